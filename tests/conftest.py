@@ -1,4 +1,4 @@
-"""What several test files need: hypothesis profiles, a clock, the repository's own files.
+"""Fixtures for all tests: hypothesis profiles, a clock, the repository's own files.
 
 Rules of this file: fixtures only, each of a few lines; parts under test are the real ones.
 """
@@ -46,11 +46,11 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 
 # A shell starts its background jobs with SIGINT ignored, which processes of tests would inherit: a test of an interrupt
-# would see none. A handler of Python is not inherited: a child has the default.
+# would see none. Python's handler is not inherited: a child has the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples every time: a red run is red for everybody. No deadline: the machine may be busy.
+# The same examples every time, so that a failure repeats on every machine. No deadline: the machine may be busy.
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
@@ -62,13 +62,13 @@ settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("spark"):  # its client leaves sockets to the garbage collector
+        if item.get_closest_marker("spark"):  # Spark's client leaves sockets to the garbage collector
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock at 2013-01-01T00:00:00Z that moves only when told to."""
+    """A clock at 2013-01-01T00:00:00Z that only the test moves."""
     return ManualClock(1_356_998_400_000)
 
 
@@ -89,7 +89,7 @@ def _listed_by_git() -> list[str] | None:
 
 @pytest.fixture(scope="session")
 def repo_files() -> list[str]:
-    """Relative paths of the repository's files: tracked, or new and not ignored. `.typing` is left out."""
+    """Relative paths of the repository's files: tracked, or new and not ignored; without `.typing`."""
     names = _listed_by_git()
     if names is None:
         found = (path.relative_to(ROOT) for path in ROOT.rglob("*"))

@@ -1,12 +1,12 @@
-"""Logs for the log contract: each brings itself as one more parameter of `bench`.
+"""Logs for the log contract: each adds itself as one more parameter of `bench`.
 
     embedded   a file of the test's own, under a clock that the test moves
     kafka      the broker that all tests share, emptied before each test; leases run by the test's clock here too
 
-Rules of this file: a log says here how to open it again (as another process would), how to let time pass, how to
-remove records from its head, and where it is allowed to differ: a log over a network may show what was acknowledged a
-moment later (`settle` waits for it), and a client may not be able to write every timestamp (`timestamp_least`). The
-tests see the port and these. Begin with topic `flights` of 3 partitions.
+Rules of this file: each log defines here how to reopen it (as another process would), how to let time pass, how to
+remove records from its head, and its allowed differences: a log over a network may show acknowledged records a moment
+later (`settle` waits for them), and a client may not be able to write every timestamp (`timestamp_least`). The tests
+see the port and these. They begin with topic `flights` of 3 partitions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.lease import until
 
 
 class Bench(NamedTuple):
-    """A log with topic `flights` of 3 partitions, and what a test may do beside the port."""
+    """A log with topic `flights` of 3 partitions, and a test's controls beside the port."""
 
     log: Log
     reopen: Callable[[], Log]
@@ -39,7 +39,7 @@ class Bench(NamedTuple):
     settle: Callable[[Mapping[TopicPartition, int]], None]  # until readers see these end offsets
     timestamp_least: int
     takes_any_offsets: bool  # also of topics that are not in the log
-    wait_ms: int  # how long what was just written may be on its way to a reader
+    wait_ms: int  # how long a record just written may be on its way to a reader
 
 
 class MakeBench(Protocol):
@@ -49,7 +49,7 @@ class MakeBench(Protocol):
 
 
 def embedded(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]:
-    """The embedded log, with a clock that moves only when told to."""
+    """The embedded log, with a clock that only the test moves."""
     clock = ManualClock(1_356_998_400_000)
     opened: list[EmbeddedLog] = []
 
@@ -66,7 +66,7 @@ def embedded(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Calla
 
 
 def kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]:
-    """The Kafka log on a real broker, with a clock for leases that moves only when told to."""
+    """The Kafka log on a real broker, with a clock for leases that only the test moves."""
     address: str = request.getfixturevalue("kafka_address")
     clear(address)
     clock = ManualClock(1_356_998_400_000)
@@ -86,7 +86,7 @@ def kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable
         log.admin.delete_records({source: before})
 
     def settle(ends: Mapping[TopicPartition, int]) -> None:
-        # A transaction is committed once the broker has decided so; its markers follow within milliseconds.
+        # A transaction is committed at the broker's decision; its markers follow within milliseconds.
         until(
             lambda: all(found.end >= ends[source] for source, found in log.reader().bounds(ends).items()),
             "what was committed becomes visible",
@@ -102,13 +102,13 @@ def clear(address: str) -> None:
     topics = {name: one for name, one in admin.list_topics(timeout=10).topics.items() if not name.startswith("__")}
     groups = [group.group_id for group in admin.list_consumer_groups().result().valid]
     wait_for(admin.delete_topics(list(topics)) if topics else {})
-    # The controller has answered, and the broker may list them for a moment: creating one would find the old one.
+    # The controller has replied, but the broker may list them for a moment: creating one would find the old one.
     until(
         lambda: topics.keys().isdisjoint(admin.list_topics(timeout=10).topics),
         f"deleted topics are listed no more: {sorted(topics)}",
         30,
     )
-    # Some time after a topic was deleted the broker removes its committed offsets, even those of a new one of its name.
+    # Some time after a topic is deleted the broker removes its committed offsets, also those of a new one of that name.
     partitions = [KafkaPartition(name, number) for name, one in topics.items() for number in one.partitions]
     for group in groups if partitions else ():
         wait_until_gone(address, group, partitions)
@@ -116,7 +116,7 @@ def clear(address: str) -> None:
 
 
 def wait_until_gone(address: str, group: str, partitions: list[KafkaPartition]) -> None:
-    """Until the group has no committed offset of these. (The admin client's question for them can end the process.)"""
+    """Wait until the group has no committed offset of these. (The admin client's call for them can end the process.)"""
     consumer = Consumer({"bootstrap.servers": address, "group.id": group, "log_level": "4"})
     until(
         lambda: all(at.offset < 0 for at in consumer.committed(partitions, 10)),
@@ -135,7 +135,7 @@ def wait_for(doomed: Mapping[str, Future[Any]]) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the Kafka log need what `fix_kafka` fetches."""
+    """Add the fetch of `fix_kafka` to tests of the Kafka log."""
     for item in items:
         call = getattr(item, "callspec", None)
         if isinstance(item, pytest.Function) and call is not None and call.params.get("bench") is kafka:
@@ -161,7 +161,7 @@ def log(bench: Bench) -> Log:
 
 @pytest.fixture
 def reopen(bench: Bench) -> Callable[[], Log]:
-    """Opens the log once more."""
+    """Reopens the log."""
     return bench.reopen
 
 
@@ -185,7 +185,7 @@ def settle(bench: Bench) -> Callable[[Mapping[TopicPartition, int]], None]:
 
 @pytest.fixture
 def wait_ms(bench: Bench) -> int:
-    """How long a fetch may have to wait for what was just written."""
+    """How long a fetch may have to wait for a record just written."""
     return bench.wait_ms
 
 

@@ -1,4 +1,4 @@
-"""One suite over both engines: what any `Engine` promises. What only RocksDB does: test_rocks_engine.py."""
+"""One suite over both engines: the contract of `Engine`. For RocksDB alone: test_rocks_engine.py."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_two_scans_of_one_family_do_not_disturb_each_other(engine: Engine) -> No
 def test_many_scans_at_once_keep_their_own_bounds(engine: Engine) -> None:
     keys = [index.to_bytes(4, "big") for index in range(200)]
     put(engine, dict.fromkeys(keys, b"v"))
-    scans = [engine.scan(FAMILY, None, index.to_bytes(4, "big")) for index in range(200)]  # bounds that nobody keeps
+    scans = [engine.scan(FAMILY, None, index.to_bytes(4, "big")) for index in range(200)]  # bounds that no variable has
     for number, scan in enumerate(scans):
         assert [key for key, _ in scan] == keys[:number]
 
@@ -352,7 +352,7 @@ def test_close_waits_for_readers_of_other_threads(engine: Engine) -> None:
     assert [type(error) for error in ends] == [Closed] * 3
 
 
-# What only one of them does.
+# Differences between the engines.
 
 
 def test_memory_engine_refuses_a_checkpoint(tmp_path: Path) -> None:

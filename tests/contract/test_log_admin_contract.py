@@ -1,6 +1,6 @@
-"""What every log must do when a topic grows or changes, and what it tells those who run it.
+"""The contract of every log when a topic grows or changes, and its reports to operators.
 
-Rules of this file: those of `test_log_contract.py`; it speaks to the port only.
+Rules of this file: those of `test_log_contract.py`; it uses the port only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_added_partitions_are_empty_and_the_others_keep_their_records(log: Log, 
 
 def test_parts_opened_before_use_added_partitions(log: Log, reopen: Callable[[], Log], wait_ms: int) -> None:
     producer, writer, reader = log.producer(), log.writer("app-0-3", group="app", owner="me"), log.reader()
-    other = reopen()  # as another process, which knows the topic as it was
+    other = reopen()  # as another process, which knows the earlier topic
     other_producer = other.producer()
     for one in (producer, other_producer):
         one.append({P0: out("a")})

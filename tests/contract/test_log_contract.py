@@ -1,9 +1,9 @@
-"""What every log must do with topics, records and readers, whoever implements the port of `standfast.replication.log`.
+"""The contract of every implementation of `standfast.replication.log`: topics, records and readers.
 
-Rules of this file: it speaks to the port only; the logs under test stand in `conftest.py`. Offsets are compared for
-order where a log may keep markers between records. A fetch that expects what was written just now, or what changed
-just now, waits up to `wait_ms` (0 for a log on this machine): over a network it is on its way for a moment. Writers
-and groups are in `test_log_group_contract.py`; what only one log can do is tested beside that log.
+Rules of this file: it uses the port only; the logs under test stand in `conftest.py`. Offsets are compared for order
+where a log may keep markers between records. A fetch that expects a record or a change of just now waits up to
+`wait_ms` (0 for a log on this machine): over a network it is on its way for a moment. Writers and groups are in
+`test_log_group_contract.py`; abilities of one log are tested beside that log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def assigned(log: Log, positions: dict[TopicPartition, int]) -> LogReader:
 
 
 def drain(reader: LogReader, max_records: int = 100) -> list[Fetched]:
-    """Everything there is, fetch by fetch."""
+    """All records, fetch by fetch."""
     found: list[Fetched] = []
     while batch := reader.fetch(max_records):
         found += batch
@@ -67,7 +67,7 @@ def test_created_topic_is_described_with_its_policy(log: Log) -> None:
     assert log.admin.describe_topic("board") == made
     assert [info.name for info in log.admin.topics()] == ["board", "flights"]
     assert log.admin.topic_names() == ["board", "flights"]
-    # Neither log of these tests knows permissions; an absent topic lacks none.
+    # Neither log of these tests has permissions; an absent topic lacks none.
     assert log.admin.lacking(topic_needs(["board", "absent"], "READ", "WRITE", "DELETE", "DESCRIBE_CONFIGS")) == []
     assert log.admin.describe_topic("boards") is None
 

@@ -1,6 +1,6 @@
-"""What every log must do with writers, fencing, transactions and groups. Companion of `test_log_contract.py`.
+"""The contract of every log for writers, fencing, transactions and groups. Companion of `test_log_contract.py`.
 
-Rules of this file: it speaks to the port only; the logs under test stand in `conftest.py`. Offsets after a transaction
+Rules of this file: it uses the port only; the logs under test stand in `conftest.py`. Offsets after a transaction
 are compared for order, not for contiguity, since a log may keep markers between records.
 """
 

@@ -1,4 +1,4 @@
-"""What only the durable engine must keep: reopening, kill -9, damaged files, locks, read-only, space and memory."""
+"""The contract of RocksDB alone: reopening, kill -9, damaged files, locks, read-only, space and memory."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_directory_is_free_at_once_though_errors_are_kept(open_rocks: Callab
 def test_a_close_that_a_signal_handler_breaks_off_can_be_ended(
     open_rocks: Callable[..., RocksEngine], monkeypatch: pytest.MonkeyPatch, step: int, again: str
 ) -> None:
-    """Its caller may keep the engine: its handles are closed, whoever comes first."""
+    """The caller may keep the engine: its handles are closed by either path."""
     engine = open_rocks()
     for family in "abc":
         engine.create_family(family)
@@ -335,7 +335,7 @@ def test_a_checkpoint_opens_by_itself(open_rocks: Callable[..., RocksEngine], tm
 
 @pytest.mark.slow
 def test_the_write_ahead_log_stays_bounded(tmp_path: Path) -> None:
-    # So much memory that write buffers alone would never be flushed here.
+    # With so much memory, write buffers alone would never be flushed here.
     engine = RocksEngine(tmp_path / "db", shared=RocksShared(512 << 20))
     engine.create_family(FAMILY)
     engine.create_family("quiet")

@@ -1,6 +1,7 @@
 """Punctuation against its definition, which looks at every millisecond.
 
-Rules of this file: the model knows no queue and no arithmetic of next times; what fires is found by looking.
+Rules of this file: the model has no queue and no arithmetic of next times; it finds due schedules by looking at each
+time.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Pair:
         self.model_log: list[tuple[int, int]] = []
 
     def act(self, action: Action | None) -> None:
-        """On the queue."""
+        """An action on the queue."""
         if isinstance(action, Make):
             number = len(self.handles)
             made = action

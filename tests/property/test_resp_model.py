@@ -1,7 +1,7 @@
-"""The data door against a model, and against any bytes: the same replies however they are cut, and never a bug of ours.
+"""The RESP server against a model, and against any bytes: the same replies however they are cut, and no bug of ours.
 
-The model is two dictionaries a partition: what is committed, and what is seen. Connections write, commit, are lost and
-bind anew in any order; what the model says is refused must be refused.
+The model is two dictionaries a partition: committed rows and visible rows. Connections write, commit, break and bind
+again in any order; the server must refuse every request that the model refuses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTITIONS = (0, 1)
 
 @dataclass
 class Partition:
-    """What the model knows of one partition."""
+    """The model's state of one partition."""
 
     committed: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
     seen: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
@@ -44,24 +44,24 @@ class Partition:
     commits: int = 0
     dirty: bool = False
     discards: int = 0
-    told: bool = True  # nothing was discarded since the offsets were told with an assignment
+    told: bool = True  # no write was discarded since an assignment reported the offsets
 
     def discard(self) -> None:
-        """What is not committed is gone."""
+        """Drop the uncommitted rows."""
         self.seen, self.dirty, self.told = dict(self.committed), False, False
         self.discards += 1
 
 
 @dataclass
 class Client:
-    """What the model knows of one connection."""
+    """The model's state of one connection."""
 
     talk: Talk
     partition: int = 0
-    session: int | None = None  # bound in
+    session: int | None = None  # of its bind
     wrote: int = -1
-    read: int = -1  # the discards when it asked for the offsets
-    lost: bool = False  # something that it wrote was discarded
+    read: int = -1  # the discards when it requested the offsets
+    lost: bool = False  # a write of this client was discarded
 
     def unbind(self) -> None:
         self.session, self.wrote, self.read, self.lost = None, -1, -1, False
@@ -93,7 +93,7 @@ class DoorMachine(RuleBasedStateMachine):
         return at if client.session == at.session and not client.lost else None
 
     def discard(self, partition: int) -> None:
-        """What is not committed is gone, and who wrote any of it is fenced."""
+        """Drop the uncommitted rows, and fence every client that wrote one of them."""
         at = self.partitions[partition]
         for client in self.clients:
             if (client.partition, client.session, client.wrote) == (partition, at.session, at.commits):
@@ -234,7 +234,7 @@ WORDS = st.one_of(
     st.binary(max_size=8),
 )
 REQUEST = st.tuples(st.sampled_from(NAMES), st.lists(WORDS, max_size=7)).map(lambda one: (one[0], *one[1]))
-SKIPPED = {b"SF.WAITREADY", b"SF.STATUS", b"INFO", b"CLIENT", b"HELLO", b"SCAN"}  # they tell times, numbers, or wait
+SKIPPED = {b"SF.WAITREADY", b"SF.STATUS", b"INFO", b"CLIENT", b"HELLO", b"SCAN"}  # replies differ, or wait
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,7 @@ def test_replies_are_the_same_however_the_bytes_are_cut(
         replies.append(out)
         talk.connection.close()
     whole, single, cut = replies
-    assert single.startswith(whole)  # what came in one chunk with bytes that are no request is not answered
+    assert single.startswith(whole)  # a request in one chunk with bytes that are no request gets no reply
     assert single.startswith(cut)
     if not garbage:
         assert whole == single == cut

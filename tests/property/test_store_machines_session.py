@@ -25,7 +25,7 @@ from support.machines import (
 )
 
 RETENTION_MS = 50_000
-INTERVAL_MS = 60_000  # the least a segment may be, here longer than the retention
+INTERVAL_MS = 60_000  # the least length of a segment, here longer than the retention
 TIME_MAX = 2**63 - 1
 # Rows of the keys b"" and b"a" lie above all rows of these, though the keys are smaller: a time follows the key.
 ABOVE = [(None, bytes(7)), (None, b"a" + bytes(5))]
@@ -40,7 +40,7 @@ def row_key(key: bytes, start: int, end: int) -> bytes:
 
 
 class Sessions:
-    """A session store by definition: (key, start, end) -> value, and what stream time hides."""
+    """A session store by definition: (key, start, end) -> value, and the sessions that stream time hides."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[bytes, int, int], bytes] = {}

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class Versions:
-    """A versioned store by definition: key -> {valid_from: value or None}, and how far history reaches back."""
+    """A versioned store by definition: key -> {valid_from: value or None}, and the reach of its history."""
 
     def __init__(self) -> None:
         self.versions: dict[bytes, dict[int, bytes | None]] = {}
@@ -55,7 +55,7 @@ class Versions:
         return None if value is None else VersionedRecord(value, valid_from, self.valid_to(key, valid_from))
 
     def get(self, key: bytes, as_of: int | None = None) -> VersionedRecord[bytes] | None:
-        """The version valid at a time. The latest never expires; what has ended is told only within retention."""
+        """The version valid at a time. The latest never expires; an ended version is visible only within retention."""
         begun = [stamp for stamp in self.versions.get(key, {}) if as_of is None or stamp <= as_of]
         found = self.record(key, max(begun)) if begun else None
         if found is None or found.valid_to == VALID_TO_UNDEFINED:
@@ -64,7 +64,7 @@ class Versions:
         return found if as_of >= self.observed_ms - RETENTION_MS else None
 
     def range(self, key: bytes, time_from: int, time_to: int) -> list[VersionedRecord[bytes]]:
-        """Every version that `get` would give for some time of the range, newest first."""
+        """Every version that `get` would return for some time of the range, newest first."""
         times = {time_from, max(time_from, self.observed_ms - RETENTION_MS), *self.versions.get(key, {})}
         found = {self.get(key, time) for time in times if time_from <= time <= time_to}
         return sorted((record for record in found if record), key=lambda record: -record.valid_from)

@@ -39,7 +39,7 @@ def row_key(key: bytes, start: int, sequence: int) -> bytes:
 
 
 class Windows:
-    """A window store by definition: (key, start, sequence) -> (value, timestamp), and what stream time hides."""
+    """A window store by definition: (key, start, sequence) -> (value, timestamp), and rows that stream time hides."""
 
     def __init__(self, *, duplicates: bool) -> None:
         self.rows: dict[Row, tuple[bytes, int]] = {}

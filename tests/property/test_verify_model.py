@@ -1,6 +1,6 @@
-"""Verify of one process and the merge in a task of Spark: of one store and one log, both come to one verdict.
+"""`verify` in one process and the merge in a Spark task: both reach the same verdict about one store and one log.
 
-Rules of this file: a real log that is compacted and cut, a real store with planted faults. Verdicts on keys are also
+Rules of this file: a real log that is compacted and cut, a real store with planted faults. Verdicts on keys also equal
 those of the oracle of `test_spark_fold_faults`; versioned rows are only compared between the two.
 """
 
@@ -42,7 +42,7 @@ NOW_MS = 1_000_000
 
 
 class Case:
-    """A log, a store at a position within it, and what happened to both since."""
+    """A log, a store at a position within it, and the changes to both since."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.spec: StoreSpec = SPECS[rng.choice(KINDS)]
@@ -74,7 +74,7 @@ class Case:
         self.found = logical(self.stores, self.spec)
 
     def _append(self, rng: random.Random) -> None:
-        """All records; the log may be compacted on the way and at the end, tombstones may expire by then."""
+        """Append all records; the log may be compacted on the way and at the end, and tombstones may expire by then."""
         compacted_at = rng.choice((0, rng.randrange(len(self.records) + 1), len(self.records)))
         producer = self.log.producer()
         for at, one in enumerate(self.records):
@@ -87,7 +87,7 @@ class Case:
             self.log.compact(self.source.topic, self.clock.wall_ms())
 
     def kept(self) -> tuple[Bounds, list[Record]]:
-        """The log as it is now."""
+        """The log in its present state."""
         reader = self.log.reader()
         bounds = reader.bounds([self.source])[self.source]
         reader.assign({self.source: bounds.begin})
@@ -102,7 +102,7 @@ class Case:
         return view(self.stores.engine, self.spec, StoreTimes(self.stores.store(self.spec.name).rows.observed_ms, 0))
 
     def facts(self, bounds: Bounds, kept: list[Record]) -> LogFacts:
-        """What a task of Spark is given about the log."""
+        """The log's facts that a Spark task receives."""
         compacted = sum(one.offset < self.position for one in kept) < self.position - bounds.begin
         gaps = sum(one.offset >= self.position for one in kept) < bounds.end - self.position
         age_ms = self.clock.wall_ms() - NOW_MS
@@ -120,7 +120,7 @@ class Case:
         return verdict
 
     def by_spark(self) -> StoreVerdict:
-        """A task of `standfast verify --spark`, and what the driver makes of it."""
+        """A task of `standfast verify --spark`, and the driver's verdict from its result."""
         bounds, kept = self.kept()
         facts = self.facts(bounds, kept)
         how = Settings(limit=self.position, last=True)
@@ -147,7 +147,7 @@ class Case:
 
 
 def shown(verdict: StoreVerdict) -> tuple[StoreVerdict, list[Found]]:
-    """A verdict with its differences in one order."""
+    """A verdict with its differences in a fixed order."""
     rows = sorted(verdict.differences, key=lambda one: (one.key, str(one)))
     return replace(verdict, differences=()), rows
 

@@ -1,6 +1,6 @@
-"""Watermarks against their definition: after every prefix of a history the clock is what the history says from scratch.
+"""Watermarks against their definition: after every prefix of a history the clock equals one computed from scratch.
 
-Rules of this file: the model keeps nothing from one event to the next; each question goes back to the whole history.
+Rules of this file: the model keeps no state from one event to the next; each answer is computed from the whole history.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ MARKS_ONLY = st.lists(st.builds(Event, st.sampled_from(CHANNELS), MARKS), max_si
 
 
 class Definition:
-    """What a history means. Every method asks about the state after its first `end` events."""
+    """The meaning of a history. Every method is about the state after its first `end` events."""
 
     def __init__(self, history: Sequence[Event]) -> None:
         self.history = tuple(history)
-        self.clock = cache(self._clock)  # only to be quick: it is asked for again and again
+        self.clock = cache(self._clock)  # only for speed: the same clocks are requested all the time
 
     def idle(self, one: Channel, end: int) -> bool:
         said = [e.signal for e in self.history[:end] if e.channel == one and not isinstance(e.signal, Watermark)]
@@ -64,7 +64,7 @@ class Definition:
         return max(heard, default=None)
 
     def raises(self, place: int) -> bool:
-        """Whether the event is a watermark that is higher than all before it on its channel."""
+        """Whether the event is a watermark higher than all before it on its channel."""
         e = self.history[place]
         return isinstance(e.signal, Watermark) and self.mark(e.channel, place + 1) != self.mark(e.channel, place)
 
@@ -74,7 +74,7 @@ class Definition:
         return max(ends, default=None)
 
     def counts(self, one: Channel, end: int) -> bool:
-        """Active, and never idle, or not below the clock at some moment since it came back when it said something."""
+        """Active, and never idle, or not below the clock at some moment since its return when it sent a watermark."""
         if self.idle(one, end):
             return False
         back = self.back_at(one, end)
@@ -111,7 +111,7 @@ class Definition:
         return max((mark for mark in marks if mark is not None), default=None)
 
     def outcome(self, end: int) -> Outcome | None:
-        """What the last event of the prefix brings forth."""
+        """The effects of the last event of the prefix."""
         clock_ms = self.clock(end)
         advanced = Advanced(clock_ms) if clock_ms is not None and clock_ms != self.clock(end - 1) else None
         was, now = (all(self.idle(one, at) for one in CHANNELS) for at in (end - 1, end))
@@ -171,7 +171,7 @@ def test_clock_without_idleness_is_the_smallest_over_inputs_of_the_largest_water
 
 @given(events=EVENTS)
 def test_clock_only_goes_forward_and_downstream_hears_each_change_once(events: list[Event]) -> None:
-    """A valve that listens to this one alone has the same clock and the same idleness."""
+    """A valve that reads this one alone has the same clock and the same idleness."""
     valve, below = WatermarkValve(CHANNELS), WatermarkValve([A])
     clocks = []
     for channel, signal in events:
@@ -188,7 +188,7 @@ def test_clock_only_goes_forward_and_downstream_hears_each_change_once(events: l
 
 @given(events=EVENTS, cut=st.integers(0, 25))
 def test_valve_goes_on_after_a_restart_as_without_one_if_all_inputs_were_active(events: list[Event], cut: int) -> None:
-    """And after any other restart it never goes back, and knows what it knew."""
+    """After any other restart it never goes back, and keeps its state."""
     before, after = WatermarkValve(CHANNELS), WatermarkValve(CHANNELS)
     for channel, signal in events[:cut]:
         before.on_signal(channel, signal)
@@ -236,7 +236,7 @@ STEPS = st.lists(
 def defined_signals(
     steps: Sequence[Arrived | Asked | Declared], disorder_ms: int, idle_after_ms: int
 ) -> list[tuple[Signal, ...]]:
-    """Per step, from what lies before it: the watermark is what the last question found, idleness what silence is."""
+    """Per step, from the steps before it: the watermark of the last poll, and idleness as the definition of silence."""
     at_ms = [sum(step.after_ms for step in steps[: place + 1]) for place in range(len(steps))]
     idle_before = False
     signals: list[tuple[Signal, ...]] = []
@@ -285,7 +285,7 @@ def test_signals_of_a_source_are_those_of_the_definition(
 
 @given(times=st.lists(st.integers(0, 30), max_size=12), cut=st.integers(0, 12), disorder_ms=st.integers(0, 5))
 def test_source_after_a_restart_gives_what_it_would_have_given(times: list[int], cut: int, disorder_ms: int) -> None:
-    """Beside the one watermark that it says again."""
+    """All signals but the one watermark that it repeats."""
     before, after = SourceWatermarks(BoundedDisorder(disorder_ms)), SourceWatermarks(BoundedDisorder(disorder_ms))
     for at in times[:cut]:
         before.on_record("v", at, 0)

@@ -1,11 +1,11 @@
-"""Windowed aggregations against brute force: every window by its definition, from all records that count.
+"""Windowed aggregations against brute force: every window by its definition, from all accepted records.
 
-A model knows the records that were accepted; its windows are worked out anew each time: aligned windows and sessions by
-their definitions, sliding windows by those of KIP-450. What changed from one record to the next is what must come out:
-at once, at the flush (net), or on close (each window that the time has passed, once, in order).
+A model keeps the accepted records and recomputes its windows each time: aligned windows and sessions by their
+definitions, sliding windows by those of KIP-450. The expected results are the changes from one record to the next: at
+once, at the flush (net), or on close (each window that the time has passed, once, in order).
 
 Rules of this file: the application runs on the test driver with flushes and restarts at random points; times are small,
-with gaps. An aggregate is the list of the values in the order in which they came.
+with gaps. An aggregate is the list of the values in their order of arrival.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A window of a key: what is in it, and its timestamp."""
+    """A window of a key: its values, and its timestamp."""
 
     values: tuple[int, ...]
     timestamp: int
@@ -64,7 +64,7 @@ class Aligned:
         self.last_changes: list[tuple[int, int, str]] = []
 
     def add(self, one: Seen, observed: int) -> int:
-        """Take a record in; how many windows it came too late for."""
+        """Add a record; returns the number of windows that it was too late for."""
         size, late = self.windows.size_ms, 0
         for start in range(0, one.time + 1, self.advance):
             if start <= one.time < start + size:
@@ -86,7 +86,7 @@ class Sliding:
         self.accepted: list[Seen] = []
 
     def add(self, one: Seen, observed: int) -> int:
-        assert one.time >= observed - self.windows.grace_ms  # only such records: else a window may lack some
+        assert one.time >= observed - self.windows.grace_ms  # no other records: else a window may lack some
         self.accepted.append(one)
         return 0
 
@@ -114,7 +114,7 @@ class Sessions:
         self.given: Rows = {}
 
     def close(self, through: int) -> None:
-        """Sessions that were given stay as they are: later records do not join them."""
+        """Keep the sessions already given: later records do not join them."""
         final = {at: row for at, row in self.rows().items() if at[0] <= through and at not in self.given}
         self.given |= final
         told = {number for row in final.values() for number in row.values}
@@ -172,7 +172,7 @@ STEPS = st.lists(
 
 
 def as_set(result: Result) -> Result:
-    """Merges and right windows put values in another order than they came; a set is enough."""
+    """Merges and right windows put values in another order than their arrival; a set is enough."""
     value, old = (None if one is None else sorted(one) for one in (result.value, result.old))
     return result._replace(value=value, old=old)
 
@@ -232,15 +232,15 @@ def by_window(result: Result) -> Any:
 
 
 def net(before: Rows, after: Rows) -> list[Result]:
-    """What is different, by window."""
+    """The differences, by window."""
     changed = sorted(at for at in {*before, *after} if before.get(at) != after.get(at))
     return [named(at, after.get(at), before.get(at)) for at in changed]
 
 
 def assert_at_once(found: list[Result], before: Rows, after: Rows, number: int) -> None:
-    """Applied to what was before, the results give what is now, and each says rightly what it replaces.
+    """Applied to the rows before, the results give the rows now, and each names the value that it replaces.
 
-    All that is different is among them, and nothing else but sessions that keep their bounds.
+    They include every change, and beside changes only sessions that keep their bounds.
     """
     now: dict[Any, Any] = {at: sorted(row.values) for at, row in before.items()}
     for one in found:

@@ -1,4 +1,4 @@
-"""The sources that rules of the repository look at.
+"""The sources that the repository's rules check.
 
 Rules of this file: read once for each file of tests.
 """

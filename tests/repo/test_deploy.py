@@ -1,7 +1,7 @@
-"""The systemd unit and the Kubernetes manifest: they parse, and what they name exists here.
+"""The systemd unit and the Kubernetes manifest: they parse, and the names in them exist here.
 
-Rules of this file: no cluster is asked. The unit is verified by systemd's own tool where that is installed, as it is in
-CI; what the manifest may hold is a schema of our own, as small as the manifest.
+Rules of this file: no cluster is used. systemd's own tool verifies the unit where it is installed, as it is in CI; a
+schema of our own, as small as the manifest, checks the manifest.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def test_mounts_name_volumes_and_the_settings_fit_the_mounts(tmp_path: Path) -> 
     (sidecar,) = pod()["initContainers"]
     mounts = {one["mountPath"] for one in sidecar["volumeMounts"]}
     assert config.run_dir is not None
-    run_volume = str(config.run_dir.parent)  # which belongs to root and is open to all: a run directory is within it
+    run_volume = str(config.run_dir.parent)  # root's folder, open to all: a run directory is within it
     assert {str(config.app.state_dir), run_volume} <= mounts
     (app,) = pod()["containers"]
     assert run_volume in {one["mountPath"] for one in app["volumeMounts"]}

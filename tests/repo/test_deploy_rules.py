@@ -1,4 +1,4 @@
-"""Alert rules, their unit tests, and the Grafana dashboard: promtool finds no fault, and every name is scraped."""
+"""Alert rules, their unit tests, and the Grafana dashboard: promtool reports no fault, and every name is scraped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The programs in examples/: on the test driver, and as real processes on an embedded log.
 
-Rules of this file: the programs are run as they are. A process is stopped once its output topic holds what is expected;
-nothing waits for a fixed time.
+Rules of this file: the programs run unchanged. A process is stopped once its output topic holds the expected records;
+no test waits for a fixed time.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def code_lines(text: str) -> int:
 
 
 def imported(text: str) -> set[str]:
-    """Modules that a program imports."""
+    """The modules that a program imports."""
     nodes = list(ast.walk(ast.parse(text)))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return found | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
 def is_allowed(module: str) -> bool:
-    """The front door and the standard library, nothing behind the front door."""
+    """Whether a module is the front door or of the standard library; nothing behind the front door is."""
     return module in ("standfast", "__future__") or module in sys.stdlib_module_names
 
 
@@ -153,7 +153,7 @@ def test_board_shows_delays_by_city_and_hour() -> None:
 
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[Callable[[], str]]:
-    """The program as a process; the function ends it with SIGTERM and gives what it printed."""
+    """The program as a process; the function ends it with SIGTERM and returns its output."""
     command = [sys.executable, EXAMPLES / f"{name}.py", folder]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -163,7 +163,7 @@ def running(name: str, folder: Path) -> Iterator[Callable[[], str]]:
         assert process.returncode == 0, error
         lines = error.splitlines()
         wrong = [line for line in lines if " INFO standfast: " not in line and ": dropped (late_" not in line]
-        assert wrong == []  # its life, and nothing that went wrong
+        assert wrong == []  # its life, and no sign of a failure
         assert lines[-1].endswith(" ended")
         return printed
 
@@ -175,7 +175,7 @@ def running(name: str, folder: Path) -> Iterator[Callable[[], str]]:
 
 
 def until(folder: Path, topic: str, done: Callable[[list[LogRecord]], bool]) -> list[LogRecord]:
-    """Every record of a topic, as soon as they are what is waited for."""
+    """Every record of a topic, once they equal the expected ones."""
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + WAIT_S * 1_000
     log = sf.open_log(f"sqlite:///{folder}/log")

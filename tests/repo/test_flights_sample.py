@@ -1,4 +1,4 @@
-"""The shipped flights: what their README says of them is so, and the maker makes them."""
+"""The shipped flights: the statements of their README are true, and the maker makes them."""
 
 from __future__ import annotations
 

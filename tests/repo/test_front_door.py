@@ -1,4 +1,4 @@
-"""The front door: every public name is there, and nothing is loaded before it is used."""
+"""The front door: every public name is there, and no module is loaded before its first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The package as a user gets it: built from the files of the repository alone, installed in an environment of its own.
 
-Rules of this file: nothing here may see the checkout: the archives are built from a copy, and the wheel is tried by a
-Python that has the wheel and its dependencies, not the sources.
+Rules of this file: no step here may see the checkout: the archives are built from a copy, and a Python with the wheel
+and its dependencies, and without the sources, runs the wheel.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def wheel_names(archives: Path) -> list[str]:
 @pytest.fixture(scope="module")
 @dear("packaging")
 def installed(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python of a new environment with the wheel; the dependencies are those of the environment that runs the tests."""
+    """Python of a new environment with the wheel; its dependencies are those of the tests' environment."""
     home = tmp_path_factory.mktemp("clean")
     venv.create(home, with_pip=True)
     python = home / "bin/python"
@@ -136,7 +136,7 @@ def test_every_module_of_the_wheel_imports(installed: Path, archives: Path, whee
 
 
 def test_spark_finds_the_data_source_of_the_wheel(installed: Path, archives: Path) -> None:
-    """As Spark looks for it: it imports every top-level module whose name begins with `pyspark_`."""
+    """Spark finds it by importing every top-level module whose name begins with `pyspark_`."""
     script = (
         "import importlib, pkgutil, sys\n"
         "(name,) = [one.name for one in pkgutil.iter_modules() if one.name.startswith('pyspark_')]\n"

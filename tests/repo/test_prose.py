@@ -1,6 +1,6 @@
-"""Docstrings and comments say their subject: phrases that hide it are counted, and their number only falls.
+"""Docstrings and comments name their subject: phrases that hide it are counted, and their number only falls.
 
-Rules of this file: a room's limit is per 1,000 words of prose. Whoever writes lowers the limit, and never raises it.
+Rules of this file: a room's limit is per 1,000 words of prose. Changes lower the limits and never raise them.
 """
 
 from __future__ import annotations

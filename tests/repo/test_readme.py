@@ -1,4 +1,4 @@
-"""The README's promises: its programs print what it says."""
+"""The README's promises: its programs print the output that it shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def python_blocks(repo_root: Path) -> list[str]:
 
 
 def run(program: Path) -> str:
-    """What a program prints, run in its own folder."""
+    """The output of a program, run in its own folder."""
     folder = program.parent
     ran = subprocess.run(
         [sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=60,
@@ -31,7 +31,7 @@ def run(program: Path) -> str:
 def test_first_program_is_killed_and_goes_on_from_its_standby(repo_root: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(python_blocks(repo_root)[0], encoding="utf-8")
-    for _ in range(2):  # whoever tries it tries it again
+    for _ in range(2):  # readers run it more than once
         printed = run(program)
         assert printed == "{'airport': 'JFK'} {TopicPartition(topic='flights', partition=0): 4712}"
         assert printed in (repo_root / "README.md").read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
 """The repository checks itself: import direction, pure modules, limits, banned calls, lists that must agree.
 
 Rules of this file: a rule is a function from sources to problems (`path:line: what, and what to do`) and stands in
-RULES beside planted sources that break it, so that every rule is shown to bite. Rules look at text and syntax
-trees and import nothing of ours. Rules for text, lists and folders are in `test_tidy_lists.py`.
+RULES beside planted sources that break it, so that every rule is shown to bite. Rules read text and syntax trees and
+import nothing of ours. Rules for text, lists and folders are in `test_tidy_lists.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOMS = ("store", "replication", "restore", "stream", "ops")  # each may import 
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 
-# Modules that decide and do nothing else: no I/O, thread or clock. Time comes in as `now_ms`.
+# Modules that only decide: no I/O, thread or clock. Time comes in as `now_ms`.
 PURE = {
     "store/names.py",
     "replication/shapes.py",
@@ -78,7 +78,7 @@ PURE = {
     "stream/watermarks.py",
     "stream/windows.py",
 }
-# What pure modules may import of ours beside each other: plain values and the shapes of the ports.
+# Imports of ours that pure modules may have beside each other: plain values and the shapes of the ports.
 PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "store/specs.py", "replication/log.py"}
 PURE_LIBRARIES = {"xxhash", "msgpack", "msgspec", "sortedcontainers"}
 PURE_STDLIB = {
@@ -151,7 +151,7 @@ BANNED_IN_TESTS = {
     "pytest.mark.skipif": "no skipped tests",
 }
 
-SKIPPING = {"tests/support/missing.py"}  # what cannot be had here; with CI set that is a failure
+SKIPPING = {"tests/support/missing.py"}  # the skip for missing programs; with CI set that is a failure
 
 
 class Source(NamedTuple):
@@ -194,7 +194,7 @@ def imports(source: Source) -> Iterator[tuple[int, str, str]]:
 
 
 def references(source: Source) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every name that is imported or used, aliases resolved: `t.sleep` gives `time.sleep`."""
+    """(line, dotted name) of every imported or used name, aliases resolved: `t.sleep` becomes `time.sleep`."""
     known: dict[str, str] = {}
     for node in source.nodes:
         if isinstance(node, ast.Import):

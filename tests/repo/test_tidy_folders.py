@@ -4,7 +4,7 @@
     sidecar/    "."    engine/  ...  control/  page/      and so on below it; an import is an arrow at one level only
 
 Rules of this file: as in `test_tidy.py`: a check is a function from sources to problems, and is shown to bite on
-planted ones. All imports count, those inside functions and those for type checkers too.
+planted ones. All imports count, also those inside functions and for type checkers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _way_back(arrows: Mapping[str, Mapping[str, str]], start: str) -> list[str]:
 
 
 def check_roots(graph: Graph) -> Iterator[str]:
-    """Files at a folder's root import none of the folders below it: these stand on what is at the root."""
+    """Files at a folder's root import none of the folders below it: these stand on the root's files."""
     for level, arrows in graph.items():
         if level != ROOT and level not in COMPOSITION:
             yield from (

@@ -93,7 +93,7 @@ def check_text(path: str, text: str) -> Iterator[str]:
 
 
 def check_named_tests(path: str, text: str, files: Iterable[str]) -> Iterator[str]:
-    """A page names only files of tests that are there."""
+    """A page names only existing test files."""
     there = {file.rpartition("/")[2] for file in files}
     for name in NAMED_TEST.findall(text):
         if name not in there:
@@ -107,7 +107,7 @@ def check_no_lock_file(path: str) -> Iterator[str]:
 
 
 def check_metric_table(metrics: Iterable[str], page: str) -> Iterator[str]:
-    """The table between `<!-- metrics -->` marks of the reference lists exactly the metrics there are."""
+    """The table between `<!-- metrics -->` marks of the reference lists exactly the existing metrics."""
     metrics = list(metrics)
     table = METRIC_TABLE.search(page)
     if table is None:
@@ -199,7 +199,7 @@ def test_pinned_lists_hold_hashes_and_agree(texts: dict[str, str]) -> None:
 
 
 def test_pins_name_the_extras_that_others_ask_of_them(texts: dict[str, str]) -> None:
-    """Without them pip takes the newest version for the extras, and refuses it on the day it comes out: not pinned."""
+    """Without them pip takes the newest version for the extras, and refuses it on its first day: not pinned."""
     found = PINNED_EXTRAS.findall(texts["requirements/dev.txt"])
     pinned = {name: {extra.strip() for extra in extras.split(",") if extra} for name, extras in found}
     asked = [

@@ -1,7 +1,6 @@
 """A user's program is checked by mypy and pyright, each in strict mode, against the wheel: types are public too.
 
-The program has ten lines that say which mistake could be made there; each checker must find exactly those ten, and
-nothing where there is none.
+The program has ten lines that name a possible mistake; each checker must find exactly those ten, and no other.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MISTAKE = re.compile(r"(?P<code>.*)  # mistake: (?P<this>.+) ->(?P<that>.*)")
 
 
 class Programs(NamedTuple):
-    """The program as it is, the same with all mistakes, and the lines of these."""
+    """The program as it stands, the same with all mistakes, and the lines of these."""
 
     right: Path
     wrong: Path

@@ -1,7 +1,7 @@
 """Files and calls of an earlier version go on working: state, log, rebuilt folders, a snapshot, settings, scripts.
 
-Rules of this file: every test works on copies of the kept files (`tests/fixtures/yesterday`), and what it compares with
-was written beside them by the version that made them. A change of formats adds fixtures; it never changes these.
+Rules of this file: every test works on copies of the kept files (`tests/fixtures/yesterday`), and compares with results
+that the version that made them wrote beside them. A change of formats adds fixtures; it never changes these.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def open_session(bench: Bench, directory: str) -> sf.Session:
 
 
 def check_session(session: sf.Session, *, unlogged: bool) -> None:
-    """Rows, reads and source offsets are those that the earlier version had."""
+    """Rows, reads and source offsets equal those of the earlier version."""
     for partition in range(2):
         rows, reads = (dict(SESSION[part][str(partition)]) for part in ("rows", "reads"))
         if not unlogged:
@@ -58,7 +58,7 @@ def check_session(session: sf.Session, *, unlogged: bool) -> None:
 
 
 def reasons(session: sf.Session) -> dict[str, set[str]]:
-    """Why the stores kept in files read from their changelogs."""
+    """Why stores kept in files read from their changelogs."""
     found: dict[str, set[str]] = {}
     for store, _, reason in session.statistics().counters.restored_records:
         if store in KEPT_STORES:
@@ -78,7 +78,7 @@ def test_state_of_the_earlier_version_opens_as_it_is(later: Bench) -> None:
     yesterday.unpack(later.root, "log", "state")
     session = open_session(later, "state")
     check_session(session, unlogged=True)
-    assert reasons(session) == {}  # nothing was read anew: every position stands at the end of its changelog
+    assert reasons(session) == {}  # no changelog was read again: every position stands at its end
     for partition in range(2):
         yesterday.operate(session.task(partition), 90, 100)
     session.close()
@@ -140,10 +140,10 @@ def test_folders_that_the_earlier_version_rebuilt_are_taken_in(later: Bench) -> 
     }
     session = open_session(later, "taken")
     check_session(session, unlogged=False)
-    assert not set(reasons(session)) & set(yesterday.REBUILT)  # their files were all they needed
+    assert not set(reasons(session)) & set(yesterday.REBUILT)  # their files were enough
 
 
-# Settings that a file leaves out and whose default was changed on purpose since.
+# Settings that a file does not have and whose default was changed on purpose since.
 DEFAULTS_SINCE: dict[str, dict[str, str]] = {"settings": {}, "sidecar": {"group.lease": "1500ms"}}
 
 
@@ -170,7 +170,7 @@ def test_snapshot_of_an_earlier_sidecar_becomes_a_sidecars_state(sidecars: Sidec
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["with its state", "from its log"])
 def test_application_of_the_earlier_version_goes_on(later: Bench, start: str) -> None:
-    """Windows that were open, sessions, timers, stream times and watermarks are those it had."""
+    """Open windows, sessions, timers, stream times and watermarks equal those before."""
     yesterday.unpack(later.root, "log", "streams")
     if start == "from its log":
         shutil.rmtree(later.root / "streams")
@@ -199,7 +199,7 @@ def test_application_of_the_earlier_version_goes_on(later: Bench, start: str) ->
 
 @pytest.mark.slow
 def test_script_of_calls_goes_on_working(sidecars: Sidecars, tmp_path: Path) -> None:
-    """The script ends with the same exit codes, and its documents keep every field; a document may gain fields."""
+    """The script ends with the same exit codes, and its documents keep every field; a document may have more fields."""
     yesterday.unpack(tmp_path)
     yesterday.place_snapshot(tmp_path)
     sidecar = yesterday.make_sidecar(tmp_path)

@@ -1,10 +1,10 @@
-"""Scripted histories of single parts: what goes in, `----`, what comes out. The format stands in `scenarios/script.py`.
+"""Scripted histories of single parts: inputs, `----`, results. The format stands in `scenarios/script.py`.
 
-    tests/scenarios/credits/*.txt         scripts of a machine, played by that of `support.players`
+    tests/scenarios/credits/*.txt         scripts of a machine, played by its player in `support.players`
     ops/scenarios/data/*.txt              worked examples that ship, played as `standfast demo --scenario` plays them
 
-Rules of this file: `STANDFAST_REWRITE=1` writes the answers into the scripts: commit such a change only if you
-understand every line of it.
+Rules of this file: `STANDFAST_REWRITE=1` writes the answers into the scripts: commit such a change only after
+understanding every line of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHIPPED = Path(__file__).parents[2] / "ops/scenarios/data"
 
 
 def check_script(path: Path, player: Player) -> None:
-    """Play a script; the answers must be those that stand in it."""
+    """Play a script; its answers must equal those in the file."""
     played = list(run(path.read_text(encoding="utf-8"), player))
     if os.environ.get("STANDFAST_REWRITE") == "1":
         path.write_text("\n\n".join(map(str, played)) + "\n", encoding="utf-8")

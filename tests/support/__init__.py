@@ -1,1 +1,1 @@
-"""Parts that several tests need: fixtures, child processes, models."""
+"""Parts that several tests share: fixtures, child processes, models."""

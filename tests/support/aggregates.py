@@ -27,7 +27,7 @@ Build = Callable[[Any, EmitStrategy], Table]
 
 
 class Result(NamedTuple):
-    """One record that came out."""
+    """One record of a result topic."""
 
     key: Any
     start: int | None
@@ -38,7 +38,7 @@ class Result(NamedTuple):
 
 
 class Both(Processor):
-    """Passes on [value, old value]."""
+    """Forwards [value, old value]."""
 
     stores = ()
 
@@ -50,7 +50,7 @@ class Both(Processor):
 
 
 def add_to_list(key: Any, value: Any, aggregate: list[Any]) -> list[Any]:
-    """Changes the aggregate that it is given, as users do; a value "bad" fails, "none" removes."""
+    """Changes the aggregate in place, as users do; a value "bad" fails, "none" removes."""
     if value == "bad":
         aggregate.append(value)
         raise ValueError("a bad value")
@@ -107,7 +107,7 @@ def driven(windows: AnyWindows | None, build: Build = counted, **settings: Any) 
 
 
 def results(driver: Driver) -> list[Result]:
-    """What came out since the last look."""
+    """Results since the last call."""
     found = []
     for key, (value, old), timestamp, _, _ in driver.read("out"):
         plain, start, end = key if isinstance(key, Windowed) else (key, None, None)
@@ -116,5 +116,5 @@ def results(driver: Driver) -> list[Result]:
 
 
 def drops(driver: Driver) -> dict[str, int]:
-    """What was left out, by reason."""
+    """Skipped records by reason."""
     return dict(driver.app.drops.counts)

@@ -1,6 +1,6 @@
-"""What tests of applications share: the driver, closed at the end, and loops on a real embedded log.
+"""Fixtures for tests of applications: the driver, closed at the end, and loops on a real embedded log.
 
-Rules of this file: parts are the real ones. A `Running` is one instance of an application whose session and loop the
+Rules of this file: the real parts. A `Running` is one instance of an application whose session and loop the
 test drives by hand, on a clock that only the test moves; several of them share one log as several processes would.
 """
 
@@ -43,7 +43,7 @@ def write(bench: Bench, topic: str, *records: tuple[str | None, str | None, int]
 
 
 def written(bench: Bench, topic: str, partition: int = 0) -> list[LogRecord]:
-    """All records of a partition, committed ones only."""
+    """All committed records of a partition."""
     reader = bench.log.reader()
     at = TopicPartition(topic, partition)
     reader.assign({at: reader.bounds([at])[at].begin})
@@ -53,7 +53,7 @@ def written(bench: Bench, topic: str, partition: int = 0) -> list[LogRecord]:
 
 
 def text_of(records: list[LogRecord]) -> list[tuple[str | None, str | None, int]]:
-    """(key, value, timestamp), signals between tasks left out."""
+    """(key, value, timestamp), without the signals between tasks."""
     return [
         (_text(one.key), _text(one.value), one.timestamp)
         for one in records
@@ -67,7 +67,7 @@ def headers_of(record: Any) -> dict[str, str]:
 
 
 class Running:
-    """One instance of an application; `make(app)` declares it. Further arguments are those of App."""
+    """One instance of the application that `make(app)` declares. Further arguments go to App."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Running:
         )
 
     def run(self, rounds: int = 50) -> int:
-        """Rounds until nothing is processed any more; returns how many records were."""
+        """Rounds until no record is left; returns the number of records processed."""
         total = 0
         for _ in range(rounds):
             count = self.loop.poll_once()
@@ -109,7 +109,7 @@ class Running:
         raise AssertionError(f"still processing after {rounds} rounds")
 
     def commit(self) -> None:
-        """Commit, and process and commit what that hands on, until nothing is left."""
+        """Commit, then process and commit the records that this produces, until none is left."""
         for _ in range(20):
             self.loop.commit_all()
             if not self.run():

@@ -1,9 +1,9 @@
-"""Processes that have a lock of an embedded log and are stopped, for tests of who waits for it.
+"""Stopped processes that hold a lock of an embedded log, for tests of the processes that wait for it.
 
-    stopped(path, "ours")       one of ours, in the middle of its write
-    stopped(path, "program")    one that knows SQLite and not our lock
+    stopped(path, "ours")       a writer of ours, in the middle of its write
+    stopped(path, "program")    a program that knows SQLite and not our lock
 
-Rules of this file: real processes, which are ended by their own id.
+Rules of this file: real processes, ended by their own id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ with Database(sys.argv[1]).write():
 
 
 class Stopped:
-    """A process that has a lock of the log and is stopped: one of ours in its write, or a program that knows SQLite."""
+    """A stopped process that holds a lock of the log: a writer of ours in its write, or a program that knows SQLite."""
 
     def __init__(self, path: Path, kind: str) -> None:
         environment = os.environ | ({VARIABLE: "log.locked=stop:1"} if kind == "ours" else {})

@@ -1,6 +1,6 @@
-"""What tests of the bulk restore share: sessions that load in bulk, driven by hand, and the digests of their stores.
+"""Helpers for tests of the bulk restore: sessions that load in bulk, driven by hand, and digests of their stores.
 
-Rules of this file: real workers, real logs. Workers live in real time, so that waiting is by the machine's clock.
+Rules of this file: real workers, real logs. Workers run in real time, so waits use the machine's clock.
 """
 
 from __future__ import annotations

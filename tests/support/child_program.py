@@ -1,7 +1,7 @@
-"""The processes of `test_child_process.py`: a child that does what its orders say, and a parent that starts one.
+"""The processes of `test_child_process.py`: a child that follows orders, and a parent that starts a child.
 
     python -m support.child_program child [BEAT_MS]     orders {"do": NAME, ...}, see `obey`
-    python -m support.child_program parent LOCK         a child with the lent lock of a file; says its process id
+    python -m support.child_program parent LOCK         a child with the lent lock of a file; prints its process id
     python -m support.child_program stranger            ends at once, without a word to its parent
 
 The environment's PYTHONPATH must have the folder `tests`.
@@ -72,7 +72,7 @@ def parent(path: str) -> None:
     started.order(json_line({"do": "work", "seconds": LIFE_MAX_S}))
     while not started.poll(1_000):
         pass
-    # A process that was forked without exec has both ends of the child's pipes, and keeps them.
+    # A process forked without exec has both ends of the child's pipes, and keeps them.
     forked = os.fork()
     if forked == 0:
         os.close(lock)

@@ -1,12 +1,12 @@
-"""Clients of other languages for tests of the data door: redis-cli, the npm packages redis and ioredis, go-redis.
+"""Clients of other languages for tests of the RESP server: redis-cli, the npm packages redis and ioredis, go-redis.
 
     redis_cli    Debian's redis-tools: the machine's own, else unpacked from its package
     node_client  a folder with both npm packages, and the program `node`: the machine's, else that of the wheel
     go_client    the program of tests/support/programs/clients/go_redis.go, compiled by the machine's Go, else by that
     of a wheel
 
-Rules of this file: each is fetched once a machine, to the cache, by its own registry's client; nothing pins where from.
-What cannot be had skips its tests with the reason; in CI they fail.
+Rules of this file: its own registry's client fetches each program to the cache, once a machine; no address is pinned.
+Tests of a program that cannot be fetched are skipped with the reason; in CI they fail.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 
 
 def _fetched(name: str, version: str, say: Say, make: Callable[[Path], Path]) -> Path:
-    """A folder of the cache, made once by `make`, which returns what becomes it."""
+    """A folder of the cache, made once: `make` returns the folder to be moved there."""
     home = cache_dir() / "clients" / f"{name}-{version}"
     if not home.exists():
         say(f"fetching {name} to {home}, once")
@@ -76,7 +76,7 @@ def find_redis_cli(say: Say) -> Tool:
             raise Unavailable("no redis-cli on the PATH and no apt-get to fetch it with: install redis-tools")
         packages, target = folder / "packages", folder / "site"
         packages.mkdir()
-        # Packages go to a folder of ours, which apt's own user may not enter: it fetches as we are.
+        # Packages go to a folder of ours, which apt's own user may not enter: it fetches as our user.
         run_tool(
             "downloading redis-tools (apt-get update may be needed)",
             ["apt-get", "-o", "APT::Sandbox::User=", "download", *DEBIAN_PACKAGES],
@@ -159,7 +159,7 @@ def _digest(*parts: str) -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch what the chosen tests need, before the first of them, so that no time limit runs meanwhile."""
+    """Fetch the programs of the chosen tests before the first of them, so that no time limit runs meanwhile."""
     session.config.stash[FOUND] = found = {}
     items = [item for item in session.items if isinstance(item, pytest.Function)]
     needed = [name for name in FINDERS if any(name in item.fixturenames for item in items)]

@@ -1,8 +1,8 @@
 """Settings that are nearly right, in a process of its own: `python support/config_fuzz_child.py FOLDER SEED SECONDS`.
 
-Each round writes a file, sets the environment, and reads and shows them as
-`config validate` and `config show` do, some of them by the command line itself.
-It prints one line of JSON: how many rounds, the exit codes, and the first round that went wrong.
+Each round writes a file and sets the environment; then it reads and shows both as
+`config validate` and `config show` do, in some rounds by the command line itself.
+It prints one line of JSON: the number of rounds, the exit codes, and the first failed round.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ KINDS = ("keyvalue", "window", "session", "versioned", "none")
 
 
 def literal(rng: random.Random) -> str:
-    """A value as TOML has it, mostly."""
+    """A value in TOML, mostly."""
     value = rng.choice(VALUES)
     what = rng.randrange(8)
     if what < 4:
@@ -116,7 +116,7 @@ def text(rng: random.Random) -> bytes:
 
 
 def one_round(rng: random.Random, path: Path) -> int:
-    """The exit code of one call: 0, 78 for problems, 2 for flags that are none."""
+    """The exit code of one call: 0, 78 for problems, 2 for invalid flags."""
     path.write_bytes(text(rng))
     flags = [(rng.choice(SETTINGS), rng.choice(VALUES)) for _ in range(rng.choice((0, 0, 1, 3)))]
     given = {}
@@ -156,7 +156,7 @@ def by_command(rng: random.Random, path: Path, flags: list[tuple[str, str]], giv
 
 
 def main() -> None:
-    """Until the time is over, or a round goes wrong."""
+    """Run rounds until the time is over or a round fails."""
     path, seed, ends = Path(sys.argv[1]) / "s.toml", sys.argv[2], time.monotonic() + float(sys.argv[3])
     rng, codes, wrong, number = random.Random(f"{seed} config"), dict[int, int](), "", 0
     while not wrong and (time.monotonic() < ends or number < 60):

@@ -1,4 +1,4 @@
-"""A server of Spark Connect of its own process, for the tests of one module.
+"""A Spark Connect server in a process of its own, for the tests of one module.
 
     with connect_server(folder) as address: ...     sc://127.0.0.1:PORT
 
@@ -24,7 +24,7 @@ START_S = 180.0
 
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
-    """Start one; its log goes to `folder`."""
+    """Start a server; its log goes to `folder`."""
     import pyspark
 
     from standfast.ops.tools.java import ensure_java

@@ -1,12 +1,12 @@
-"""Programs of Debian's packages: the machine's own, else unpacked and not installed.
+"""Programs of Debian's packages: the machine's own, or unpacked without installing.
 
     PATH                                     taken as it is
     <cache>/debian/<package>/usr/bin/...     else: `apt-get download`, `dpkg-deb --extract`, once; needs no root
 
-Unpacking runs no script of the package: no user is made and no daemon is started.
+Unpacking runs no script of the package: it creates no user and starts no daemon.
 
-Rules of this file: one package with its program; what it depends on must be there (a Go program needs nothing). The
-machine's own package sources are used; it knows no address.
+Rules of this file: one package with its program; its dependencies must be installed (a Go program has none). The
+machine's own package sources are used; no address stands here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from standfast.store.errors import Unavailable
 
 
 def find_program(package: str, program: str, cache: Path | None = None) -> Path | None:
-    """The program if it is there already."""
+    """The program if it is installed already."""
     on_path = which(program)
     if on_path is not None:
         return Path(on_path)
@@ -29,7 +29,7 @@ def find_program(package: str, program: str, cache: Path | None = None) -> Path 
 
 
 def ensure_program(package: str, program: str, say: Say, cache: Path | None = None) -> Path:
-    """The program, unpacked from its package if the machine has none. Raises Unavailable with what to install."""
+    """The program, unpacked from its package if the machine lacks it. Raises Unavailable naming the package."""
     cache = cache or cache_dir()
     if found := find_program(package, program, cache):
         return found

@@ -1,9 +1,9 @@
-"""Opens a session, writes and closes it, with ever fewer file descriptors; says for each number how that ended.
+"""Opens a session, writes and closes it, with ever fewer file descriptors; prints the outcome for each number.
 
-    python support/descriptors_child.py FOLDER        a JSON list of [descriptors left, what was reached, error type,
+    python support/descriptors_child.py FOLDER        a JSON list of [descriptors left, step reached, error type,
     message]
 
-Rules of this file: a process of its own, because the limit is that of the process.
+Rules of this file: a process of its own, because the limit holds for the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT = sf.serde.string
 
 
 def attempt(folder: Path) -> str:
-    """What was reached, "done" at best. Raises what the session raises."""
+    """The step reached, "done" at best. Raises the session's error."""
     reached = "opening"
     try:
         owner = sf.Session(
@@ -51,12 +51,12 @@ def attempt(folder: Path) -> str:
 def main() -> None:
     logging.disable(logging.CRITICAL)
     root = Path(sys.argv[1])
-    os.closerange(3, 4096)  # what was inherited may have a high number, below which there would be room
-    attempt(root / "first")  # what is loaded once is loaded now
+    os.closerange(3, 4096)  # an inherited descriptor may have a high number, below which there would be room
+    attempt(root / "first")  # modules and libraries that load once are loaded now
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     found = []
     for left in LEFT:
-        gc.collect()  # what an attempt left open until then has a number below which there would be room
+        gc.collect()  # a descriptor that an attempt left open until then has a number below which there would be room
         highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + left, hard))
         try:

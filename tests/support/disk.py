@@ -1,9 +1,9 @@
 """A real small file system for tests of full disks: a tmpfs of its own, which only root can mount.
 
-    small_disk(48) -> Path      a mount of 48 MiB; fill(path, left) leaves so many bytes free in it
+    small_disk(48) -> Path      a mount of 48 MiB; fill(path, left) leaves so many bytes free
 
-Rules of this file: it unmounts what it mounted, whatever a test left open there. Without the right to mount, a test is
-skipped and says so, and with CI set it fails: nothing stands in for a file system that is full.
+Rules of this file: the fixture unmounts its file systems, whatever files a test left open there. Without the right to
+mount, a test is skipped with that reason, and with CI set it fails: no substitute stands in for a full file system.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ PIECE = bytes(64 << 10)
 
 
 def free_bytes(path: Path) -> int:
-    """What may still be written there."""
+    """Bytes that may still be written there."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
 def fill(path: Path, left_bytes: int = 0) -> Path:
-    """Write a file until only so many bytes are free; it is given back, to be removed."""
+    """Write a file until only so many bytes are free; returns the file, to be removed."""
     filler = path / "filler"
     with filler.open("ab", buffering=0) as file:
         while (room := free_bytes(path) - left_bytes) > 0:
             try:
                 if not file.write(PIECE[:room]):
                     break
-            except OSError:  # the last page went to somebody else
+            except OSError:  # another process took the last page
                 break
     return filler
 

@@ -1,7 +1,7 @@
-"""Fixtures for tests of the data door: a session on the embedded log, the engine, and a door on a real socket.
+"""Fixtures for tests of the RESP server: a session on the embedded log, the engine, and a server on a real socket.
 
-Rules of this file: the door runs on an event loop in a thread of its own, and only that thread calls the engine; tests
-hand it work with `call` and wait for the answer. No sleeps: a test that waits, waits for something.
+Rules of this file: the server runs on an event loop in a thread of its own, and only that thread calls the engine;
+tests pass it work with `call` and wait for the result. No sleeps: each wait is for a condition.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def raw_stores(**overrides: Any) -> list[Any]:
     ]
 
 
-_pack_command: Any = hiredis.pack_command  # its stub knows requests of one word only
+_pack_command: Any = hiredis.pack_command  # its stub knows one-word requests only
 
 
 def pack(*args: bytes | str | int) -> bytes:
@@ -57,7 +57,7 @@ def pack(*args: bytes | str | int) -> bytes:
 
 
 def connected(path: Path) -> socket.socket:
-    """A connection; while too many wait to be taken, we wait, too."""
+    """A connection; while too many wait to be accepted, we wait, too."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         made = socket.socket(socket.AF_UNIX)
@@ -99,7 +99,7 @@ class Client:
         return self.reply()
 
     def refused(self, *args: bytes | str | int) -> str:
-        """The text of the error that this request gets."""
+        """The text of this request's error."""
         answer = self(*args)
         assert isinstance(answer, hiredis.ReplyError), answer
         return str(answer)
@@ -122,7 +122,7 @@ def open_session(root: Path, clock: ManualClock, **settings: Any) -> sf.Session:
 
 
 class DoorBench:
-    """One sidecar's data door over a session without background threads."""
+    """One sidecar's RESP server over a session without background threads."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
         self.root = root
@@ -145,7 +145,7 @@ class DoorBench:
         self, *, active: tuple[int, ...] = (0, 1), limits: RespLimits | None = None, session: sf.Session | None = None,
         **options: Any,
     ) -> RespDoor:  # fmt: skip
-        """A door over a session that runs these partitions, restored."""
+        """A server over a session that runs these partitions, restored."""
         if session is None:
             session = self.session()
             session.assign(active=active)
@@ -158,11 +158,11 @@ class DoorBench:
         return door
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the door's loop."""
+        """Run a coroutine on the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(TIMEOUT_S)
 
     def call(self, work: Callable[[], T]) -> T:
-        """Call something in the thread of the loop."""
+        """Call a function in the thread of the loop."""
 
         async def called() -> T:
             return work()
@@ -191,7 +191,7 @@ class DoorBench:
 
 @pytest.fixture
 def door_bench(tmp_path: Path, clock: ManualClock) -> Iterator[DoorBench]:
-    """A data door on a Unix socket in a temporary directory."""
+    """A RESP server on a Unix socket in a temporary directory."""
     bench = DoorBench(tmp_path, clock)
     yield bench
     bench.close()
@@ -224,7 +224,7 @@ class Talk:
         self.run()
 
     def replies(self) -> list[Any]:
-        """What came and was not looked at."""
+        """Replies not read yet."""
         found = []
         while (reply := self._reader.gets()) is not False:
             found.append(reply)
@@ -236,13 +236,13 @@ class Talk:
         return reply
 
     def refused(self, *args: bytes | str | int) -> str:
-        """The text of the error that this request gets."""
+        """The text of this request's error."""
         answer = self(*args)
         assert isinstance(answer, hiredis.ReplyError), answer
         return str(answer)
 
     def exec(self, *requests: tuple[bytes | str | int, ...]) -> Any:
-        """These requests in one MULTI."""
+        """Send these requests in one MULTI."""
         assert self("MULTI") == b"OK"
         for request in requests:
             self.send(*request)

@@ -15,7 +15,7 @@ ORDER = sf.BoundedDisorder(0)  # the watermark is one below the largest timestam
 
 
 class Seen:
-    """What processors of an application saw, in order."""
+    """Events that an application's processors saw, in order."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Helpers for tests of the fetch thread: a log with three partitions, a reader that fails on command, who is where.
+"""Helpers for tests of the fetch thread: a log with three partitions, a reader that fails on command, thread positions.
 
 Rules of this file: a real embedded log under the machine's own clock, so that idle fetches really wait.
 """
@@ -37,7 +37,7 @@ def write(log: EmbeddedLog, count: int) -> None:
 
 
 class Wrapped:
-    """A real reader whose next fetches are done by `instead`, one after another."""
+    """A real reader whose next fetches are replaced by those of `instead`, one after another."""
 
     def __init__(self, reader: LogReader, *instead: Callable[[], list[Fetched]]) -> None:
         self.reader = reader
@@ -72,7 +72,7 @@ def position(thread: FetchThread, partition: TopicPartition = P0) -> int:
 
 
 def wait_until_full(thread: FetchThread, wanted: int = 2) -> None:
-    """Until one batch is in the slot and the next is fetched: with one record a batch, the position says so."""
+    """Wait until one batch is in the slot and the next is fetched: the position shows it with one-record batches."""
     for _ in range(10_000):
         if position(thread) == wanted:
             return
@@ -84,7 +84,7 @@ def offsets(fetched: list[Fetched], partition: TopicPartition = P0) -> list[int]
 
 
 def drain(thread: FetchThread, partition: TopicPartition = P0, end: int = COUNT) -> list[int]:
-    """Offsets that come until the partition's end was reached."""
+    """Offsets of the records up to the partition's end."""
     came: list[int] = []
     while True:
         fetched = thread.poll_next()

@@ -1,7 +1,7 @@
-"""What the fuzzers share: how long and with which seed, bytes that are wrong in likely places, and a bound of memory.
+"""Helpers of the fuzzers: duration and seed, bytes that are wrong in likely places, and a bound of memory.
 
 `make fuzz` runs each for FUZZ_S=60 seconds with a new seed; `FUZZ_SEED=n` repeats one. As ordinary tests they run for
-some seconds, with one seed. Sockets are real, and so is the process that must bear them.
+some seconds, with one seed. Sockets are real, and so is the process under test.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ fuzzes = pytest.mark.timeout(TIMEOUT)
 
 
 def rounds(rng: random.Random, name: str, least: int = 1) -> Iterator[random.Random]:
-    """A generator of its own for each round, until the time is over, so that a round can be repeated."""
+    """A generator per round, until the time is over, so that a round can be repeated."""
     number, ends = 0, time.monotonic() + FUZZ_S
     while number < least or time.monotonic() < ends:
         yield random.Random(rng.getrandbits(64))
@@ -42,7 +42,7 @@ def seeded(name: str) -> random.Random:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process ever held."""
+    """The peak memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
@@ -50,19 +50,19 @@ def peak_mib(pid: int) -> float:
 
 
 class Watched:
-    """A sidecar that is being fuzzed: its peak of memory from here on, and its log."""
+    """A sidecar that is being fuzzed: its peak of memory from now on, and its log."""
 
     def __init__(self, sidecar: Sidecar, name: str, growth_mib: int) -> None:
         self.sidecar, self.name, self.growth_mib = sidecar, name, growth_mib
         self.before_mib = self.peak_mib = peak_mib(sidecar.pid)
 
     def end(self) -> None:
-        """Check for the last time, and say what it took."""
+        """Check for the last time, and print the figures."""
         self.check()
         print(f"fuzz {self.name}: {self.before_mib:.0f} MiB before, {self.peak_mib:.0f} MiB at most")
 
     def check(self) -> None:
-        """It lives, told no error of its own, and took no more memory than it may."""
+        """The sidecar lives, logged no error of its own, and took no more memory than allowed."""
         sidecar = self.sidecar
         assert sidecar.process is not None
         assert sidecar.process.poll() is None, sidecar.told()
@@ -76,7 +76,7 @@ class Watched:
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """The same bytes, but for a few places."""
+    """The same bytes with a few places changed."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         at = rng.randrange(len(changed) + 1)
@@ -106,7 +106,7 @@ def pieces(rng: random.Random, data: bytes) -> list[bytes]:
 
 
 def quietly(work: Callable[[], object]) -> bool:
-    """Whether it went well with a peer that may hang up, or read no more."""
+    """Whether the exchange ended well with a peer that may hang up, or stop reading."""
     try:
         work()
     except (OSError, EOFError):

@@ -1,16 +1,16 @@
-"""Which tests of `make test` go to the same process: those that share something dear, started once in a process.
+"""Groups of tests that `make test` runs in one process: tests that share a costly ("dear") fixture, started once.
 
     @pytest.fixture(scope="session")
     @dear("spark")               tests that use the fixture go to one process, whatever their file
     @pytest.fixture(scope="module")
-    @dear()                      those of one file that use it go to one process
+    @dear()                      tests of one file that use it go to one process
 
-    each process   tells the groups of what it collected     ──> a file named by the run
-    xdist          reads it once all have collected, and hands out whole groups, dear ones first; other tests one by one
+    each process   writes the groups of its collected tests ──> a file named by the run
+    xdist          reads it once all have collected, and schedules whole groups, dear ones first; other tests one by one
 
 Rules of this file: a group is a dear fixture's, else a mark's. xdist's own way to group writes into the ids of tests,
-which pytest from 9.2 on does not let it; nothing would fail then, but everything dear would be started in each process.
-Here a run without groups is an error.
+which pytest from 9.2 on forbids; no test would fail then, but each process would start every dear fixture. Here a run
+without groups is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-# A test with two of them goes by the first, since a session of Spark costs more than a broker. A test that starts a
+# A test with two of them belongs to the first, since a session of Spark costs more than a broker. A test that starts a
 # broker or a Spark of its own has the mark without the fixture.
 SHARED = ("spark", "kafka", "packaging")
 OF_A_FILE = ""
@@ -51,8 +51,8 @@ def _dear_groups(item: pytest.Item) -> list[str]:
 
 
 def group_of(item: pytest.Item) -> str | None:
-    """The group of a test, None if it may run anywhere. Tests on a broker wait more than they compute, so that two
-    processes have one each: `pytest.mark.kafka(2)` names the second."""
+    """The group of a test, None if it may run anywhere. Tests on a broker wait more than they compute, so two processes
+    have one each: `pytest.mark.kafka(2)` names the second."""
     groups = _dear_groups(item)
     shared = next((name for name in SHARED if name in groups), None)
     if shared is None and groups:
@@ -66,9 +66,9 @@ def _groups_file(run: str) -> Path:
     return Path(tempfile.gettempdir()) / f"standfast-test-groups-{run}.json"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist tells that this process has collected
+@pytest.hookimpl(tryfirst=True)  # before xdist reports that this process has collected
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In the first process of a run."""
+    """In the first process of a run, write the groups to the file."""
     worker: dict[str, Any] = getattr(session.config, "workerinput", {})
     if worker.get("workerid") == "gw0":
         groups = {item.nodeid: group for item in session.items if (group := group_of(item))}
@@ -80,12 +80,12 @@ RUN = pytest.StashKey[str]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Before a process is started: it is told the run's id, and so are we."""
+    """Before a process starts, give it the run's id; keep it here, too."""
     node.config.stash[RUN] = node.workerinput["testrunuid"]
 
 
 def _take_groups(config: pytest.Config) -> dict[str, str]:
-    """What the first process wrote; all have collected by now."""
+    """The groups that the first process wrote; all have collected by now."""
     path = _groups_file(config.stash[RUN])
     groups: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
@@ -94,7 +94,7 @@ def _take_groups(config: pytest.Config) -> dict[str, str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """In the process that hands the tests out."""
+    """In the process that schedules the tests."""
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]

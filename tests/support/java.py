@@ -1,11 +1,11 @@
 """The Kafka Streams application of tests/support/programs/java, compiled, started and driven.
 
     streams_classes     folder of its classes: compiled once a machine for each content of the sources
-    JavaApp             one running process of it: feed its input topic, then ask for what its stores hold
+    JavaApp             one running process of it: feed its input topic, then ask for its stores' rows
 
 Rules of this file: javac where the machine has one of the right age, else Eclipse's compiler, which is one jar. Both
-and the application's jars come as those of the broker do, before the first test; where they cannot be had, the tests
-go the way of the broker's (`fix_kafka`). A process ends with pytest, however that ends.
+and the application's jars are fetched like the broker's, before the first test; where they cannot be fetched, the tests
+are skipped or fail as those of the broker (`fix_kafka`). A process ends with pytest, however that ends.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def jar_set(name: str) -> JarSet:
     return parse_jar_set(name, json.loads((SOURCES / f"jars-{name}.json").read_text(encoding="utf-8")))
 
 
-@pytest.hookimpl(trylast=True)  # the broker's fetching says first whether there is anything to test with
+@pytest.hookimpl(trylast=True)  # the broker's fetching decides first whether the tests can run
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch and compile what the chosen tests need."""
+    """Fetch and compile the programs of the chosen tests."""
     items = [item for item in session.items if isinstance(item, pytest.Function)]
     wanted = not session.config.option.collectonly and any("streams_classes" in item.fixturenames for item in items)
     if not wanted or session.config.stash.get(MISSING, ""):
@@ -65,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def find_javac() -> Path | None:
-    """The machine's own compiler, if it is not older than what the sources need."""
+    """The machine's own compiler, unless it is older than the sources need."""
     homes = [Path(home) / "bin/javac" for home in [os.environ.get("JAVA_HOME")] if home]
     for path in [*homes, *map(Path, filter(None, [which("javac")]))]:
         told = (
@@ -141,18 +141,18 @@ class JavaApp:
         return self._ask("dump", *versioned_keys)
 
     def as_of(self, key: str, *times_ms: int) -> list[dict[str, Any]]:
-        """The versions of a key that were valid at these times; none for a time at which it had none."""
+        """The versions of a key that were valid at these times; none for a time without one."""
         return self._ask("asof", key, *times_ms)
 
     def wait_processed(self, count: int) -> None:
-        """Until this process has processed so many records."""
+        """Wait until this process has processed so many records."""
         deadline = time.monotonic() + WAIT_S
         while (now := self.processed()) < count:
             assert time.monotonic() < deadline, f"processed {now} of {count} records in {WAIT_S} s; see {self.errors}"
             time.sleep(0.02)
 
     def processed(self) -> int:
-        """How many records this process has processed."""
+        """The number of records this process has processed."""
         count: int = self._ask("processed")[0]["processed"]
         return count
 
@@ -168,7 +168,7 @@ class JavaApp:
         self.end()
 
     def end(self) -> None:
-        """End it, cleanly or not; nothing happens if it has ended."""
+        """End it, cleanly or not; no-op if it has ended."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()

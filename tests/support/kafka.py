@@ -1,11 +1,11 @@
-"""A real Kafka broker for tests: one that all of a session share, and one that a test may kill.
+"""Real Kafka brokers for tests: one shared by a session, and one that a test may kill.
 
     kafka_address       "127.0.0.1:port" of the shared one: take topic and group names of your own
     restartable_broker  a Broker of this test alone, started: kill() it, start() it again, same port and topics
 
 Rules of this file: Java and Kafka are fetched before the first test, once a machine, so that no test's time limit runs
-meanwhile. Where they cannot be had, tests are skipped with the reason; with CI set they fail. Twenty starts of a broker
-are much of what these tests cost: each maps an archive of classes in, made by the first on a machine.
+meanwhile. If they cannot be fetched, tests are skipped with the reason; with CI set they fail. Twenty starts of a
+broker are much of these tests' cost: each maps an archive of classes in, made by the first on a machine.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MISSING = pytest.StashKey[str]()  # why there is no Kafka; "" if there is
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that only asks for the broker when it runs (one of its parameters does) needs what is fetched, too."""
+    """Add the fetch to a test that requests the broker only when it runs (by one of its parameters)."""
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("kafka") is not None:
             item.fixturenames[:] = dict.fromkeys([*item.fixturenames, "kafka_files"])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch what the chosen tests need."""
+    """Fetch the programs of the chosen tests."""
     items = [item for item in session.items if isinstance(item, pytest.Function)]
     if session.config.option.collectonly or not any("kafka_files" in item.fixturenames for item in items):
         return
@@ -57,7 +57,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def map_classes_in(java: Java, jars: Path, say: Say) -> None:
-    """From here on light brokers of this process start with half the processor time, where this Java can do it."""
+    """From here on light brokers of this process start with half the processor time, if this Java can map classes."""
     cache, plain = cache_dir(), broker.JVM_LIGHT
     about = f"{jars} {java.path.resolve()} {java.path.stat().st_mtime_ns}"
     target = cache / "java-archives" / f"{jars.name}-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
@@ -70,7 +70,7 @@ def map_classes_in(java: Java, jars: Path, say: Say) -> None:
                 example = Broker(folder / "broker", light=True)
                 try:
                     example.start()
-                except Unavailable as error:  # nothing but time depends on it
+                except Unavailable as error:  # the archive saves time only
                     say(f"there will be none: {error}")
                 finally:
                     example.stop()
@@ -97,7 +97,7 @@ def kafka_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def kafka_address(kafka_broker: Broker) -> str:
-    """Where the shared broker listens."""
+    """The address of the shared broker."""
     return kafka_broker.address
 
 

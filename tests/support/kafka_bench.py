@@ -1,8 +1,8 @@
 """One application with one key-value store and one task over a real Kafka log: its sessions, its changelog, its source.
 
-Rules of this file: no fixtures, so that tests import what they use. The application's name is new for each bench.
-Record n of the source puts a writer's name under a key of its own, so that the changelog says what was processed, and
-by whom.
+Rules of this file: no fixtures, so tests import the parts they use. The application's name is new for each bench.
+Record n of the source puts a writer's name under a key of its own, so that the changelog shows which process processed
+which records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KafkaBench:
         return session
 
     def write(self, session: sf.Session, upto: int, name: str) -> None:
-        """Go on with the source up to a record: record n puts the writer's name under a key of its own."""
+        """Process the source up to a record: record n puts the writer's name under a key of its own."""
         while (offset := self.offset(session)) < upto:
             session.task(0).store("kv").put(f"k{offset}", name)
             session.task(0).commit({self.source: offset + 1})
@@ -63,7 +63,7 @@ class KafkaBench:
         return found[self.source].offset if found else 0
 
     def records(self) -> list[Record]:
-        """The changelog, as committed."""
+        """The changelog's committed records."""
         reader = self.log.reader()
         end = reader.bounds([self.changelog])[self.changelog].end
         reader.assign({self.changelog: 0})

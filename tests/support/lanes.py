@@ -1,7 +1,7 @@
-"""Helpers for tests of the fetch pipeline: its reader fails or holds on command, and what came is written down.
+"""Helpers for tests of the fetch pipeline: its reader fails or holds on command, and fetched offsets are noted.
 
-Rules of this file: a real embedded log under the machine's own clock. A fetch that expects something waits up to
-WAIT_MS; nothing waits for time to pass.
+Rules of this file: a real embedded log under the machine's own clock. A fetch that expects records waits up to WAIT_MS;
+no test waits for time to pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAIT_MS = 30_000
 
 
 class Readers:
-    """A log whose first reader, which is the fetch thread's, does something else for its next fetches."""
+    """A log whose first reader, the fetch thread's, replaces its next fetches."""
 
     def __init__(self, log: EmbeddedLog, *instead: Callable[[], list[Fetched]]) -> None:
         self._log = log
@@ -52,7 +52,7 @@ def offsets(fetched: list[Fetched], partition: TopicPartition) -> list[int]:
 
 
 def drain(lane: Lane, ends: dict[TopicPartition, int], max_records: int = 1_000) -> dict[TopicPartition, list[int]]:
-    """Offsets that come until these positions are reached."""
+    """Offsets of the records up to these positions."""
     came: dict[TopicPartition, list[int]] = {source: [] for source in ends}
     while any(lane.assignment()[source] < end for source, end in ends.items()):
         fetched = lane.fetch(max_records, WAIT_MS)

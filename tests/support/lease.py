@@ -1,4 +1,4 @@
-"""Processes of an application whose leases are put to the test, and the log between them.
+"""Processes of an application whose leases are under test, and the log between them.
 
 Rules of this file: real processes (`support/lease_child.py`), a real log of either kind, real signals; times are the
 machine's.
@@ -55,18 +55,18 @@ class Member:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The newest that it said; {} so far."""
+        """The process's newest status; {} so far."""
         assert self.process.poll() in (None, -signal.SIGKILL), self.err.read_text()
         lines = self.out.read_bytes().rpartition(b"\n")[0].splitlines()
         found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
         return found
 
     def is_(self, role: str) -> bool:
-        """Whether it has the task in this role and state."""
+        """Whether the process has the task in this role and state."""
         return list(self.status.get("roles", {}).values()) == [role]
 
     def order(self, **order: float) -> None:
-        """See support/lease_child.py."""
+        """Send an order of support/lease_child.py."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
@@ -109,7 +109,7 @@ class Leases:
         return first, second
 
     def position(self, member: Member) -> int:
-        """How many records it processed, or applied as a standby."""
+        """The number of records it processed, or applied as a standby."""
         return int(member.status["processed"]) or 1
 
     def feed(self, count: int) -> None:
@@ -123,7 +123,7 @@ class Leases:
         self.fed += count
 
     def out(self) -> Counter[str]:
-        """How often each record went on."""
+        """How often each record was forwarded."""
         with closing(self.log.reader()) as reader:
             reader.assign({self.sink: reader.bounds([self.sink])[self.sink].begin})
             found: Counter[str] = Counter()
@@ -134,7 +134,7 @@ class Leases:
         return found
 
     def whole(self) -> bool:
-        """Whether every record that was fed went on."""
+        """Whether every fed record was forwarded."""
         return len(self.out()) == self.fed
 
     def freeze(self, *pids: int) -> None:
@@ -174,7 +174,7 @@ def stopped(pid: int) -> bool:
 
 @pytest.fixture
 def leases(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Leases]:
-    """On the embedded log, or with the parameter "kafka" on the shared broker."""
+    """Leases on the embedded log, or with the parameter "kafka" on the shared broker."""
     kafka = getattr(request, "param", "sqlite") == "kafka"
     address = f"kafka://{request.getfixturevalue('kafka_address')}" if kafka else f"sqlite:///{tmp_path}/log.sqlite"
     made = Leases(tmp_path, address)

@@ -1,4 +1,4 @@
-"""A process of `test_lease.py` and `test_lease_soak.py`: an application that counts, and says how it is doing.
+"""A process of `test_lease.py` and `test_lease_soak.py`: an application that counts, and prints its status.
 
     python support/lease_child.py '{"app": ..., "log": ..., "state_dir": ..., "guarantee": ..., settings of a session}'
 
@@ -27,7 +27,7 @@ BEAT_S = 0.05
 
 
 def status(session: sf.Session, processed: int) -> dict[str, Any]:
-    """What this process has and lost."""
+    """The tasks that this process has and lost."""
     counters = session.counters
     return {
         "ready": session.ready,

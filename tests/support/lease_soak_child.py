@@ -1,9 +1,9 @@
-"""The process of `test_lease_soak.py`: a session whose task is opened again and again, each time with a long WAL.
+"""The process of `test_lease_soak.py`: a session whose task is reopened all the time, each time with a long WAL.
 
 python support/lease_soak_child.py prepare|run '{"app": ..., "log": ..., "state_dir": ..., "wal_mb": N, "soak_s": N}'
 
 prepare   write a task whose rows stand in the WAL alone, as after a kill; keeps a copy of its directory
-run       open the copy, let go, ... for `soak_s`; prints JSON: rounds, lost, gap_ms, slowest_ms
+run       open the copy, release it, ... for `soak_s`; prints JSON: rounds, lost, gap_ms, slowest_ms
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def prepare(given: dict[str, Any]) -> None:
             put(rng.randbytes(16), rng.randbytes(VALUE_BYTES), 1)
         task.commit({})
     shutil.copytree(directory, session.state_path.parent / "kept")
-    os._exit(0)  # nothing is flushed
+    os._exit(0)  # RocksDB must not flush
 
 
 def run(given: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Processors that note what they saw, and do at a record what a test says; for tests of the real loop.
+"""Processors that note their records and run a test's actions at a record; for tests of the real loop.
 
 Rules of this file: the real parts.
 """
@@ -14,7 +14,7 @@ TEXT, JSON = sf.serde.string, sf.serde.json
 
 
 class Seen:
-    """What processors saw, in order, and what they were told to do at a record."""
+    """Events that processors saw, in order, and the actions that a test set for a record."""
 
     def __init__(self) -> None:
         self.records: list[tuple[str, str | None, Any]] = []  # task, topic, key

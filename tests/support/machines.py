@@ -1,10 +1,11 @@
-"""What the state machines of the four store types share: the side-by-side run, apart from any store type.
+"""The base of the state machines of the four store types: the side-by-side run, apart from any store type.
 
     one task    rc  RocksDB, cached     mc  memory, cached          every write goes to all of them,
                 ru  RocksDB, uncached   mu  memory, uncached        every read must equal the oracle's answer
 
 Rules of this file: no store type and no layout. An oracle is plain dicts and lists that state the semantics by
-definition; `copy` gives what a commit keeps, `changes` is what was logged since. Recorded changelogs feed restores.
+definition; `copy` gives the state that a commit keeps, `changes` the records logged since. Recorded changelogs feed
+restores.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from standfast.store.task.cut import Position
 from standfast.store.task.task_stores import TaskStores
 
 NOW_MS = 1_000_000
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # to explain a failure would take minutes more
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # explaining a failure would take minutes more
 # Prefixes of each other, with the lowest and the highest byte inside, at the end, and alone.
 AWKWARD_KEYS = [
     *(b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"a\x00\x00", b"a\x00\xff", b"aa", b"a\xff", b"a\xff\xff", b"b"),
     *(bytes(8), b"a" + bytes(7), b"a\x00\x00\x00\x00\x00\x01\x24\xf8", b"\xff", b"\xff\x00", b"\xff\xff"),
 ]
 keys = st.sampled_from(AWKWARD_KEYS) | st.sampled_from(AWKWARD_KEYS) | st.binary(max_size=3)
-# A key to read: one that is there (by number, see `pick`), or any.
+# A key to read: an existing one (by number, see `pick`), or any.
 read_keys = st.integers(0, 30) | st.integers(0, 30) | keys
 bounds = st.none() | read_keys
 values = st.binary(max_size=3)
@@ -66,14 +67,14 @@ class Oracle(Protocol):
 
 
 def machine_settings(max_examples: int, steps: int) -> settings:
-    """Few examples with many steps: opening RocksDB is the dear part. The thorough profile multiplies the examples."""
+    """Few examples with many steps: opening RocksDB is costly. The thorough profile multiplies the examples."""
     current = settings.get_current_profile_name()
     factor = 1 if current == "default" else 25
     return settings(max_examples=max_examples * factor, stateful_step_count=steps, phases=PHASES)
 
 
 def pick(drawn: bytes | int | None, known: Iterable[bytes]) -> bytes | None:
-    """The key that is meant: itself, or a number among those there are."""
+    """The drawn key: itself, or a number among the existing keys."""
     if not isinstance(drawn, int):
         return drawn
     there = sorted(set(known))
@@ -156,7 +157,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert [store.rows.observed_ms for store in self.each(group)] == [observed_ms] * len(self.groups[group])
 
     def hold(self, group: str, expected: list[Any], method: str, *arguments: Any, **options: Any) -> None:
-        """Begin an iterator on each store; what is written later must not show in it."""
+        """Begin an iterator on each store; later writes must not show in it."""
         for store in self.each(group):
             iterator = getattr(store, method)(*arguments, **options)
             if expected:
@@ -172,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(turn=st.sampled_from(TURNS), sizes=batch_sizes, compacted=st.booleans())
     def turn(self, turn: str, sizes: list[int], compacted: bool) -> None:
-        """What happens to a task between writes; opening RocksDB is dear, so not more often than it must."""
+        """A task's life between writes; opening RocksDB is costly, so no more often than it must."""
         if turn in ("commit", "flush"):
             self.commit()
         if turn == "flush":
@@ -189,7 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.check_folds()
 
     def commit(self) -> None:
-        """Record what was logged, after comparing it with what must be, and commit."""
+        """Record the logged changes, after comparing them with the expected ones, and commit."""
         logged = {
             name: [change[:3] for change in changes] for name, changes in self.stores.buffer.take_changes().items()
         }
@@ -205,7 +206,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.kept = {group: oracle.copy() for group, oracle in self.oracles.items()}
 
     def restart(self, sizes: list[int]) -> None:
-        """Close without a commit and open again; memory stores come back from their changelogs."""
+        """Close without a commit and reopen; memory stores come back from their changelogs."""
         directory, iterators = self.stores.directory, self.held
         self.held = []
         self.stores.close()
@@ -222,7 +223,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.oracles = {group: oracle.copy() for group, oracle in self.kept.items()}
 
     def fail_over(self, sizes: list[int], *, compacted: bool) -> None:
-        """Restore everything from the changelogs into a fresh directory, and go on there."""
+        """Restore all stores from the changelogs into a fresh directory, and go on there."""
         self.held = []
         self.stores.close()
         self.stores = self.open()
@@ -230,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.oracles = {group: oracle.copy() for group, oracle in self.kept.items()}
 
     def check_folds(self) -> None:
-        """The committed rows are what the changelog folds to."""
+        """The committed rows equal the fold of the changelog."""
         for spec in self.specs:
             fold = self.new_fold(spec.name)
             fold.add(self.logs[spec.name])
@@ -267,6 +268,6 @@ def next_offset(log: Sequence[Record]) -> int:
 
 
 def compact(log: list[Record]) -> list[Record]:
-    """What a compaction may leave: the last record per key, tombstones included."""
+    """The records that a compaction may leave: the last record per key, tombstones included."""
     latest = {record.key: record.offset for record in log}
     return [record for record in log if latest[record.key] == record.offset]

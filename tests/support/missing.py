@@ -1,4 +1,4 @@
-"""What a test does whose programs are not there: on somebody's machine it is skipped and says so, in CI it fails."""
+"""Tests whose programs are missing: on a developer's machine skipped with the reason, in CI failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def missing(why: str) -> NoReturn:
-    """End the test that runs; `why` says what is missing and how to get it."""
+    """End the running test; `why` names the missing program and how to get it."""
     if os.environ.get("CI") or os.environ.get("STANDFAST_CI"):
         pytest.fail(f"CI must have it: {why}", pytrace=False)
     pytest.skip(why)

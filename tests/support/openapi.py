@@ -1,4 +1,4 @@
-"""Schemas of an OpenAPI document without references."""
+"""Schemas of an OpenAPI document with references resolved."""
 
 from __future__ import annotations
 

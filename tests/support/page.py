@@ -1,7 +1,7 @@
 """Fixtures: a browser (Debian: apt-get install chromium) and small servers of the ops page.
 
-Rules of this file: the browser is Debian's Chromium, driven by Playwright; where it is missing the tests that need it
-are skipped and say what to install, and with CI set they fail. Servers listen on loopback only.
+Rules of this file: the browser is Debian's Chromium, driven by Playwright; where it is missing, its tests are skipped
+with the package to install, and with CI set they fail. Servers listen on loopback only.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def serve() -> Serve:
 @pytest.fixture(scope="module")
 @dear()
 def chromium() -> Iterator[Browser]:
-    """A headless browser. For one file: as long as it is there, its event loop runs in this thread."""
+    """A headless browser. Shared by one file: while it is there, its event loop runs in this thread."""
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium")
@@ -81,7 +81,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(chromium: Browser) -> Iterator[Page]:
-    """A fresh tab; what the page complains of in the console, or throws, fails the test."""
+    """A fresh tab; an error of the page, in the console or thrown, fails the test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     problems: list[str] = []

@@ -1,6 +1,6 @@
 """A server of the ops page in a process of its own, to be killed: `python support/page_child.py PORT EPOCH`.
 
-Rules of this file: one task, whose epoch is the argument; it says its line once it listens.
+Rules of this file: one task, whose epoch is the argument; it prints its line once it listens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from standfast.ops.page.page import OpsPage
 
 
 def main() -> None:
-    """Until killed."""
+    """Run until killed."""
     port, epoch = int(sys.argv[1]), int(sys.argv[2])
     task: dict[str, Any] = {
         "task": "0_0",

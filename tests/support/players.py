@@ -1,4 +1,4 @@
-"""Players of the scripts in tests/scenarios: those of `standfast demo --scenario`, with answers in one line each.
+"""Players of the scripts in tests/scenarios: those of `standfast demo --scenario`, with one-line answers.
 
     credits       statistics; `a1` is sent on an own credit, `a1~` on a floating one, `(3)` is its backlog
     handover      statistics; `-` for nothing
@@ -6,17 +6,17 @@
     punctuation   as it ships
     watermarks    source flights/0 disorder=5 idle=100      an assigner for that partition, from time 0 on
                   at 0 flights/0 10 7                       records at that wall-clock time: late or not, their signals
-                  tick 200                                  the assigners are asked, and idleness is looked at
+                  tick 200                                  the assigners are polled, and idleness is checked
                   status | restart 0_0                      every clock and input | the task goes on from its kept state
-                  what a task sends arrives at once at those that have an input of it, `counts/0@0_0`; the first task
+                  signals of a task arrive at once at the tasks that read it, `counts/0@0_0`; the first task
                   of a block begins from nothing
     windows       record 9 10        records: `put` row and the times it holds, `remove` row, `drop` (the window is
                                      closed), `close` row that this record's time closed
                   rows               every row there is, closed ones with a *
     aggregation   new tumbling size=10 grace=5 emit=update cache=off      an application: kinds of windows, or none;
                                                                           values=list keeps the values
-                  a@1 a@2=x -@3      records: key, time, value (left out: none); key - is no key, value null is None
-                  commit | restart   what is held back goes out | commit, and new processors on the same state
+                  a@1 a@2=x -@3      records: key, time, value (absent: none); key - is no key, value null is None
+                  commit | restart   suppressed results go out | commit, and new processors on the same state
                   results as key start..end value (value before) at timestamp, then drops
 
 Rules of this file: players and nothing else.
@@ -57,7 +57,7 @@ from support.aggregates import Result, counted, driven, drops, listed, results
 
 
 class Lines(Player):
-    """Answers for people: text as it is, errors with their messages."""
+    """Answers for people: text unchanged, errors with their messages."""
 
     def lines(self, answer: Any) -> list[str]:
         if isinstance(answer, StandfastError):
@@ -298,7 +298,7 @@ class WindowsPlayer(Lines, Bounds):
 
 
 class AggregationPlayer(Lines):
-    """One application of support.aggregates after the other."""
+    """One application of support.aggregates after another."""
 
     def __init__(self) -> None:
         self.open: Any = None
@@ -349,7 +349,7 @@ class AggregationPlayer(Lines):
         self.driver.pipe("in", None if key == "-" else key, given, int(stamp))
 
     def answer(self, word: str) -> list[str]:
-        """What came out, and what was left out, since the last answer."""
+        """Results and skipped records since the last answer."""
         assert self.driver is not None
         now = drops(self.driver)
         changed = [name for name in now if now[name] != self.dropped.get(name)]

@@ -1,6 +1,6 @@
-"""A fixture: promtool, of Debian's package `prometheus`, unpacked once and not installed.
+"""A fixture: promtool, of Debian's package `prometheus`, unpacked once without installing.
 
-Rules of this file: where it cannot be had, the tests that need it fail, and say what to install.
+Rules of this file: where it cannot be fetched, its tests fail with the package to install.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Promtool = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def promtool() -> Promtool:
-    """Runs promtool; returns what it says, and fails if it finds fault."""
+    """Runs promtool; returns its output, and fails the test if it reports a problem."""
     try:
         program = ensure_program("prometheus", "promtool", print)
     except Unavailable as error:

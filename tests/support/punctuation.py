@@ -1,6 +1,6 @@
-"""Applications with one processor that makes schedules, and does in callbacks what a test says.
+"""Applications with one processor that makes schedules, and runs a test's actions in callbacks.
 
-Rules of this file: the real parts; the test looks at what fired.
+Rules of this file: the real parts; the test checks the calls that fired.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Schedule = tuple[str, int, Any, int | None]  # name, interval, kind, start
 
 
 class Probe:
-    """An application with one processor that does what a test says, and keeps what it saw."""
+    """An application with one processor that runs a test's actions, and notes its calls."""
 
     def __init__(self, *schedules: Schedule, sources: tuple[str, ...] = ("in",), **given: Any) -> None:
         self.fired: list[tuple[str, int]] = []

@@ -2,9 +2,9 @@
 
     with serving(folder) as bucket:
         bucket.address("state")     s3://key:secret@bucket/state?scheme=http&endpoint_override=127.0.0.1:PORT
-        bucket.given["state/app/0_0/000012.sst"]     bytes given out of it so far, over all reads
+        bucket.given["state/app/0_0/000012.sst"]     bytes served of it so far, over all reads
 
-Rules of this file: only what pyarrow asks for to list, read and write files; loopback only.
+Rules of this file: only the requests by which pyarrow lists, reads and writes files; loopback only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HTTP_WHEN = "Fri, 02 Jan 2026 03:04:05 GMT"
 
 @dataclass
 class Bucket:
-    """What is served, and what was given: bytes and reads of each file, bytes of listings, and requests in all."""
+    """The served folder, and counts: bytes and reads of each file, bytes of listings, and requests in all."""
 
     folder: Path
     port: int = 0
@@ -37,12 +37,12 @@ class Bucket:
     requests: int = 0
 
     def address(self, path: str) -> str:
-        """Of what lies at `path` in the folder."""
+        """The address of `path` in the folder."""
         return f"s3://key:secret@{BUCKET}/{path}?scheme=http&endpoint_override=127.0.0.1:{self.port}"
 
     @property
     def bytes(self) -> int:
-        """All that was given."""
+        """All bytes served."""
         return self.listed + sum(self.given.values())
 
     def forget(self) -> None:
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *_args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _about(path: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""A real broker that asks for a login and knows permissions (SASL/PLAIN, StandardAuthorizer), and what it allows whom.
+"""A real broker with logins and permissions (SASL/PLAIN, StandardAuthorizer), and the permissions of its users.
 
-Rules of this file: no fixtures, so that tests import what they use. Users are declared when the broker starts, so there
+Rules of this file: no fixtures, so tests import the parts they use. Users are declared when the broker starts, so there
 is a store of them: each test takes one of its own, because WRITE on any topic allows more than that topic.
 """
 
@@ -42,7 +42,7 @@ _RESOURCES = {
 
 
 class Secured:
-    """`address` asks for a login (`host:port`); `root` is a log that may do everything."""
+    """`address` requires a login (`host:port`); `root` is a log with all permissions."""
 
     def __init__(self, root: Path, address: str, open_address: str) -> None:
         self.address = address
@@ -52,7 +52,7 @@ class Secured:
         self._numbers = count()
 
     def new_user(self) -> str:
-        """One that may do nothing."""
+        """A user without permissions."""
         return f"u{next(self._numbers)}"
 
     def login(self, user: str, secret: str | None = None, mechanism: str = "PLAIN") -> str:
@@ -65,14 +65,14 @@ class Secured:
         )
 
     def allow(self, user: str, needs: Iterable[Need], *, prefixed: bool = False) -> None:
-        """Give permissions, and wait until the broker goes by them. `prefixed`: on all whose name begins so."""
+        """Give permissions, and wait until the broker applies them. `prefixed`: on all names with that prefix."""
         bindings = [_binding(user, need, prefixed) for need in needs]
         for future in self._admin.create_acls(bindings).values() if bindings else ():
             future.result()
         self._until(user, set(bindings), held=True)
 
     def take_away(self, user: str, need: Need) -> None:
-        """Take a permission away, and wait until the broker goes by that."""
+        """Revoke a permission, and wait until the broker applies that."""
         binding = _binding(user, need)
         for future in self._admin.delete_acls([_filter(user, binding)]).values():
             future.result()
@@ -82,7 +82,7 @@ class Secured:
         self.root.close()
 
     def _until(self, user: str, bindings: set[Any], *, held: bool) -> None:
-        """The node that is broker and controller answers from the very state that it authorises by."""
+        """Wait for the node, broker and controller in one: it replies from the very state that it authorises by."""
         deadline = time.monotonic() + WAIT_S
         while True:
             found = set(self._admin.describe_acls(_filter(user)).result())
@@ -94,7 +94,7 @@ class Secured:
 
 @contextmanager
 def secured_broker(root: Path) -> Iterator[Secured]:
-    """One that runs until the end of the block."""
+    """A broker that runs until the end of the block."""
     port = free_port()
     own = f"PLAINTEXT://{HOST}:{{port}},CONTROLLER://{HOST}:{{controller_port}}"
     listeners = {"listeners": f"{own},SASL_PLAINTEXT://{HOST}:{port}"}

@@ -1,8 +1,8 @@
-"""A real sidecar process for tests, with clients of both doors.
+"""A real sidecar process for tests, with clients of its RESP server and its control API.
 
     sidecars.start("a", workers=1) -> Sidecar    process of its own on a state directory, an embedded log shared by all
 
-Rules of this file: real processes and sockets; everything that was started is ended, by its own process id.
+Rules of this file: real processes and sockets; each started process is ended, by its own process id.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Sidecar:
         self.info: dict[str, Any] = {}
 
     def start(self, environment: dict[str, str] | None = None, timeout_s: float = START_S) -> Sidecar:
-        """Start it and wait until it may be called."""
+        """Start it and wait until it accepts calls."""
         (self.run_dir / "INFO.json").unlink(missing_ok=True)
         if self.http is not None:
             self.http.close()
@@ -67,7 +67,7 @@ class Sidecar:
         return (self.run_dir / "INFO.json").exists()
 
     def told(self) -> str:
-        """What it wrote to its standard error."""
+        """Its standard error so far."""
         return self.log_path.read_text(errors="replace")[-4_000:]
 
     @property
@@ -76,7 +76,7 @@ class Sidecar:
         return self.process.pid
 
     def call(self, method: str, path: str, body: Any = None, status: int = 200) -> dict[str, Any]:
-        """One call of the control door; its document."""
+        """One call of the control API; returns its document."""
         assert self.http is not None
         answer = self.http.request(method, path, **({} if body is None else {"json": body}))
         assert answer.status_code == status, f"{method} {path}: {answer.status_code} {answer.text}\n{self.told()}"
@@ -102,7 +102,7 @@ class Sidecar:
         return [one["pid"] for one in self.call("GET", "/v1/status")["workers"] if one["pid"] is not None]
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
-        """End it; its exit code."""
+        """End it; returns its exit code."""
         assert self.process is not None
         if self.http is not None:
             self.http.close()
@@ -124,14 +124,14 @@ class Sidecars:
         self.all: list[Sidecar] = []
 
     def make(self, name: str = "a", log: str | None = None, app: str = "app", **settings: Any) -> Sidecar:
-        """One that is not started. Settings with __ for the point: serve__workers=2."""
+        """A sidecar that is not started. Settings with __ for the point: serve__workers=2."""
         given = {key.replace("__", "."): value for key, value in settings.items()}
         made = Sidecar(self.root, name, log or self.log, given, app)
         self.all.append(made)
         return made
 
     def start(self, name: str = "a", log: str | None = None, app: str = "app", **settings: Any) -> Sidecar:
-        """One that may be called."""
+        """A started sidecar that accepts calls."""
         return self.make(name, log, app, **settings).start()
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def wait_for(condition: Any, timeout_s: float = 20.0, told: Any = None) -> None:
 
 @pytest.fixture
 def sidecars(tmp_path: Path) -> Iterator[Sidecars]:
-    """Starts sidecars over one embedded log; what still runs at the end is killed."""
+    """Starts sidecars over one embedded log; those still running at the end are killed."""
     made = Sidecars(tmp_path)
     yield made
     made.close()

@@ -1,6 +1,6 @@
-"""The engine's tasks, found in a session: the active ones run here, and what is not is refused with its reason.
+"""The engine's tasks, found in a session: the active ones run here, and any other is refused with its reason.
 
-Rules of this file: it changes nothing. Every question may wait for a round of the session's background work.
+Rules of this file: it changes nothing. Every call may wait for a round of the session's background work.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from standfast.replication.offsets import TaskId
 from standfast.stream.session.session import Session
 from standfast.stream.session.task import GONE, Task, TaskState
 
-# What a partition is that this session does not hold, as another process knows it: "standby", "restoring: 41 %", None.
+# State of a partition that this session does not hold, as another process knows it: "standby", "restoring: 41 %", None.
 Elsewhere = Callable[[int], str | None]
 
 
 class SessionSource:
-    """Tasks of group 0 of a session. `elsewhere` tells of partitions that another process of the sidecar holds."""
+    """Tasks of group 0 of a session. `elsewhere` reports partitions that another process of the sidecar holds."""
 
     def __init__(self, session: Session, elsewhere: Elsewhere = lambda partition: None) -> None:
         self._session = session
@@ -33,7 +33,7 @@ class SessionSource:
         if task.state is TaskState.STANDBY:
             raise _standby(partition)
         if task.state in GONE:
-            task.source_offsets()  # raises what it failed with
+            task.source_offsets()  # raises the task's own error
         raise Refused(RESTORING, f"partition {partition} is not ready: the restore gate is shut, wait (SF.WAITREADY)")
 
     def partitions(self) -> Mapping[int, str]:

@@ -1,6 +1,6 @@
 """Fixtures for tests that run sessions on a real embedded log and real RocksDB.
 
-Rules of this file: a `Bench` opens sessions without background threads; `settle` drives them by hand, so a test says
+Rules of this file: a `Bench` opens sessions without background threads; `settle` drives them by hand, so a test chooses
 when restore, standby and take-over work happens. Leases run on a clock that only the test moves.
 """
 
@@ -78,7 +78,7 @@ class Bench:
 
     @property
     def embedded(self) -> EmbeddedLog:
-        """The log with what only the embedded one can do (truncate, compact)."""
+        """The log with the calls of the embedded one alone (truncate, compact)."""
         assert isinstance(self.log, EmbeddedLog)
         return self.log
 
@@ -104,7 +104,7 @@ class Bench:
         return session
 
     def fill(self, stores: list[Any], tasks: int, records: int) -> None:
-        """Write `filled` rows for each task into the store `kv`, by an instance that is gone afterwards."""
+        """Write `filled` rows for each task into the store `kv`, by an instance that is closed afterwards."""
         first = self.session("filling", stores=stores, partitions=tasks, take_over=False)
         first.assign(active=range(tasks))
         first.wait_ready(30)
@@ -126,7 +126,7 @@ class Bench:
         raise AssertionError(f"still applying records after {rounds} rounds")
 
     def close(self) -> None:
-        """Close what is still open."""
+        """Close every session still open."""
         for session in self.opened:
             session.close()
         if self._log is not None:

@@ -2,8 +2,8 @@
 
     spark          a session on local[2], started once
 
-Rules of this file: a real Spark from the development requirements; Java is the machine's or fetched. Spark is imported
-only by who asks for the session, so that other tests do not pay for it.
+Rules of this file: a real Spark from the development requirements; Java is the machine's or fetched. Only the session's
+fixtures import Spark, so that other tests do not pay for it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from support.groups import dear
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
-    # Many jobs of a second each: what the second compiler of Java gains is less than what it takes.
+    # Many jobs of a second each: Java's second compiler costs more time than it saves.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
 @pytest.fixture
 def spark(spark_session: Any) -> Iterator[Any]:
-    """The session; what its client leaves behind is collected here, and not in a test that watches its sockets."""
+    """The session; its client's leftovers are collected here, and not in a test that watches its sockets."""
     yield spark_session
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -1,4 +1,4 @@
-"""What Spark does between the source and a task (prepare, hash, sort), for tests of the folds themselves.
+"""Spark's steps between the source and a task (prepare, hash, sort), for tests of the folds themselves.
 
 Rules of this file: plain Python over the same batches; no Spark is started.
 """
@@ -19,7 +19,7 @@ from standfast.restore.spark.rows import HASH
 def sorted_batches(
     shape: StoreShape, partition: int, records: Sequence[Record], rows: int = 7
 ) -> Iterator[pa.RecordBatch]:
-    """Records of a partition as a task gets them, in batches of a few rows."""
+    """Records of a partition as a task receives them, in batches of a few rows."""
     (only,) = sorted_buckets(shape, partition, [records], rows).values()
     yield from only
 
@@ -27,7 +27,7 @@ def sorted_batches(
 def sorted_buckets(
     shape: StoreShape, partition: int, pieces: Sequence[Sequence[Record]], rows: int = 7
 ) -> dict[int, list[pa.RecordBatch]]:
-    """Records of the pieces of a partition as the task of each bucket gets them, by ticket."""
+    """Records of a partition's pieces as the task of each bucket receives them, by ticket."""
     prepared: list[dict[str, Any]] = []
     for records in pieces:
         batches = [record_batch(partition, records[at : at + rows]) for at in range(0, len(records), rows)]

@@ -1,4 +1,4 @@
-"""What the tests beside Kafka Streams share: the stores on our side, the changes that are fed, rows of both alike.
+"""Helpers of the tests beside Kafka Streams: the stores on our side, the input changes, and rows of both sides alike.
 
 Rules of this file: a row is a tuple (store, partition, key, start, end, value, timestamp), with -1 where its store has
 no such thing; one version of a versioned store is (store, partition, key, valid from, valid to, value, -1). Timestamps
@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
     @property
     def outgoing(self) -> Outgoing:
-        """As a record of the input topic."""
+        """The change as a record of the input topic."""
         fields = {"store": self.store, "value": self.value, "start": self.start, "end": self.end}
         return Outgoing(self.key.encode(), json.dumps(fields).encode(), self.timestamp, self.headers)
 
@@ -104,7 +104,7 @@ def _java_row(row: dict[str, Any]) -> Row:
 
 
 def our_rows(store_of: Callable[[str, int], Any]) -> list[Row]:
-    """Rows of every store and partition; `store_of` gives the store of a name and a partition."""
+    """Rows of every store and partition; `store_of` returns the store of a name and a partition."""
     return sorted(
         row
         for spec in stores()
@@ -131,7 +131,7 @@ def _rows(spec: Any, partition: int, store: Any) -> Iterator[Row]:
             yield (*at, key, start, end, value, stamp)
 
 
-# The same stores for the command line; retention and history are taken from the topics.
+# The same stores for the command line; it reads retention and history from the topics.
 STORE_ARGUMENTS = (
     "kv:keyvalue:plain,key=string,value=string",
     "kvts:keyvalue",
@@ -163,7 +163,7 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def answered_rows(store: str, answer: dict[str, Any]) -> Iterator[Row]:
-    """Rows of a scan of the HTTP door, or of a fetch of versions; it tells no timestamps of windows."""
+    """Rows of a scan or a fetch of versions from the HTTP server; it has no timestamps of windows."""
     names = {"window": ("window_start", "window_end"), "session": ("session_start", "session_end")}
     first, last = names.get(answer["kind"], ("valid_from", "valid_to"))
     for row in answer["rows"]:
@@ -172,5 +172,5 @@ def answered_rows(store: str, answer: dict[str, Any]) -> Iterator[Row]:
 
 
 def without_window_times(rows: Iterable[Row]) -> list[Row]:
-    """The rows as the HTTP door tells them."""
+    """The rows as the HTTP server sends them."""
     return sorted((*row[:6], -1) if row[3] >= 0 else row for row in rows)

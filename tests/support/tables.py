@@ -1,7 +1,7 @@
-"""What tests of a source topic as changelog share: a table read from the topic `prices`, and the loop that reads it.
+"""Helpers for tests of a source topic as changelog: a table read from the topic `prices`, and the loop that reads it.
 
-Rules of this file: `pump` is the application: it reads the topic on from the task's source offset, puts every record
-that it can read, and commits. Nothing else writes to the store.
+Rules of this file: `pump` is the application: it reads the topic from the task's source offset on, puts every readable
+record, and commits. No other code writes to the store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def table(bench: Bench, directory: str = "a", **settings: Any) -> sf.Session:
 
 
 def produce(bench: Bench, first: int, count: int) -> None:
-    """Records of seven keys; every fifth is a delete; values are written with spaces, as our serde would not."""
+    """Records of seven keys; every fifth is a delete; values have spaces, which our serde would not write."""
     records = [
         Outgoing(b"k%d" % (number % 7), None if number % 5 == 4 else b'{"n": %d}' % number, 1_000 + number)
         for number in range(first, first + count)
@@ -78,7 +78,7 @@ def statistics(session: sf.Session) -> StoreStatistics:
 
 
 def expected(stop: int) -> list[Any]:
-    """What `produce(bench, 0, ...)` amounts to below `stop`."""
+    """The rows that `produce(bench, 0, ...)` amounts to below `stop`."""
     latest = {b"k%d" % (number % 7): number for number in range(stop)}
     return [(key, 1_000 + number, b'{"n":%d}' % number) for key, number in sorted(latest.items()) if number % 5 != 4]
 

@@ -1,7 +1,7 @@
 """`--pure`: only files of tests that import pure modules of ours and nothing else, for `make check`.
 
-Rules of this file: decided by the text of a file before it is imported, because importing all of them takes longer than
-the tests that are asked for. Which modules are pure is said in `repo/test_tidy.py`.
+Rules of this file: a file's text decides before its import, because importing all of them takes longer than the
+selected tests. `repo/test_tidy.py` lists the pure modules.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 OURS = re.compile(r"^\s*(?:from|import) (standfast[\w.]*)(?: import \(?([\w, \n]*))?", re.MULTILINE)
-# Beside the plain values: pure modules are given the time, tests the clock that it comes from.
+# Beside the plain values: pure modules take the time as an argument, tests use the clock that it comes from.
 CLOCK = "store/clock.py"
 
 
@@ -22,14 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """True where a file of tests needs more than pure modules."""
+    """True for a test file that needs more than pure modules."""
     if not config.getoption("pure") or not collection_path.name.startswith("test_"):
         return None
     return not is_pure(collection_path.read_text(encoding="utf-8")) or None
 
 
 def is_pure(text: str) -> bool:
-    """Whether all that a file imports of ours is pure, or values that pure modules are given, and there is some."""
+    """Whether a file imports some of our modules, and only pure ones or values that pure modules take."""
     from repo.test_tidy import PLAIN, PURE
 
     pure, given = _modules(PURE), _modules(PLAIN | {CLOCK})

@@ -1,6 +1,6 @@
-"""Applications whose records say what to do with timers.
+"""Applications whose records set and cancel timers.
 
-Rules of this file: the real parts; the test looks at what fired.
+Rules of this file: the real parts; the test checks the timers that fired.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Act = Callable[[sf.Context, sf.Timer], object]
 
 
 class Timed:
-    """An application whose records say what to do with timers.
+    """An application whose records set and cancel timers.
 
-    Records are ["set" | "cancel", time, key, kind]; anything else is only a time. Watermarks follow at once and are
+    Records are ["set" | "cancel", time, key, kind]; any other value is only a time. Watermarks follow at once and are
     one below the largest timestamp, so that a record at t + 1 brings the clock to t.
     """
 

@@ -4,9 +4,9 @@
     streams    an application: windows on update and on close, sessions, timers, a repartition, a table
     sidecar    a sidecar with its settings file and a snapshot
 
-Rules of this file: the generator (`fixtures/yesterday/make.py`) and `test_yesterday.py` share it. Nothing here may
-change what the fixtures mean: stores, topology and settings are those that the files were written with. Timestamps lie
-in the year 2100, so that no retention reaches them, however old the files are.
+Rules of this file: the generator (`fixtures/yesterday/make.py`) and `test_yesterday.py` share it. Changes here must
+keep the fixtures' meaning: stores, topology and settings are those that wrote the files. Timestamps lie in the year
+2100, so that no retention reaches them, however old the files are.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def rows_of(task: Task) -> dict[str, list[list[Any]]]:
 
 
 def reads_of(task: Task, rows: Mapping[str, list[list[Any]]]) -> dict[str, list[list[Any]]]:
-    """The same stores through their public reads, as JSON has them."""
+    """The same stores through their public reads, as JSON values."""
     found = {}
     for name, store in task.stores.stores.items():
         keys = sorted({bytes.fromhex(row[0]).decode() for row in rows[name]}) if name.startswith("ver") else []
@@ -198,7 +198,7 @@ def create_topics(bench: Bench) -> None:
 
 
 def sidecar_stores() -> list[Any]:
-    """The stores of `sidecar.toml`, as a client has them."""
+    """The stores of `sidecar.toml`, as a client declares them."""
     text = sf.serde.string
     return [
         sf.KeyValueStore("kv", text, text, changelog=KEPT),
@@ -236,7 +236,7 @@ def write_through(client: Any, first: int, last: int) -> None:
 
 
 def read_through(client: Any) -> dict[str, Any]:
-    """What a client reads of each partition."""
+    """The rows that a client reads of each partition."""
     found: dict[str, Any] = {}
     for partition in range(2):
         task = client.task(partition)
@@ -297,7 +297,7 @@ def run_calls(root: Path, sidecar: Sidecar) -> dict[str, dict[str, Any]]:
 
 
 def shape(value: Any) -> Any:
-    """The fields of a document and their kinds; a list has those that all of its entries have."""
+    """The fields of a document and their kinds; for a list, the fields that all of its entries have."""
     if isinstance(value, dict):
         return {key: shape(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -318,9 +318,9 @@ def _in_common(one: Any, other: Any) -> Any:
 
 
 def missing_fields(wanted: Any, found: Any, where: str) -> list[str]:
-    """What a document lacks of a shape, as sentences. Further fields are allowed, and null for any kind.
+    """Fields of a shape that a document lacks, as sentences. Further fields are allowed, and null for any kind.
 
-    What a counter of `status` holds by name (phases, reasons) is data, which depends on what happened.
+    The names in a counter of `status` (phases, reasons) are data, which depends on past events.
     """
     if where.startswith("status.counters."):
         return []

@@ -1,1 +1,1 @@
-"""Processes that are killed, and models of what they must leave behind."""
+"""Processes that are killed, and models of the state that they must leave behind."""

@@ -10,22 +10,22 @@
                                                     └────> sessions, on close ──> order-sessions
 
     stdout     ready              every task is here, running or standing by
-               lost TASK REASON   state was set aside: right only where a file was damaged
+               lost TASK REASON   state was set aside: correct only where a file was damaged
                kept PARTITION OFFSET,...   a commit with these clicks has returned; each left a row in `notes`
-    exit       0 after SIGTERM, anything else but the kill is a failure (the reason is on stderr)
+    exit       0 after SIGTERM; any other end but the kill is a failure (the reason is on stderr)
 
 Besides the failpoints of the library a `strike` (place, times, how) of the settings ends the process (kill), or fails
 the task once (raise), inside the application's own code:
 
     add      before a value is added to an aggregate: in the middle of the windows of one record
     emit     a held-back update goes downstream: in the middle of a flush
-    final    a final result goes downstream: in the middle of those that one record closes
+    final    a final result goes downstream: in the middle of the results that one record closes
     timer    inside a timer of the Watcher, something written
     board    inside a timer of the Board, something written
     tick     inside the punctuation, something written
 
-Rules of this file: what it does with a record depends on the record and the state only. Its punctuation notes the
-boundary that it has done: a schedule begins anew with each life, and fires once more then.
+Rules of this file: processing of a record depends on the record and the state only. The punctuation notes the boundary
+that it has done: a schedule restarts with each life, and then fires once more.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DISORDER_MS = 20_000
 HOP = sf.HoppingWindows(60_000, 20_000, 5_000)
 TUMBLE = sf.TumblingWindows(30_000, 10_000)
 VISIT = sf.SessionWindows(8_000, 15_000)
-TOTAL = sf.TumblingWindows(60_000, 100_000_000)  # grace for any order in which two upstream tasks may come
+TOTAL = sf.TumblingWindows(60_000, 100_000_000)  # grace for any order of the records of two upstream tasks
 BOARD_MS = 45_000
 ORDER = sf.TumblingWindows(30_000, 5_000)
 ORDER_VISIT = sf.SessionWindows(6_000, 5_000)
@@ -72,7 +72,7 @@ MEMORY_BYTES = 32 << 20
 
 @dataclass
 class Strike:
-    """Where the application's own code ends the process, or fails its task."""
+    """The place where the application's own code ends the process, or fails its task."""
 
     place: str = ""
     times: int = 0
@@ -86,7 +86,7 @@ class Strike:
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             print("failed", flush=True)
-            raise sf.InternalError(f"struck at {place}")  # which no on_error leaves out
+            raise sf.InternalError(f"struck at {place}")  # no on_error skips this error
 
 
 NO_STRIKE = Strike()
@@ -97,7 +97,7 @@ NOTES = "notes"
 
 
 class Teller(Listener):
-    """Says when every task is here, that state was lost, and which clicks are in the store without a changelog."""
+    """Reports that every task is here, that state was lost, and which clicks are in the store without a changelog."""
 
     def __init__(self, noted: Noted) -> None:
         self.here: set[TaskId] = set()
@@ -108,7 +108,7 @@ class Teller(Listener):
             say(f"kept {task.partition} {','.join(map(str, offsets))}")
 
     def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
-        self.noted.pop(str(task), None)  # opened, or failed: what was not committed is forgotten
+        self.noted.pop(str(task), None)  # opened, or failed: uncommitted clicks are forgotten
         if state in ("running", "standby") and task not in self.here:
             self.here.add(task)
             if len(self.here) == TASKS:
@@ -145,7 +145,7 @@ def stores_of(settings: Mapping[str, Any]) -> list[Any]:
 
 def make_watcher(strike: Strike, noted: Noted | None) -> type[sf.Processor]:
     class Watcher(sf.Processor):
-        """An alarm for a key that was silent, a reminder, and keys that are retired by stream time."""
+        """An alarm for a silent key, a reminder, and keys retired by stream time."""
 
         stores = ("seen",) if noted is None else ("seen", NOTES)
 
@@ -202,7 +202,7 @@ def make_watcher(strike: Strike, noted: Noted | None) -> type[sf.Processor]:
 
 def make_board(strike: Strike) -> type[sf.Processor]:
     class Board(sf.Processor):
-        """Count and sum per place and window, given by a timer once the watermark has passed the window."""
+        """Count and sum per place and window, forwarded by a timer once the watermark has passed the window."""
 
         stores = ("board",)
 
@@ -239,7 +239,7 @@ def make_app(
     listener: Listener | None = None,
     noted: Noted | None = None,
 ) -> sf.App:
-    """The application as every process of a run has it, the looking one included."""
+    """The application of every process of a run, the looking one included."""
     noted = {} if noted is None else noted
 
     def add(_key: str, value: Any, aggregate: list[int]) -> list[int]:
@@ -281,7 +281,7 @@ def make_app(
     places = clicks.select_key(lambda _key, value: value["place"]).repartition("places")
     clicks.process(make_watcher(strike, noted if settings["unlogged"] else None), name="watcher").to(
         "alarms"
-    )  # last, so that a bad record has been everywhere
+    )  # last, so that a bad record has passed every other processor
     places.group_by_key().window(TOTAL).count("totals").peek(reach("emit")).to("totals")
     places.process(make_board(strike), name="watch-board").to("boards", key=sf.serde.string)
     orders = app.stream("orders").select_key(lambda _key, value: value["place"]).repartition("orders", partitions=2)

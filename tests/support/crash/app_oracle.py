@@ -1,15 +1,16 @@
-"""What an uninterrupted run of support/crash/app_child.py gives, in plain loops over the input, and how a run differs
-from it.
+"""The results of an uninterrupted run of support/crash/app_child.py, in plain loops over the input, and the differences
+of a run from them.
 
     make_inputs     records by topic and partition, all of them following from a seed
     expect          outputs by topic and partition, and stores by name and partition
-    compare         what is wrong with the outputs and stores of a run, as sentences; empty if nothing
+    compare         differences in the outputs and stores of a run, as sentences; empty if none
 
 Why this is sound: a task of group 0 or 2 reads one partition, and a partition of the orders between 2 and 3 has one
-writer, so each of these tasks sees one order of records, whoever runs it and how often it is restarted. In group 1 the
-records of two upstream tasks mix in any order. What it gives does not depend on that: counts whose windows never
-close, and Board rows, which are given when the watermark, the smaller one of both tasks, has passed the window, and so
-after all their records. Nothing here is shared with the library: no windows, clocks, timers or serdes of its own.
+writer, so each of these tasks sees one order of records, whichever process runs it and however often it restarts. In
+group 1 the records of two upstream tasks mix in any order. Its results do not depend on that order: counts whose
+windows never close, and Board rows, which are forwarded when the watermark, the smaller one of both tasks, has passed
+the window, and so after all their records. Nothing here is shared with the library: no windows, clocks, timers or
+serdes of its own.
 
     exactly once    as expected, record by record; updates that a cache held back are some of those expected, in order,
                     with the last one of each key
@@ -104,7 +105,7 @@ def outgoing(rows: Iterable[Row]) -> list[Outgoing]:
     return [Outgoing(row.key.encode(), json.dumps(row.value).encode(), row.timestamp, row.headers) for row in rows]
 
 
-# -- what must come of it ----------------------------------------------------------------------------------------------
+# -- expected results --------------------------------------------------------------------------------------------------
 
 
 def add(aggregate: list[int] | None, number: int) -> list[int]:
@@ -113,7 +114,7 @@ def add(aggregate: list[int] | None, number: int) -> list[int]:
 
 
 class Windows:
-    """Rows by key and window; those that a store keeps are the ones it has not forgotten by its own largest start."""
+    """Rows by key and window; the store keeps the rows that it has not forgotten by its own largest start."""
 
     def __init__(self, size_ms: int, advance_ms: int, grace_ms: int) -> None:
         self.size_ms, self.advance_ms, self.grace_ms = size_ms, advance_ms, grace_ms
@@ -130,7 +131,7 @@ class Windows:
         return [Row(key, *self.rows[key], headers) for key in due]
 
     def update(self, row: Row) -> list[Row]:
-        """Add a record to its windows that are open; the updates."""
+        """Add a record to its open windows; returns the updates."""
         updates = []
         first = max(0, row.timestamp - self.size_ms + self.advance_ms) // self.advance_ms * self.advance_ms
         for start in range(first, row.timestamp + 1, self.advance_ms):
@@ -147,7 +148,7 @@ class Windows:
 
 
 class Sessions:
-    """As Windows, by sessions. `forgotten` is what the store has dropped by its own largest end."""
+    """As Windows, by sessions. `forgotten` holds the sessions that the store has dropped by its own largest end."""
 
     def __init__(self, gap_ms: int, grace_ms: int, *, on_close: bool = False) -> None:
         self.gap_ms, self.grace_ms, self.on_close = gap_ms, grace_ms, on_close
@@ -170,7 +171,7 @@ class Sessions:
         near = [
             key
             for key in self.rows
-            if not (self.on_close and key in self.given)  # what was given on close is not joined any more
+            if not (self.on_close and key in self.given)  # a result given on close is not joined any more
             and key[0] == row.key
             and key[2] >= at - self.gap_ms
             and key[1] <= at + self.gap_ms
@@ -251,7 +252,7 @@ def expect(inputs: Inputs) -> Expected:
 
 
 def expect_clicks(partition: int, rows: list[Row], places: list[Row], expected: Expected) -> int:
-    """Group 0, one task; adds to `places` what goes on. Returns its last watermark."""
+    """Group 0, one task; adds the records for group 1 to `places`. Returns its last watermark."""
     out = {
         name: expected.outputs[name, partition] for name in ("updates", "finals", "visits", "alarms", "late", "dead")
     }
@@ -341,7 +342,7 @@ def read_row(topic: str, key: bytes, value: bytes | None, timestamp: int, header
         plain = (key[:-8].decode(), start, start + WINDOW_MS[topic])
     elif topic in SESSIONS:
         plain = (key[:-16].decode(), int.from_bytes(key[-8:], "big"), int.from_bytes(key[-16:-8], "big"))
-    if topic == "dead":  # what says why it is here is added to the record's own headers
+    if topic == "dead":  # the headers with the reason are added to the record's own
         headers = tuple(header for header in headers if not header[0].startswith("__streams.errors."))
     return Row(plain, None if value is None else json.loads(value), timestamp, headers)
 
@@ -376,7 +377,7 @@ def compare(
 
 
 def wrong_rows(wanted: list[Row], found: list[Row], where: str) -> list[str]:
-    """Exactly these records, in this order."""
+    """Differences from exactly these records, in this order."""
     if wanted == found:
         return []
     at = next((n for n, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other), None)
@@ -388,7 +389,7 @@ def wrong_rows(wanted: list[Row], found: list[Row], where: str) -> list[str]:
 
 
 def wrong_updates(topic: str, wanted: list[Row], found: list[Row], where: str, *, cached: bool) -> list[str]:
-    """Per key: of the expected updates some in their order, and the last one; without a cache all of them."""
+    """Per key: some of the expected updates in their order, and the last one; without a cache all of them."""
     if topic != "totals" and not cached:
         return wrong_rows(wanted, found, where)
     problems = []
@@ -405,7 +406,7 @@ def wrong_updates(topic: str, wanted: list[Row], found: list[Row], where: str, *
 
 
 def by_key(topic: str, rows: list[Row]) -> dict[Any, list[Any]]:
-    """Updates of each key. Time and headers of totals are those of whichever record came last."""
+    """Updates of each key. Time and headers of totals are those of the record that came last."""
     found = defaultdict(list)
     for row in rows:
         found[row.key].append((row.value,) if topic == "totals" else row[1:])
@@ -413,7 +414,7 @@ def by_key(topic: str, rows: list[Row]) -> dict[Any, list[Any]]:
 
 
 def lost_rows(topic: str, wanted: list[Row], found: list[Row], where: str) -> list[str]:
-    """Of every expected result one at least as fresh is there; of updates the last ones."""
+    """Expected results without one at least as fresh; of updates only the last ones count."""
     best: dict[Any, list[Any]] = defaultdict(list)
     for row in found:
         best[identity(topic, row)].append(row.value)
@@ -430,10 +431,10 @@ def lost_rows(topic: str, wanted: list[Row], found: list[Row], where: str) -> li
 
 
 def covering(key: Any, found: Mapping[Any, Any]) -> list[Any]:
-    """What was found under a key, and of a session also what was found for one that it is a part of.
+    """Rows found under a key, and for a session also those found for a session that contains it.
 
-    A record that is processed again meets sessions that are ahead of it. One that was too late the first time may then
-    join two of them, because what it makes ends later than what it made then.
+    A record that is processed again meets sessions that are ahead of it. A record that was too late the first time may
+    then join two of them, because the session that it makes ends later than the first time.
     """
     values = [found[key]] if key in found else []
     if isinstance(key, tuple) and len(key) == 3 and type(key[1]) is int:
@@ -453,7 +454,7 @@ def identity(topic: str, row: Row) -> Any:
 
 
 def as_fresh(found: Any, wanted: Any) -> bool:
-    """At least once, what was processed again counts again; a row of `seen` leads with its largest time."""
+    """At least once, a record processed again counts again; a row of `seen` leads with its largest time."""
     if found is None:
         return False
     if isinstance(wanted, list):

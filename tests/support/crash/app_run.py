@@ -1,12 +1,12 @@
-"""A whole application to be crashed: its input, its lives, and the comparison of what came of it with the oracle.
+"""A whole application to be crashed: its input, its lives, and the comparison of its results with the oracle.
 
-    AppCrash.feed         a part of the input, so that the killed one always has something to do
+    AppCrash.feed         a part of the input, so that the process to be killed always has records
     AppCrash.life         start a process (support/crash/app_child.py) on one state directory; it is dead afterwards
     AppCrash.kill_once    let it end at a strike, a failpoint or a random time
     AppCrash.finish       the rest of the input, until all of it is processed and committed; then a clean end
     AppCrash.check        outputs, every directory at rest, every directory and an empty one restored
 
-Rules of this file: choices follow from the seed of the run; what is wrong is said in sentences that name the seed.
+Rules of this file: choices follow from the seed of the run; problems are sentences that name the seed.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ PATIENCE_S = 40.0
 STRIKE_S = 6.0
 FEED_S = 0.03
 REPEAT_S = event_time.REPEAT_MS / 1_000 + 2
-MAX_STALL_MS = 1_000  # one that stands still loses its lease so much later
-LEASE_MS = 1_000  # over a second, a busy machine would give leases away; each take-over waits for one
+MAX_STALL_MS = 1_000  # a stalled process loses its lease so much later
+LEASE_MS = 1_000  # over a second: a busy machine would give leases away; each take-over waits for one
 NO_STRIKE = ("", 0, "kill")
 
-Strike = tuple[str, int, str]  # place in the application, the how-manyth time, kill or raise
+Strike = tuple[str, int, str]  # place in the application, number of times, kill or raise
 
 
 @dataclass(frozen=True)
 class AppDamage:
-    """A flipped byte of one task. `may_refuse`: it may have cost rows that no log has, which an operator accepts.
+    """A flipped byte of one task. `may_refuse`: it may have cost rows that no log has, and an operator accepts that.
 
-    Nor is it known of a directory that cannot be read whether it had rows of a store whose changelog is empty.
+    It is also unknown whether an unreadable directory had rows of a store whose changelog is empty.
     """
 
     directory: str
@@ -74,7 +74,7 @@ class AppDamage:
 
 
 class Losses(Listener):
-    """State that was given up; there is never a reason to."""
+    """Notes lost state; no run has a reason to lose any."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
@@ -100,7 +100,7 @@ class AppCrash:
     directories: set[str] = field(default_factory=set)
     standbys: int = 1
     damages: list[AppDamage] = field(default_factory=list)
-    lost: int = 0  # stores or directories that a damage cost
+    lost: int = 0  # stores or directories lost to a damage
     notes: dict[tuple[str, int], set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class AppCrash:
 
     @contextmanager
     def life(self, directory: str, failpoint: str = "", strike: Strike = NO_STRIKE) -> Iterator[Life]:
-        """Start a process; it is dead afterwards, and what it said is looked at."""
+        """Start a process; it is dead afterwards, and its output is checked."""
         self.lives += 1
         self.directories.add(directory)
         out, err = self.root / f"out.{self.lives}", self.root / f"err.{self.lives}"
@@ -191,7 +191,7 @@ class AppCrash:
 
     @staticmethod
     def wait_until_ready(life: Life) -> None:
-        """As Life does, but one that ended at its place already is as good."""
+        """As Life does; a process that already ended at its place is ready too."""
         while "ready" not in life.lines() and life.process.poll() != -signal.SIGKILL:
             assert life.process.poll() is None, f"the child ended by itself: {life.err.read_text()}"
             time.sleep(0.005)
@@ -213,7 +213,7 @@ class AppCrash:
         self.kills += 1
 
     def freeze(self, life: Life) -> None:
-        """Stop a process until SIGCONT, but not while it writes to the log: its lock would stop everybody else too."""
+        """Stop a process until SIGCONT, but not during a write to the log: its lock would stop all other processes."""
         with (self.root / "log.lock").open("rb") as lock:
             while True:
                 life.process.send_signal(signal.SIGSTOP)
@@ -229,7 +229,7 @@ class AppCrash:
                     return
 
     def fail_once(self, directory: str, share: float, place: str, times: int) -> None:
-        """A process one task of which fails and is opened again while the others go on; killed later on."""
+        """A process in which one task fails and is reopened while the others go on; killed later on."""
         with self.life(directory, strike=(place, times, "raise")) as life:
             deadline = time.monotonic() + STRIKE_S
             while "failed" not in life.lines() and time.monotonic() < deadline:
@@ -244,7 +244,7 @@ class AppCrash:
             self.finish_with(lives)
 
     def finish_with(self, lives: list[Life]) -> None:
-        """As `finish`, with processes that run."""
+        """As `finish`, with running processes."""
         deadline = time.monotonic() + PATIENCE_S
         with closing(open_log(self.address)) as log:
             while self.fed < self.records or not self.done(log):
@@ -259,21 +259,21 @@ class AppCrash:
             assert life.process.wait(PATIENCE_S) == 0, f"seed {self.seed}: {life.err.read_text()}"
 
     def await_boards(self) -> None:
-        """A task that was opened again by itself hears of an upstream watermark when that is repeated, not before."""
+        """Wait for the boards: a task that reopened alone gets an upstream watermark only when it is repeated."""
         deadline = time.monotonic() + REPEAT_S
         wanted = sum(len(rows) for (topic, _), rows in self.expected.outputs.items() if topic == "boards")
         while sum(map(len, self.read_topics({"boards": 2}).values())) < wanted and time.monotonic() < deadline:
             time.sleep(FEED_S)
 
     def await_copies(self, lives: list[Life]) -> None:
-        """What was set aside goes once the rows are whole again, also where that is a standby that comes last."""
+        """Wait until set-aside state is removed, once the rows are whole again, be it by the last standby."""
         deadline = time.monotonic() + PATIENCE_S
         while copies := [path for life in lives for path in (life.state / APP / ".aside").glob("*")]:
             assert time.monotonic() < deadline, f"seed {self.seed}: set aside for ever: {copies}"
             time.sleep(FEED_S)
 
     def done(self, log: Log) -> bool:
-        """Whether everything is processed and committed: first what comes from outside, then what came of it."""
+        """Whether everything is processed and committed: first the external input, then the topics between tasks."""
         try:
             return not self.open_offsets(log, INPUTS) and not self.open_offsets(log, tuple(INTERNAL))
         except Unavailable:  # a process that gets no processor time may hold the log's lock for over a second
@@ -291,7 +291,7 @@ class AppCrash:
         return {str(at): f"{found[at]} of {ends[at].end}" for at in wanted if found[at] != ends[at].end}
 
     def damage(self, directory: str) -> None:
-        """Flip a byte of one task of a directory that nobody has open."""
+        """Flip a byte of one task of a directory that no process has open."""
         state = self.root / directory / APP
         groups = self.assembled().groups
         tasks = [TaskId(number, partition) for number, group in groups.items() for partition in range(group.partitions)]
@@ -306,11 +306,11 @@ class AppCrash:
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Everything that the run left."""
+        """Compare everything that the run left."""
         outputs = self.read_outputs()
         self.outputs += sum(map(len, outputs.values()))
         for one in self.damages:
-            one.byte.turn_back()  # if nothing has read it up to now
+            one.byte.turn_back()  # if no read has met it up to now
         names = [*sorted(self.directories), "cold"]
         self.random.shuffle(names)
         answers = []
@@ -327,7 +327,7 @@ class AppCrash:
         assert not problems, f"seed {self.seed}, {self.guarantee}: " + "; ".join(problems[:8])
 
     def problems(self, outputs: Outputs, stores: Stores) -> list[str]:
-        """How outputs and stores differ from what the oracle says."""
+        """Differences of outputs and stores from the oracle."""
         return compare(self.expected, outputs, stores, self.guarantee, cached=bool(self.cached))
 
     def read_outputs(self) -> Outputs:
@@ -363,7 +363,7 @@ class AppCrash:
         return {(topics[topic][0], partition): records for (topic, partition), records in found.items()}
 
     def changelog_ends(self, assembled: Assembled) -> dict[tuple[str, int], int]:
-        """End offset of every changelog by store and partition: as many records if care removed none."""
+        """End offset of every changelog by store and partition: the number of records if care removed none."""
         wanted = {
             TopicPartition(topic, number): (store, number)
             for topic, (store, partitions) in changelogs_of(assembled).items()
@@ -373,10 +373,10 @@ class AppCrash:
             return {wanted[at]: found.end for at, found in reader.bounds(list(wanted)).items()}
 
     def problems_at_rest(self, directory: str) -> list[str]:
-        """Every store of a directory that nobody has open against its changelog, up to the position that it says.
+        """Every store of a directory that no process has open against its changelog, up to the store's own position.
 
-        A changelog that log care compacted meanwhile (in runs of 30 s and more) no longer tells what a store held at an
-        earlier offset: such a store is compared where it is restored, which is to the end.
+        A changelog that log care compacted meanwhile (in runs of 30 s and more) no longer has the rows of an earlier
+        offset: such a store is compared where it is restored, which is to the end.
         """
         assembled, shared = self.assembled(), RocksShared(MEMORY_BYTES)
         changelogs, ends = self.read_changelogs(assembled), self.changelog_ends(assembled)
@@ -404,9 +404,9 @@ class AppCrash:
         return problems
 
     def notes_problems(self, store: Any, directory: str, partition: int) -> list[str]:
-        """How a store without a changelog differs from what was committed in this directory: a row for each click.
+        """Differences of a store without a changelog from the commits of this directory: a row for each click.
 
-        A commit that the kill met may be there or not. What an operator gave up may be gone.
+        A commit that the kill met may be there or not. Rows that an operator gave up may be gone.
         """
         rows, inputs = read_store(store), self.inputs["clicks", partition]
         wrong = {key: value for key, value in rows.items() if inputs[int(key)].value["n"] != value}
@@ -424,7 +424,7 @@ class AppCrash:
         return found
 
     def restore(self, directory: str) -> tuple[Stores, list[Any], list[str]]:
-        """Open at once and restore; rows as the oracle names them, what must be equal wherever, and problems."""
+        """Open at once and restore; rows as the oracle names them, the portable rows, and problems."""
         losses = Losses()
         assembled = self.assembled()
         changelogs = self.read_changelogs(assembled)
@@ -458,7 +458,7 @@ def read_store(store: Any) -> dict[Any, Any]:
 
 
 def portable(task: Task) -> dict[str, Any]:
-    """What is equal wherever a task is restored, exactly once."""
+    """The rows that are equal wherever a task is restored, exactly once."""
     stores = {name: store for name, store in task.stores.stores.items() if store.spec.logging}
     return {
         "task": str(task.id),
@@ -471,7 +471,7 @@ def portable(task: Task) -> dict[str, Any]:
 
 
 def stands_still(pid: int) -> bool:
-    """Whether every thread of a process has stopped: one on its way there may still be given a lock."""
+    """Whether every thread of a process has stopped: a thread not yet stopped may still get a lock."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         try:
             state = (thread / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]

@@ -5,23 +5,23 @@
     loader     restores all partitions in bulk, by two workers in small runs, then waits
     opener     opens the database of one task with key-value stores of some `names`, and ends
     standby    stands by for all partitions; after `promote_ms`, if given, takes them and goes on as a writer
-    racer      a writer beside another one: who loses its tasks stands by, takes them again after a while, and goes on
+    racer      a writer beside another one: the loser of tasks stands by, takes them again after a while, and goes on
     healer     active for all partitions of a damaged directory: reads every row until all tasks are whole or refused
 
     stdout     ready                  it has its tasks (a writer: the gate is open)
                try PARTITION FIRST OFFSET   a commit of the records from FIRST on is about to begin
                ack PARTITION OFFSET   a commit with this source offset has returned
                dropped PARTITION      the commit that was tried is not in the local database
-               lost TASK REASON       state was set aside: never right here
+               lost TASK REASON       state was set aside: never correct here
                whole N                a loader has restored everything, N changelogs of it by batches in the end
                restore STORE PARTITION START REASON     a restore begins
                healed PARTITION       every row of every store was read
-               refused PARTITION WHY  the task stays closed until an operator accepts what is lost
-    exit       0 reached `stop_after`, 75 fenced, anything else is a failure (the reason is on stderr)
+               refused PARTITION WHY  the task stays closed until an operator accepts the loss
+    exit       0 reached `stop_after`, 75 fenced; any other is a failure (the reason is on stderr)
 
 Rules of this file: started by `support/crash/run.py` with its settings as JSON; it remembers nothing between lives.
-What it does with the record at offset n of a partition depends on the seed and n only, so that a record processed again
-at least once does the same again. `counts` holds how many records were processed, in the same commit as the offset.
+Processing of the record at offset n of a partition depends on the seed and n only, so that a record processed again at
+least once has the same effect. `counts` holds the number of records processed, in the same commit as the offset.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ BULK = BulkSettings(2, 8_000, cold_records=1, warm_records=1, range_records=20, 
 
 
 def source_of(app: str) -> str:
-    """The topic that an application reads."""
+    """The source topic of the application."""
     return SOURCE if app == APP else f"{app}-{SOURCE}"
 
 
@@ -83,8 +83,8 @@ class RestoreTeller(LossTeller):
 
 
 def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True, **more: Any) -> Session:
-    """A session as every process of a run opens it, the looking one included."""
-    log_care.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs what compaction would remove
+    """A session with the settings of every process of a run, the looking one included."""
+    log_care.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs the records that compaction would remove
     return Session(
         settings["app"],
         log=settings["log"],
@@ -112,10 +112,10 @@ def process(task: Task, settings: Mapping[str, Any], offset: int) -> None:
 
 
 def check_counter(task: Task, guarantee: str) -> int:
-    """Where to read on; the counter must fit it.
+    """The next offset to read; the counter must fit it.
 
-    The log is asked for offsets after the rows are there. An owner that was replaced in between, and has not seen it,
-    may have offsets that its rows lack: Fenced then, because it can commit nothing.
+    The offsets are read from the log after the rows are there. An owner that was replaced in between without having
+    noticed may read offsets that its rows lack: Fenced then, because it can commit nothing.
     """
     source = TopicPartition(source_of(task.app), task.id.partition)
     offset = task.source_offsets().get(source, 0)
@@ -150,7 +150,7 @@ def write(session: Session, settings: dict[str, Any], random: Random) -> bool:
         try:
             task.commit({(source_of(session.app), partition): offset})
         except Fenced:
-            # At least once a commit may be refused when its batch is in the local database already.
+            # At least once, a commit may be refused when its batch is in the local database already.
             local = task.stores.cut.sources.get(f"{source_of(session.app)}/{partition}")
             say(f"ack {partition} {offset}" if local == offset else f"dropped {partition}")
             raise
@@ -176,7 +176,7 @@ def run_writer(settings: dict[str, Any], random: Random, session: Session | None
 
 
 def run_racer(settings: dict[str, Any], random: Random) -> None:
-    """Losing a task is no end of a process: it stands by, takes over again, and goes on."""
+    """A process that loses a task does not end: it stands by, takes over again, and goes on."""
     session = open_session(settings, LossTeller())
     while True:
         try:
@@ -195,7 +195,7 @@ def run_healer(settings: dict[str, Any]) -> None:
     try:
         session.assign(active=range(PARTITIONS))
     except StateLost as refused:
-        # It names the task; the caller may go on with the others.
+        # The error names the task; the process may go on with the others.
         number = next(one for one in open_ if f"task {TaskId(0, one)}:" in str(refused))
         say(f"refused {number} {type(refused).__name__}: {refused}".replace("\n", " "))
         open_.remove(number)
@@ -207,7 +207,7 @@ def run_healer(settings: dict[str, Any]) -> None:
             task = session.tasks().get(number)
             if task is not None and task.error is not None:
                 now_ms = session.clock.monotonic_ms()
-                # A task that failed for now is opened again by itself.
+                # A task that failed for now reopens by itself.
                 if now_ms - refused_ms.setdefault(number, now_ms) > REFUSED_MS:
                     say(f"refused {number} {type(task.error).__name__}: {task.error}".replace("\n", " "))
                     open_.remove(number)
@@ -224,7 +224,7 @@ def run_healer(settings: dict[str, Any]) -> None:
 
 
 def read_everything(task: Task) -> None:
-    """Every row by a scan; where rows are found by their key, that way too, which reads filters and indexes."""
+    """Read every row by a scan; stores read by key also by key, which reads filters and indexes."""
     for name, spec in task.stores.specs.items():
         store: Any = task.store(name)
         for key, _, _ in list(store.logical_rows()):
@@ -241,7 +241,7 @@ def run_restorer(settings: dict[str, Any]) -> None:
 
 
 def run_loader(settings: dict[str, Any]) -> None:
-    """Bulk, with ranges and budgets so small that a few hundred records make several runs."""
+    """A bulk restore, with ranges and budgets so small that a few hundred records make several runs."""
     SessionSettings.bulk = lambda _: BULK  # type: ignore[method-assign]
     session = open_session(settings, LossTeller())
     session.assign(active=range(PARTITIONS))
@@ -272,7 +272,7 @@ def watch(session: Session) -> NoReturn:
     """Wait to be killed; a failure of the background work must not pass for a quiet life."""
     while True:
         for task in session.tasks().values():
-            # Fenced: it took over while the writer was opening itself anew, and is about to give the task up again.
+            # Fenced: it took over while the writer was reopening, and is about to give the task up again.
             if task.state is TaskState.FAILED and not isinstance(task.error, Fenced):
                 raise SystemExit(f"task {task.id} failed: {task.error}")
         session.clock.sleep_ms(20)

@@ -1,14 +1,14 @@
-"""One byte of a task directory that is flipped between two lives, and what must follow from it.
+"""One byte of a task directory that is flipped between two lives, and its required consequences.
 
     block of a store with a changelog       that store is rebuilt; its neighbours keep rows and positions
     block of a store without a changelog    the task is refused until an operator accepts; its neighbours keep all
     write-ahead log, MANIFEST, CURRENT,     the directory is rebuilt; rows without a changelog are kept, or the task is
     the task's own record                   refused until an operator accepts
 
-In each case it may also be that nothing follows: a byte that no read needs. Then it is turned back, so that it does not
-come up in a later life, when what must follow is no longer known.
+The byte may also have no consequence, if no read needs it. Then it is turned back, so that a later life does not meet
+it, when its consequences are no longer known.
 
-Rules of this file: the directory is at rest. It opens no database; which store a file belongs to is in the file.
+Rules of this file: the directory is at rest. It opens no database; the file itself names its store.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from random import Random
 
 from standfast.store.engine import DEFAULT_FAMILY
 
-# Where a byte is flipped, and how often out of 20 times. Not the marker of ours: it is not RocksDB's to check.
+# Where a byte is flipped, and how often out of 20 times. Not our own marker: RocksDB does not check it.
 KINDS = (("*.sst", 13), ("*.log", 4), ("MANIFEST-*", 2), ("CURRENT", 1))
 FIRST_BLOCK_BYTES = 40
-FAMILY_PROPERTY = b"name"  # its key is `rocksdb.column.family.name`, of which the block keeps what is new in it
+FAMILY_PROPERTY = b"name"  # its key `rocksdb.column.family.name`: the block keeps only the new suffix
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A flipped byte. `store` is the one whose rows are in the file; "" where it is not of one store alone."""
+    """A flipped byte. `store` has its rows in the file; "" where the file is not one store's alone."""
 
     directory: str
     partition: int
@@ -82,21 +82,21 @@ def store_of(data: bytes, stores: Iterable[str]) -> str:
     return "" if name == DEFAULT_FAMILY else name
 
 
-# -- what must follow --------------------------------------------------------------------------------------------------
+# -- consequences ------------------------------------------------------------------------------------------------------
 
 
 def wrong_consequences(
     damage: Damage, known: Mapping[tuple[str, int], int], lines: Iterable[str], unlogged: Collection[str]
 ) -> list[str]:
-    """What a life that met the damage said, and should not have: `known` are the positions before, `lines` its output.
+    """Wrong reports of a life that met the damage: `known` are the positions before, `lines` its output.
 
-    Rows are compared elsewhere; here it is about which tasks were refused, and what was read again from its beginning.
+    Rows are compared elsewhere; this checks the refused tasks, and the changelogs read again from their beginning.
     """
     problems = []
     may_refuse = bool(unlogged) if not damage.store else damage.store in unlogged
     for line in lines:
         word, *rest = line.split(" ", 2)
-        # Whether a store whose changelog is empty had rows is not known of a directory that cannot be read.
+        # An unreadable directory does not show whether a store whose changelog is empty had rows.
         empty = "accept_empty_log" in line and not any(
             position and partition == damage.partition and f"-{store}-changelog-" in line
             for (store, partition), position in known.items()

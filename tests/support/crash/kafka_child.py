@@ -1,17 +1,17 @@
-"""A process that stops itself in the middle of a commit, and goes on when it is told to.
+"""A process that stops itself in the middle of a commit, and goes on at SIGCONT.
 
-    place    before      nothing of the commit was given to the broker yet
+    place    before      no part of the commit has been sent to the broker
              within      its records and offsets are in the log, the end of the transaction is not
              after       the log has the commit, the local database does not
 
     stdout   stopped     SIGSTOP comes next
              fenced      the commit, or the next one, was refused: a newer owner has the task
-             again       the commit failed without an owner that is newer; the task was opened again
+             again       the commit failed without a newer owner; the task was reopened
              gone        the task is not held here any more
              done        every record is committed
 
 Rules of this file: started by `test_kafka_exactly_once.py` with its settings as JSON. Record n of the source puts n
-under its own key, so that a changelog says which records were processed, and by whom.
+under its own key, so that a changelog shows which process processed which records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stop_here() -> None:
 
 
 def stop_once_at(place: str) -> None:
-    """Stop before the next call of what begins the place."""
+    """Stop before the call that begins the place."""
     if place == "after":
 
         def reach(name: str) -> None:
@@ -64,7 +64,7 @@ def stop_once_at(place: str) -> None:
 
 
 def write(session: sf.Session, settings: dict[str, Any]) -> None:
-    """Records one by one, each in a commit of its own."""
+    """Write records one by one, each in a commit of its own."""
     source = settings["source"]
     stopped = False
     while True:

@@ -1,11 +1,11 @@
 """Two sidecars of one application whose partitions move between active, standby and gone while processes are killed.
 
-    Moves.step      a plan is drawn ──> both sidecars are assigned their parts, in any order, while something is killed
-                    ──> whoever died is started ──> every active partition is open again in time, and commits
+    Moves.step      a plan is drawn ──> both sidecars are assigned their parts, in any order, during a kill
+                    ──> dead processes are restarted ──> every active partition is open again in time, and commits
     Moves.end       all partitions on one sidecar: every row and offset; then a restore of the log alone
 
-Rules of this file: one thread decides, from the run's seed; what it is told of the threads of `crash_moves_load` it
-looks for after each step. What is measured is told by `summary`.
+Rules of this file: one thread decides, from the run's seed; after each step it checks the problems that the threads of
+`crash_moves_load` reported. `summary` reports the measurements.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STRIKE_S = 0.4  # at most, from the begin of a step to a kill
 
 @dataclass
 class Figures:
-    """What is told of a run."""
+    """The measurements of a run."""
 
     opened: list[tuple[float, float]] = field(default_factory=list)  # by the clock, and of the process's own time
     started: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Moves:
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Both sidecars, with the partitions filled, and everything that goes on all the time."""
+        """Start both sidecars, with the partitions filled, and the load that runs all the time."""
         self.beats.start()
         self._renewed.start()
         for node in self.nodes:
@@ -84,12 +84,12 @@ class Moves:
             thread.start()
 
     def step(self) -> None:
-        """One move, with what is killed during it."""
+        """One move, with a kill during it."""
         rng = self.rng
         before = self.nodes[0].plan
         assert before is not None
         plan = self._draw(before)
-        self.known.owner = dict.fromkeys(range(PARTITIONS))  # whoever moves, or may be killed, is nobody's for certain
+        self.known.owner = dict.fromkeys(range(PARTITIONS))  # moving, or perhaps killed: no certain owner
         strikes = [self._strike() for _ in range(rng.choice((0, 1, 1, 1, 2)))]
         for strike in strikes:
             strike.start()
@@ -109,7 +109,7 @@ class Moves:
         self.check()
 
     def check(self) -> None:
-        """Raise AssertionError for what any thread found."""
+        """Raise AssertionError for any thread's problem."""
         assert not self.known.problems, f"{self.seed}: " + "\n".join(self.known.problems[:5])
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Moves:
         return next(node for node in self.nodes if node.name == name)
 
     def _draw(self, before: Plan) -> Plan:
-        """Who is to have what: any partition moves, stays, or is nobody's."""
+        """Draw each sidecar's roles: any partition moves, stays, or has no owner."""
         rng = self.rng
         owner = {
             one: rng.choice((before.owner[one], "a", "b", "a", "b", None) if rng.random() < 0.7 else (now,))
@@ -161,7 +161,7 @@ class Moves:
         return Plan(owner, standby)
 
     def _assigned(self, node: CrashedNode, plan: Plan) -> None:
-        """Assign it its part, unless it dies; now and then after a revoke, or with a lease that ends at once."""
+        """Assign a sidecar its part, unless it dies; now and then after a revoke, or with a lease that ends at once."""
         draw = self.rng.random()
         try:
             if draw < 0.15:
@@ -195,7 +195,7 @@ class Moves:
         self.figures.done["lapses"] += 1
 
     def _strike(self) -> threading.Timer:
-        """What kills a server or a worker soon."""
+        """A timer that kills a server or a worker soon."""
         node, what = self.rng.choice(self.nodes), self.rng.choice(("server", "worker", "worker"))
 
         def strike() -> None:
@@ -225,7 +225,7 @@ class Moves:
     # -- looks --------------------------------------------------------------------------------------------------------
 
     def _wait_open(self) -> None:
-        """Every active partition is open, at most OPEN_S after its sidecar was last disturbed."""
+        """Wait until every active partition is open, at most OPEN_S after its sidecar was last disturbed."""
         for node in self.nodes:
             if not node.up:
                 continue
@@ -238,7 +238,7 @@ class Moves:
             node.ask("GET", "/livez")
 
     def _wait_commits(self, plan: Plan) -> None:
-        """Every active partition takes commits."""
+        """Wait until every active partition takes commits."""
         known, end_s = self.known, time.monotonic() + STUCK_S
         wanted = {(name, one): known.acks[name, one] for one, name in plan.owner.items() if name is not None}
         while any(known.acks[place] <= count for place, count in wanted.items()):
@@ -263,7 +263,7 @@ class Moves:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Every acknowledged commit is in the stores of one sidecar, and in the log alone."""
+        """Check that every acknowledged commit is in the stores of one sidecar, and in the log alone."""
         self.close_load()
         node, other = self.rng.sample(self.nodes, 2)
         if self.rng.random() < 0.5:
@@ -296,7 +296,7 @@ class Moves:
         self._renewed.start()
 
     def _look_at_lines(self) -> None:
-        """What the sidecars wrote has no traceback, and no error that is not of the library."""
+        """Check that the sidecars' logs have no traceback, and no error from outside the library."""
         for node in self.nodes:
             text = node.sidecar.log_path.read_text(errors="replace")
             bad = [

@@ -1,10 +1,10 @@
-"""What runs all the time while partitions of sidecars move: writers that commit, and scanners of both doors.
+"""The load that runs while partitions of sidecars move: writers that commit, and scanners of the RESP and HTTP servers.
 
-    Writer(node, partition) ──RESP──> SF.OFFSETS, operations, SF.COMMIT OFFSETS ──> Known: what was acknowledged
+    Writer(node, partition) ──RESP──> SF.OFFSETS, operations, SF.COMMIT OFFSETS ──> Known: acknowledged offsets
     RespScanner, HttpScanner ──> rows of any partition of any node: a fold of its operations, or a documented refusal
 
-Rules of this file: threads that never raise; what must not be is added to `Known.problems` and ends the run. Every
-choice comes from a generator of the thread's own, which is made of the run's seed.
+Rules of this file: threads that never raise; a violation is added to `Known.problems` and ends the run. Every choice
+comes from a generator of the thread's own, made from the run's seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH = 40
 PAGE = 150
 AGAIN_S = 0.05
 SCAN_AGAIN_S = 0.004
-# What a partition that is on its way answers, and nothing else: README lists them.
+# Errors of a partition on its way, and no others: README lists them.
 MOVING = ("RESTORING", "NOT_ASSIGNED", "NOT_ACTIVE", "FENCED", "STALE_EPOCH", "CLOSED", "UNAVAILABLE", "HELD", "LIMIT")
 REASONS_ALLOWED = frozenset(MOVING) | frozenset({"UNKNOWN"}) & frozenset(REASONS)
 CODES_ALLOWED = frozenset(REASONS[name].resp for name in REASONS_ALLOWED)
@@ -42,7 +42,7 @@ Broken = (OSError, EOFError, HTTPException, hiredis.ProtocolError)
 
 
 class Node(Protocol):
-    """A sidecar as the load sees it. `deaths` grows before a kill is sent, `up` is false until the next one serves."""
+    """A sidecar as the load sees it. `deaths` grows before a kill, `up` is false until the next start serves."""
 
     name: str
     deaths: int
@@ -55,14 +55,14 @@ class Node(Protocol):
 
 
 class Owner(NamedTuple):
-    """Who has a partition for certain, from one moment to another: no other is assigned it."""
+    """The certain owner of a partition, from one moment to another: no other sidecar is assigned it."""
 
     node: str
     serial: int
 
 
 class Refusal(Exception):
-    """An answer that is an error, by its code or reason."""
+    """An error reply, by its code or reason."""
 
     def __init__(self, code: str) -> None:
         self.code = code
@@ -70,7 +70,7 @@ class Refusal(Exception):
 
 
 class Known:
-    """What the harness knows: offsets that were tried and acknowledged, owners, answers by their code, problems."""
+    """The harness's knowledge: tried and acknowledged offsets, owners, replies by their code, problems."""
 
     def __init__(self, partitions: int, *, exactly_once: bool) -> None:
         self.partitions = partitions
@@ -92,7 +92,7 @@ class Known:
             self.attempted[partition] = max(self.attempted[partition], until)
 
     def acknowledge(self, node: Node, partition: int, until: int, owner: Owner | None) -> None:
-        """A commit that was sent while `owner` had the partition was acknowledged."""
+        """Note an acknowledged commit that was sent while `owner` had the partition."""
         if owner is not None and owner.node != node.name:
             self.problem(f"{node.name} acknowledged partition {partition} at {until}, which {owner} has")
         with self._lock:
@@ -113,7 +113,7 @@ class Known:
         return Refusal(code)
 
     def check_rows(self, what: str, store: str, partition: int, rows: list[Row]) -> None:
-        """Each row is one that an operation wrote; no row comes twice."""
+        """Check that each row is one that an operation wrote, and that no row comes twice."""
         if len(set(rows)) < len(rows):
             self.problem(f"{what}: a row comes twice among {len(rows)}")
         attempted = self.attempted[partition]
@@ -122,8 +122,8 @@ class Known:
             self.problem(f"{what} of partition {partition}: {wrong}")
 
     def check_whole(self, what: str, store: str, partition: int, rows: list[Row], floor: int) -> None:
-        """All rows are those after some number of operations, of which none below `floor`; exactly once only, since
-        at least once operations are repeated over what they wrote."""
+        """Check that all rows are those after some number of operations, at least `floor`; exactly once only, since at
+        least once operations are repeated over their own rows."""
         attempted = self.attempted[partition]
         folds = self.folds[partition]
         if self.exactly_once and digest(rows) not in folds.between(store, floor, attempted):
@@ -133,7 +133,7 @@ class Known:
 
 
 class Agent(threading.Thread, ABC):
-    """A thread that goes on after whatever a kill or a move does to it. `step` is repeated."""
+    """A thread that goes on after any effect of a kill or a move. `step` is repeated."""
 
     again_s = AGAIN_S
 
@@ -156,7 +156,7 @@ class Agent(threading.Thread, ABC):
         """One round."""
 
     def gone(self, node: Node, deaths: int, error: Exception) -> Refusal:
-        """A connection broke: nothing but a kill of the server may do that."""
+        """Note a broken connection: only a kill of the server may cause that."""
         if node.up and node.deaths == deaths:
             self.known.problem(
                 f"{self.name}: {node.name} lives, and ended a connection: {type(error).__name__}: {error}"
@@ -165,7 +165,7 @@ class Agent(threading.Thread, ABC):
 
 
 class Wire:
-    """One connection of the data door, bound to a partition. Replies that are errors are raised as Refusal."""
+    """One connection to the RESP server, bound to a partition. Error replies are raised as Refusal."""
 
     def __init__(self, known: Known, who: str, node: Node, partition: int, store: str | None = None) -> None:
         self.known, self.who = known, who
@@ -183,7 +183,7 @@ class Wire:
         return self.whole([request])[0]
 
     def whole(self, requests: list[Any]) -> list[Any]:
-        """Replies to requests that are sent together; of errors the first is raised."""
+        """Replies to requests that are sent together; the first error is raised."""
         self._client.socket.sendall(b"".join(pack(*request) for request in requests))
         replies = [self._client.reply() for _ in requests]
         for reply in replies:
@@ -203,7 +203,7 @@ class Wire:
         self._client.close()
 
     def rows(self, store: str, page: int | None = None) -> Iterator[list[Row]]:
-        """Pages of a store; without `page` one of them all. Versions are read by key (`versions`)."""
+        """Pages of a store; without `page` one page of all rows. Versions are read by key (`versions`)."""
         if store == "win":
             yield _rows(self("SF.WALL", "win", 0, TIME_MAX), (0, 1, 3), 4)
         elif store == "ses":
@@ -256,7 +256,7 @@ class Writer(Agent):
             raise self.gone(node, deaths, error) from error
 
     def _begin(self, wire: Wire) -> int:
-        """Where to go on: an offset that was tried, not below what was acknowledged, and the state is its."""
+        """Choose where to go on: an offset that was tried, not below the acknowledged one, and the state is its."""
         known, partition = self.known, self.partition
         owner, floor = known.owner[partition], known.acknowledged[partition]
         position = offset_in(wire("SF.OFFSETS"), partition)
@@ -334,16 +334,16 @@ class Scanner(Agent):
 
     @abstractmethod
     def scan(self, node: Node, partition: int, store: str) -> None:
-        """Read a store, and check what came."""
+        """Read a store, and check the rows."""
 
     def floor(self, node: Node, partition: int) -> tuple[Owner | None, int]:
-        """Who has the partition, and what was acknowledged of it by now."""
+        """The owner of the partition, and its acknowledged offset by now."""
         owner = self.known.owner[partition]
         mine = owner is not None and owner.node == node.name
         return owner if mine else None, self.known.acknowledged[partition] if mine else 0
 
     def whole(self, node: Node, store: str, partition: int, rows: list[Row], before: tuple[Owner | None, int]) -> None:
-        """A scan in one answer, asked for when `floor` said `before`."""
+        """Check a scan in one reply, sent when `floor` was `before`."""
         owner, floor = before
         floor = floor if owner is not None and self.known.owner[partition] == owner else 0
         self.known.check_whole(f"{self.name} of {node.name}", store, partition, rows, floor)
@@ -384,7 +384,7 @@ class RespScanner(Scanner):
 
 
 class HttpScanner(Scanner):
-    """/v1/stores/NAME/scan, whole or page by page; of standbys too, whose rows may be of the middle of a commit."""
+    """/v1/stores/NAME/scan, whole or page by page; also of standbys, whose rows may be from the middle of a commit."""
 
     def scan(self, node: Node, partition: int, store: str) -> None:
         stale = self.rng.random() < 0.5

@@ -1,6 +1,6 @@
-"""The last look at moved partitions: every row and offset over the data door, and what the log alone gives.
+"""The last look at moved partitions: every row and offset over the RESP server, and from the log alone.
 
-Rules of this file: called once nothing else writes. A difference is an AssertionError that names some rows of it.
+Rules of this file: called once no other thread writes. A difference is an AssertionError that names some rows of it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ MORE = 10  # operations behind all that were tried
 
 
 class Left(NamedTuple):
-    """What a partition holds at the end."""
+    """The content of a partition at the end."""
 
     offset: int
     rows: dict[str, set[Row]]
 
 
 def look(node: CrashedNode, partition: int) -> Left:
-    """The offset is one that was tried, not below what was acknowledged, and all rows are its; then what was tried is
-    processed to its end, so that also what is repeated at least once is known to the row."""
+    """Check that the offset is one that was tried, not below the acknowledged one, and all rows are its; then process
+    the tried operations to their end, so that those repeated at least once are also known to the row."""
     known = node.known
     acknowledged, attempted = known.acknowledged[partition], known.attempted[partition]
     end = attempted + MORE

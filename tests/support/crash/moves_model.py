@@ -1,6 +1,6 @@
-"""What a partition's stores must hold: operation n is known by its number, so an offset says what all of its rows are.
+"""The required content of a partition's stores: operation n follows from its number, so an offset implies all its rows.
 
-    operation(partition, n) ──> requests of the data door, and the rows that they write and remove
+    operation(partition, n) ──> requests to the RESP server, and the rows that they write and remove
     Folds.at(store, n)      ──> a digest of the rows after the operations below n: any whole scan has one of them
 
 Rules of this file: pure, and the same in every process. Rows are tuples of a key's bytes, times and a value's bytes.
@@ -25,7 +25,7 @@ STORES: list[dict[str, Any]] = [
     {"name": "ver", "kind": "versioned", "history_retention_ms": HOUR_MS},
 ]
 NAMES = tuple(store["name"] for store in STORES)
-SESSION_BACK = 30  # a session that is removed is one of so many operations ago
+SESSION_BACK = 30  # a removed session is one of so many operations ago
 
 Place: TypeAlias = tuple[Any, ...]  # a row without its value
 Row: TypeAlias = tuple[Any, ...]
@@ -34,7 +34,7 @@ Request: TypeAlias = tuple[bytes | str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row that is written (`value`), or removed (None), and the request that does it."""
+    """One written (`value`) or removed (None) row, and the request that does it."""
 
     store: str
     place: Place
@@ -59,7 +59,7 @@ def key_of(partition: int, number: int) -> bytes:
 
 @cache
 def operation(partition: int, number: int) -> tuple[Change, ...]:
-    """Operation `number` of a partition: every store is written, sessions and versions by some only."""
+    """Operation `number` of a partition: every store is written, sessions and versions by some operations only."""
     key, draw = _drawn(partition, number)
     value, stamp = b"%d" % number, number + 1
     gone = draw < 0.1
@@ -86,7 +86,7 @@ def operation(partition: int, number: int) -> tuple[Change, ...]:
 
 
 def digest(rows: Iterable[Row]) -> int:
-    """Of a set of rows, in any order."""
+    """Digest of a set of rows, in any order."""
     found = 0
     for row in rows:
         found ^= hash(row)
@@ -148,7 +148,7 @@ class Folds:
 
 
 def differences(found: set[Row], wanted: set[Row]) -> str:
-    """Some rows of which one side has no equal."""
+    """Some rows that only one side has."""
     return (
         f"{len(found)} rows, not {len(wanted)}; more: {sorted(found - wanted)[:5]}, less: {sorted(wanted - found)[:5]}"
     )

@@ -1,8 +1,8 @@
-"""A sidecar that is killed and started again, what it is assigned, and the look whether it opens that in time.
+"""A sidecar that is killed and restarted, its assignments, and the check that it opens them in time.
 
-    CrashedNode     start, kill, stop; control calls: an answer but those of REFUSED is a problem, and no answer of
-                    one that lives
-    Watch           from an assignment on: every active partition answers within OPEN_S of the time that it had
+    CrashedNode     start, kill, stop; control calls: a status outside REFUSED is a problem, as is no reply
+                    from a live server
+    Watch           from an assignment on: every active partition answers within OPEN_S of its own time
 
 Rules of this file: used by the thread of `crash_moves.Moves`, and by its timers; problems go to `Known`.
 """
@@ -26,14 +26,14 @@ from support.serve import Sidecar
 
 PARTITIONS = 4
 OPEN_S = 5.0  # from an assignment, a kill of a worker or the start of a server to an open partition
-STUCK_S = 90.0  # by the clock, on whatever machine
+STUCK_S = 90.0  # by the clock, on any machine
 LEASE_MS = 8_000
-REFUSED = (409, 429, 503)  # of control calls; anything else but 200 is a fault
+REFUSED = (409, 429, 503)  # of control calls; any other status but 200 is a fault
 
 
 @dataclass
 class Plan:
-    """Roles by partition: whose it is, and whether the other one stands by."""
+    """Roles by partition: the active sidecar, and whether the other one stands by."""
 
     owner: dict[int, str | None]
     standby: dict[int, str | None]
@@ -94,7 +94,7 @@ class CrashedNode:
         return [one["pid"] for one in self.ask("GET", "/v1/status")["workers"] if one["pid"] is not None]
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """One control call. Raises Refusal for a documented refusal, OSError while it is dead."""
+        """One control call. Raises Refusal for a documented refusal, OSError while the server is dead."""
         deaths = self.deaths
         where = urlsplit(self.http)
         connection = HTTPConnection(str(where.hostname), where.port, timeout=ANSWER_S)
@@ -116,7 +116,7 @@ class CrashedNode:
         raise self.known.refused(f"control {path.partition('?')[0]}", str(status), text, frozenset(map(str, REFUSED)))
 
     def assign(self, plan: Plan, lease_ms: int = LEASE_MS) -> None:
-        """Its part of a plan under the next generation; tried again as long as it is refused."""
+        """Assign its part of a plan under the next generation; retried while it is refused."""
         self.plan = plan
         active, standby = plan.of(self.name)
         tasks = [{"partition": one, "role": "active"} for one in active]
@@ -154,7 +154,7 @@ class Watch(threading.Thread):
         self.disturbed()
 
     def disturbed(self) -> None:
-        """From now on: it is assigned, or its worker was killed. Raises ConnectionError if it is dead."""
+        """Start the time now: an assignment came, or a worker was killed. Raises ConnectionError if it is dead."""
         pids = [self._node.sidecar.pid, *self._node.workers()]
         self.patience = Patience(self._beats)
         self.patience.look(pids)

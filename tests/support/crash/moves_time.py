@@ -1,6 +1,6 @@
-"""What time a process had: the machine's other load must not fail a check of seconds, and a fault must.
+"""The time that a process had: the machine's other load must not fail a check of seconds, and a fault must.
 
-    Beats        this process, or the disk, held everything up          Patience(beats, pids).spent_s
+    Beats        this process or the disk stalled all others          Patience(beats, pids).spent_s
     /proc        a sidecar's process was ready to run, and not let run  ──> seconds that were really theirs
 
 Rules of this file: only time that was surely lost is taken off: of a process, the wait of its thread that waited most.
@@ -40,7 +40,7 @@ class Beats(threading.Thread):
                     self._lost.append((now_s, now_s - began_s - LOOK_S))
 
     def lost_s(self, since_s: float) -> float:
-        """Of the time since then."""
+        """Seconds lost since then."""
         return sum(min(lost, at - since_s) for at, lost in self._lost[::] if at > since_s)
 
     def stop(self) -> None:
@@ -49,7 +49,7 @@ class Beats(threading.Thread):
 
 
 class Patience:
-    """Time from now on that processes had. They may end and begin meanwhile: `look` takes those that run now."""
+    """The time that processes had from now on. They may end and begin meanwhile: `look` takes the present ones."""
 
     def __init__(self, beats: Beats) -> None:
         self._beats = beats
@@ -58,7 +58,7 @@ class Patience:
         self._waited: dict[int, float] = {}
 
     def look(self, pids: Iterable[int]) -> None:
-        """What these have waited since they were first looked at."""
+        """Note how long these have waited since they were first seen."""
         for pid in pids:
             threads = waited_ns(pid)
             first = self._first.setdefault(pid, threads)
@@ -67,18 +67,18 @@ class Patience:
 
     @property
     def raw_s(self) -> float:
-        """By the clock."""
+        """Seconds by the clock."""
         return time.monotonic() - self._since_s
 
     @property
     def spent_s(self) -> float:
-        """Without what was lost: here, or in the sidecar's processes, which wait for each other."""
+        """Seconds without those lost: here, or in the sidecar's processes, which wait for each other."""
         lost_s = max(self._beats.lost_s(self._since_s), sum(self._waited.values()))
         return max(0.0, self.raw_s - lost_s)
 
 
 def waited_ns(pid: int) -> dict[int, int]:
-    """How long each thread of a process was ready to run and not let run, since it began."""
+    """How long each thread of a process was ready to run but did not run, since it began."""
     found: dict[int, int] = {}
     try:
         threads = [path.name for path in Path(f"/proc/{pid}/task").iterdir()]

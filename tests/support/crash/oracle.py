@@ -1,11 +1,11 @@
-"""What a changelog says a store must hold, in plain loops, and how the store differs from it.
+"""The content of a store according to its changelog, in plain loops, and the store's differences from it.
 
     plain_fold      rows (key, timestamp, value) and largest time of a changelog up to some offset
     differences     the committed rows of a store against that
     read_back       the same through the store's public reads
-    wrong_rows      rows of a store that may have lost some, but were never written
+    wrong_rows      never written rows of a store that may have lost some
 
-A record without a key, which no changelog has, moves the largest time only: see `crash_stores`.
+A record without a key, which no changelog has, moves only the largest time: see `crash_stores`.
 
 Rules of this file: the expected rows share nothing with the library's own fold; that one and its digest are compared
 beside it. Answers are lists of sentences, empty if nothing differs.
@@ -80,7 +80,7 @@ def plain_versions(retention_ms: int, records: Iterable[Record]) -> Expected:
 
 
 def differences(store: AnyStore, log: list[Record], where: str) -> list[str]:
-    """How the committed rows and the observed stream time of a store differ from the log."""
+    """Differences of a store's committed rows and observed stream time from the log."""
     return row_differences(store, log, where) + library_differences(store, log, where)
 
 
@@ -110,16 +110,16 @@ def library_differences(store: AnyStore, log: list[Record], where: str) -> list[
 
 
 def late_rows(store: AnyStore, records: list[Record], where: str) -> list[str]:
-    """As `row_differences`, of a store that does not know its largest time: it may show rows past retention too."""
+    """As `row_differences`, for a store that does not know its largest time: it may also show rows past retention."""
     missing = plain_fold(store.spec, records).rows - set(store.logical_rows())
     told = f"{where}: {len(missing)} rows missing {sorted(missing)[:2]}, observed {store.rows.observed_ms}"
     return [told] * bool(missing) + wrong_rows(store, records, where)
 
 
 def recent_differences(store: AnyStore, records: list[Record], where: str) -> list[str]:
-    """As `row_differences`, of a versioned store whose clock may have come from an instance that was ahead.
+    """As `row_differences`, for a versioned store whose clock may have come from an instance that was ahead.
 
-    Versions past retention may be missing then: one that is the newest of its key stays, but not if it was put late.
+    Versions past retention may be missing then: the newest version of a key stays, unless it was put late.
     """
     horizon_ms = store.rows.observed_ms - store.spec.history_retention_ms
     missing = sorted(plain_fold(store.spec, records).rows - set(store.logical_rows()))
@@ -140,7 +140,7 @@ def wrong_rows(store: AnyStore, records: list[Record], where: str) -> list[str]:
 
 
 def read_differences(store: AnyStore, log: list[Record], where: str) -> list[str]:
-    """How what a user reads from a store (string keys) differs from the log; the order is that of the raw keys."""
+    """Differences of a user's reads from a store (string keys) from the log; the order is that of the raw keys."""
     rows = sorted(plain_fold(store.spec, log).rows)
     expected = [written(store.spec, key, timestamp, value) for key, timestamp, value in rows]
     found = read_back(store, sorted({row[0] for row in expected}))

@@ -1,11 +1,11 @@
-"""One application to be crashed: its log, its state directories, its children, and the looks at what they leave.
+"""One application to be crashed: its log, its state directories, its children, and the looks at the state they leave.
 
     Crash.life          start a child (support/crash/child.py); it is dead afterwards
     Crash.kill_once     let it end at a failpoint or at a random time, then look
     Crash.look_at       open copies of the task databases and compare each store with the log up to its own position
     Crash.restore       a session on the directory: rows, clocks, offsets and the counter against the whole log
 
-Rules of this file: choices follow from the seed of the run; what is wrong is said in sentences that name the seed.
+Rules of this file: choices follow from the seed of the run; problems are sentences that name the seed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Logged = Mapping[tuple[str, int], tuple[list[Record], int]]  # records and end o
 
 @dataclass
 class Life:
-    """One child, and what it says."""
+    """One child and its output."""
 
     process: subprocess.Popen[bytes]
     out: Path
@@ -86,7 +86,7 @@ class Life:
             time.sleep(0.005)
 
     def wait_for_failpoint(self, within_s: float = FAILPOINT_S) -> bool:
-        """Whether it was met, that long after the child was ready; one that does not is killed like any other."""
+        """Whether the child met it, that long after it was ready; a child that does not is killed like any other."""
         started = deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and time.monotonic() < deadline:
             if deadline == started and "ready" in self.lines():
@@ -103,7 +103,7 @@ class Life:
 
 @dataclass
 class Looked:
-    """What was found in a state directory at rest."""
+    """The content of a state directory at rest."""
 
     directory: str
     problems: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Looked:
 
 
 class Reasons(Listener):
-    """Why each changelog was restored, and what was given up."""
+    """Why each changelog was restored, and the state that was given up."""
 
     def __init__(self) -> None:
         self.reasons: dict[tuple[str, int], str] = {}
@@ -136,11 +136,11 @@ class Crash:
     root: Path
     seed: int
     guarantee: str
-    address: str = ""  # of its log; none: an embedded one of its own
+    address: str = ""  # of its log; empty: an embedded one of its own
     app: str = APP
     start_ms: int = START_MS
     mixed: bool = False  # whether the stores are drawn at random, unlogged ones among them
-    stores: list[str] = field(default_factory=list)  # their names; none: drawn
+    stores: list[str] = field(default_factory=list)  # their names; empty: drawn
     acknowledged: dict[int, int] = field(default_factory=dict)
     tried: dict[int, int] = field(default_factory=dict)  # source offsets, by partition
     lives: int = 0
@@ -152,7 +152,7 @@ class Crash:
     damages: list[Damage] = field(default_factory=list)
     harmless: int = 0
     refused: int = 0
-    races: int = 0  # tasks that were lost to another process
+    races: int = 0  # tasks lost to another process
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -177,12 +177,12 @@ class Crash:
         }
 
     def unlogged(self, directory: str) -> Unlogged:
-        """What the stores without a changelog hold in this directory."""
+        """The expected content of the stores without a changelog in this directory."""
         return self.batches.setdefault(directory, Unlogged(self.seed, self.start_ms, self.stores))
 
     @contextmanager
     def life(self, role: str, directory: str, failpoint: str = "", **more: Any) -> Iterator[Life]:
-        """Start a child; it is dead afterwards, and what it said is kept."""
+        """Start a child; it is dead afterwards, and its output is kept."""
         self.lives += 1
         given = self.settings(directory) | {"role": role, "seed": self.seed, "life": f"{self.seed}/{self.lives}"} | more
         out, err = self.root / f"out.{self.lives}", self.root / f"err.{self.lives}"
@@ -215,7 +215,7 @@ class Crash:
     def kill_once(
         self, role: str, directory: str, failpoint: str = "", *, within_s: float = FAILPOINT_S, **more: Any
     ) -> None:
-        """A child that ends at the failpoint, or without one after a random while; then look at what it left."""
+        """A child that ends at the failpoint, or without one after a random while; then a look at the state it left."""
         with self.life(role, directory, failpoint, **more) as life:
             if failpoint:
                 self.met += life.wait_for_failpoint(within_s)
@@ -229,7 +229,7 @@ class Crash:
         self.check_left(directory)
 
     def tasks_in(self, directory: str) -> list[int]:
-        """Tasks that have files there."""
+        """Tasks that have files in the directory."""
         state = self.root / directory / self.app
         return [number for number in range(PARTITIONS) if (state / str(TaskId(0, number))).exists()]
 
@@ -243,7 +243,7 @@ class Crash:
         return damage
 
     def mend(self, directory: str, accept: Mapping[str, bool] | None = None) -> list[str]:
-        """A process that reads every row of every task, until all of them are whole or refused; what it said."""
+        """A process that reads every row of every task, until all of them are whole or refused; returns its output."""
         with self.life("healer", directory, accept=accept or {}) as life:
             assert life.process.wait(PATIENCE_S) == 0, f"seed {self.seed}, {self.damages}: {life.err.read_text()}"
         return life.lines()
@@ -313,7 +313,7 @@ class Crash:
     def read_log(self, least: Mapping[tuple[str, int], int] | None = None) -> Logged:
         """Every record of every changelog that exists, and its end.
 
-        What was acknowledged a moment ago may be on its way to readers: ends below `least` are waited for, for a while.
+        A record acknowledged a moment ago may be on its way to readers: ends below `least` are waited for, for a while.
         """
         with closing(open_log(self.address)) as log:
             found = {
@@ -345,13 +345,13 @@ class Crash:
             assert answer == answers[0], f"seed {self.seed}: {directory} differs from {directories[0]}"
 
     def restore(self, directory: str) -> list[Any]:
-        """Open at once, restore, compare; returns per partition what must be equal wherever it is restored."""
+        """Open at once, restore, compare; returns per partition the rows that must be equal wherever it is restored."""
         listener = Reasons()
         known = self.looks.get(directory, Looked(directory)).positions
         with open_session(self.settings(directory), listener, background=False) as session:
             session.assign(active=range(PARTITIONS))  # the leases of the killed are still running
             session.wait_ready(PATIENCE_S)
-            logged = self.read_log()  # at rest: whoever wrote before is fenced
+            logged = self.read_log()  # at rest: earlier writers are fenced
             problems = [f"{task} was lost: {reason}" for task, reason in listener.lost]
             for changelog, reason in listener.reasons.items():
                 if (reason == "no-local-state") == (changelog in known):
@@ -392,7 +392,7 @@ class Crash:
         """Whether rows without a changelog may have come too late for the store, by the clock of another instance.
 
         At least once an instance that is killed between its local batch and its source offsets is ahead of these. Its
-        clock goes to the others with its next commit, and by it a record that they process is late.
+        clock reaches the others with its next commit, and makes a record that they process late.
         """
         return self.guarantee == "at_least_once" and isinstance(spec, VersionedStore) and not spec.logging
 

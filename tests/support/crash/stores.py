@@ -1,12 +1,12 @@
-"""The stores of a run of the crash harness, drawn at random, and what its operations do to each of them.
+"""The stores of a run of the crash harness, drawn at random, and the effect of its operations on each of them.
 
     draw           names of stores: some or all of the logged ones, now and then some in memory, some unlogged
-    operations     what the record at one offset of the source does; depends on the seed and the offset only
-    Unlogged       what stores without a changelog must hold: the operations of every local batch of one directory
+    operations     effect of the record at one offset of the source; depends on the seed and the offset only
+    Unlogged       content of stores without a changelog: the operations of every local batch of one directory
 
-A store without a changelog has nothing to be compared with but the batches that were committed beside it. A child says
-`try` before a commit and `ack` after it, so that of each life one batch at most is in doubt: the one that the kill
-met. The source offset in the task's own record, which is of the same batch, decides about that one.
+A store without a changelog can be compared only with the batches that were committed beside it. A child prints `try`
+before a commit and `ack` after it, so that at most one batch of each life is in doubt: the one that the kill met. The
+source offset in the task's own record, from the same batch, decides about it.
 
 Rules of this file: pure. Expected rows come as records of a changelog that was never written, for `crash_oracle`.
 """
@@ -86,7 +86,7 @@ def event_time(seed: Any, partition: int, offset: int, start_ms: int) -> tuple[R
 
 
 def operations(seed: Any, partition: int, offset: int, start_ms: int, names: Sequence[str]) -> Iterator[Operation]:
-    """Everything that the record at one offset of the source does, but for the counter."""
+    """All effects of the record at one offset of the source but the counter."""
     random, now_ms = event_time(seed, partition, offset, start_ms)
     others = [name for name in names if name != COUNTS]
     for _ in range(random.randrange(1, 9)):
@@ -123,7 +123,7 @@ def carry_out(store: Any, one: Operation) -> None:
 
 
 def as_record(one: Operation, number: int) -> Record:
-    """The operation as the changelog of the store would have it."""
+    """The operation as a record of the store's changelog."""
     spec, key = SPECS[one.store], one.key.encode()
     if isinstance(spec, SessionStore):
         key += one.end.to_bytes(8, "big") + one.start.to_bytes(8, "big")
@@ -159,7 +159,7 @@ class Unlogged:
         return [SPECS[name] for name in self.names if not SPECS[name].logging]
 
     def listen(self, lines: Sequence[str]) -> None:
-        """What a child said of its commits."""
+        """Note a child's report of a commit."""
         open_: dict[int, Batch] = {}
         for line in lines:
             word, *rest = line.split()
@@ -180,7 +180,7 @@ class Unlogged:
     def settle(self, partition: int, local_offset: int) -> None:
         """Decide about batches that were tried, by the source offset that is of the same local batch.
 
-        Two of them that end at the same offset are the same records, so that either one will do.
+        Two batches that end at the same offset have the same records, so either one serves.
         """
         done = self.applied.setdefault(partition, [])
         for batch in reversed(self.doubtful.pop(partition, [])):
@@ -194,10 +194,10 @@ class Unlogged:
         self.given_up |= {(spec.name, partition) for spec in self.stores if store in ("", spec.name)}
 
     def expected(self, name: str, partition: int, observed_ms: int = -1) -> list[Record]:
-        """What the changelog of the store would hold.
+        """The records that the store's changelog would hold.
 
-        The largest time of a store also comes with the source offset that a task is taken over at, from whoever had it
-        before; it is a record without a key here. `observed_ms` is one more of these, at the end.
+        The largest time of a store also comes with the source offset at which a task is taken over, from its owner
+        before; here it is a record without a key. `observed_ms` is one more of these, at the end.
         """
         found: list[Record] = []
         for first, to in self.applied.get(partition, []):
@@ -227,7 +227,7 @@ def clock(observed_ms: int) -> Record:
 
 
 def time_of(one: Operation) -> int:
-    """What an operation brings to the largest time of its store."""
+    """The time that an operation brings to the largest time of its store."""
     spec = SPECS[one.store]
     if isinstance(spec, SessionStore):
         return one.end

@@ -1,16 +1,16 @@
-"""What is killed in a run of the crash harness, and when; and the run as a whole.
+"""The kills in a run of the crash harness, and the run as a whole.
 
     writer      killed at a place between two steps, then at a random time
-    restorer    killed in the middle of a restore of what a writer left
-    loader      the same of a bulk restore; workers reach the place, too, where it is one of theirs
+    restorer    killed in the middle of a restore of a writer's state
+    loader      the same in a bulk restore; workers reach the place, too, if it is one of theirs
     standby     killed while it follows a live writer, and as it takes over from it, dead or alive
     racer       two writers take the tasks from each other until they are killed
 
-Whatever the story is, a run may go on with a race, and with a byte that is flipped in what was left: the task concerned
-is mended, or refused until an operator accepts, killed while that is going on, and written to again.
+After any story a run may go on with a race, and with a byte flipped in the remaining state: the task concerned is
+mended, or refused until an operator accepts, killed during that, and written to again.
 
-Rules of this file: a story drives one `Crash` and gives the directories that are left; which log it is on is the
-`Crash`'s own affair. A run says its seed before it begins, and what it compared when it is over.
+Rules of this file: a story drives one `Crash` and returns the remaining directories; the `Crash` alone knows its log. A
+run prints its seed before it begins, and its comparisons when it is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.crash.stores import unlogged_of
 ACCEPT = {
     "accept_unreadable_rows": True,
     "accept_empty_log": True,
-}  # an operator's word about rows that cannot be restored
+}  # an operator's consent to the loss of rows that cannot be restored
 GUARANTEES = ("exactly_once", "at_least_once")
 # Role of the process to be killed, and where the first of its kills strikes. The others come at random times.
 STRIKES = (
@@ -70,7 +70,7 @@ def kill_restorer(crash: Crash, failpoint: str) -> list[str]:
 
 
 def kill_standby(crash: Crash, failpoint: str) -> list[str]:
-    """The standby is killed while it follows a live writer, and as it takes over from it, dead or alive."""
+    """Kill a standby while it follows a live writer, and as it takes over from it, dead or alive."""
     with crash.life("writer", "a") as writer:
         writer.wait_until_ready()
         crash.kill_once("standby", "b", failpoint)
@@ -84,14 +84,14 @@ def kill_standby(crash: Crash, failpoint: str) -> list[str]:
 
 
 def kill_racers(crash: Crash, failpoint: str, role: str = "racer") -> list[str]:
-    """Two processes take the same tasks from each other; the one that loses them stands by and goes on."""
+    """Two processes take the same tasks from each other; the loser stands by and goes on."""
     with crash.life(role, "a", failpoint) as one, crash.life("racer", "b") as other:
         racers = [one, other]
         other.wait_until_ready()
         time.sleep(crash.random.uniform(0.3, 1.2))
         crash.met += bool(failpoint) and one.process.poll() is not None
         for racer in racers:
-            # The first may have met its failpoint; nothing else ends one of them.
+            # The first may have met its failpoint; no other cause ends one of them.
             racer.kill()
     crash.kills += len(racers)
     for directory in ("a", "b"):
@@ -102,7 +102,7 @@ def kill_racers(crash: Crash, failpoint: str, role: str = "racer") -> list[str]:
 def damage_and_mend(crash: Crash, directory: str) -> None:
     """Flip a byte of one task, have it mended (perhaps killed in the middle of that), and write on."""
     if crash.random.random() < 0.7 or not crash.tasks_in(directory):
-        crash.mend(directory)  # opened once: what was in the write-ahead log is in files now
+        crash.mend(directory)  # opened once: rows of the write-ahead log are in files now
         crash.check_left(directory)
     known = dict(crash.looks[directory].positions)
     damage = crash.damage(directory)

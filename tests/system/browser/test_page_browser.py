@@ -1,4 +1,4 @@
-"""The ops page in Debian's Chromium: bars and lags move, names stay text, it is quick, it comes back."""
+"""The ops page in Debian's Chromium: bars and lags move, names stay text, it is quick, it reconnects."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_store_named_like_markup_stays_text(bench: Bench, serve: Serve, tab: Pag
         tab.goto(address)
         expect(tab.locator("h1")).to_contain_text(EVIL)
         expect(tab.locator('tbody[data-table="stores"] th').first).to_contain_text(EVIL)
-        document["tasks"][0]["epoch"] = 77  # so that rows come over the stream as well
+        document["tasks"][0]["epoch"] = 77  # so that rows arrive over the stream as well
         document["tasks"][0]["stores"][0]["position"] = 5
         expect(row(tab, "tasks", "0_0")).to_contain_text("77", timeout=WAIT_MS)
         assert tab.locator("img").count() == 0
@@ -166,7 +166,7 @@ def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> 
         protocol.send("Performance.enable")
 
         def used_s() -> float:
-            """Processor time of the page's process and of the server: what else the machine does is not in it."""
+            """Processor time of the page's process and of the server, without the machine's other load."""
             told = {one["name"]: one["value"] for one in protocol.send("Performance.getMetrics")["metrics"]}
             return float(told["ProcessTime"]) + process_time()
 
@@ -204,7 +204,7 @@ def test_stream_comes_back_after_the_server_was_killed(tab: Page) -> None:
         expect(connection).to_have_text("live")
         stop(child)
         expect(connection).to_contain_text("connection lost", timeout=WAIT_MS)
-        expect(task).to_contain_text("0_0")  # what was known stays
+        expect(task).to_contain_text("0_0")  # known rows stay
         child, _ = start(port, 4711)
         expect(task).to_contain_text("4,711", timeout=WAIT_MS)
         expect(connection).to_have_text("live", timeout=WAIT_MS)
@@ -300,7 +300,7 @@ def test_buttons_verify_snapshot_and_drain_and_a_changelog_can_be_looked_at(side
         tab.get_by_role("link", name="All changelogs").click()
         tab.once("dialog", lambda asked: asked.dismiss())
         tab.get_by_role("button", name="Drain").click()
-        expect(result).to_have_text("")  # nobody was asked for anything
+        expect(result).to_have_text("")  # no server was called
         tab.once("dialog", lambda asked: asked.accept())
         tab.get_by_role("button", name="Drain").click()
         expect(result).to_have_text("Drained: every task is closed", timeout=WAIT_MS)
@@ -354,7 +354,7 @@ def test_page_of_an_application_shows_its_tasks_at_work_and_says_when_it_is_gone
     expect(tab.locator("#connection")).to_contain_text("connection lost", timeout=WAIT_MS)
 
 
-# The contrast of every text with what is behind it, as WCAG 2 has it.
+# The contrast of every text with its background, as WCAG 2 defines it.
 CONTRAST = """() => {
   const numbers = (color) => color.match(/[0-9.]+/g).map(Number);
   const light = (color) => {

@@ -1,4 +1,4 @@
-"""Kill -9 at random moments: what is left equals the log, folded to where it stands.
+"""Kill -9 at random moments: the remaining state equals the log, folded to the state's position.
 
     child (support/crash/child.py) ──SIGKILL──> look at its directories ──> next life ... ──> restore warm and cold
 
@@ -7,14 +7,13 @@ compared with the log: rows and observed stream time of each store at the stored
 the last one a session on the same directory (warm) and one on a fresh directory (cold) must restore the same rows,
 stream times and source offsets, and the counter that was committed with the offsets must agree with them.
 
-Each run draws its stores: some or all of the logged ones, some in memory, some without a changelog, which must hold
-what was committed in their directory (support/crash/stores.py). In some runs two processes take the tasks from each
-other and both live on, and a byte is flipped between two lives: only the store concerned may be lost
-(support/crash/damage.py).
+Each run draws its stores: some or all of the logged ones, some in memory, some without a changelog, which must hold the
+commits of their directory (support/crash/stores.py). In some runs two processes take the tasks from each other and both
+live on, and a byte is flipped between two lives: only the store concerned may be lost (support/crash/damage.py).
 
 Rules of this file: it prints the seed of each run; the run's number gives role, place and guarantee. To repeat run 37:
-`STANDFAST_CRASH_SEED=<seed> make crash RUNS=38 ARGS="-k kills[37]"`. That makes every choice again, but a kill after
-a delay still hits where it hits.
+`STANDFAST_CRASH_SEED=<seed> make crash RUNS=38 ARGS="-k kills[37]"`. That repeats every choice, but not the moment of a
+kill after a delay.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def test_a_wiped_unlogged_store_a_changed_neighbour_and_a_mixed_store_are_report
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_local_batch_that_is_lost_is_reported(tmp_path: Path, guarantee: str) -> None:
-    """The newest batch is gone as a whole, rows and offset: for logged stores that is a log that is ahead."""
+    """The newest batch is gone as a whole, rows and offset: for logged stores, the log is ahead."""
     crash = Crash(tmp_path, 6, guarantee, stores=TWO)
     with crash.life("writer", "a", stop_after=60) as writer:
         assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
@@ -193,7 +192,7 @@ def test_a_process_that_a_lost_race_ends_is_reported(tmp_path: Path) -> None:
 def test_a_file_is_known_by_its_store_and_a_flip_is_turned_back(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 8, "exactly_once", stores=[COUNTS, "window", "memory-window", "scratch", "scratch-window"])
     crash.kill_once("writer", "a", "commit.local=kill:20", within_s=PATIENCE_S)
-    crash.mend("a")  # opened once more: what was in the write-ahead log is in files now
+    crash.mend("a")  # opened once more: rows of the write-ahead log are in files now
     state = tmp_path / "a" / APP
     whole = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
     assert {store_of(data, crash.stores) for path, data in whole.items() if path.suffix == ".sst"} == {

@@ -1,4 +1,4 @@
-"""Kill -9 of whole applications: what came out equals an uninterrupted run, whoever finished it.
+"""Kill -9 of whole applications: the results equal an uninterrupted run, whichever process finished it.
 
     input, a part at a time ──> child (support/crash/app_child.py) ──SIGKILL──> same directory, another, or the standby
     ...
@@ -10,8 +10,8 @@ In half of the runs one step keeps a store without a changelog: a row for each c
 In some a byte of a directory is flipped between two lives.
 
 Rules of this file: it prints the seed of each run; the run's number gives story, place and guarantee. To repeat run 7:
-`STANDFAST_CRASH_SEED=<seed> make crash APP_RUNS=8 ARGS="-k application[7]"`. That makes every choice again, but a kill
-after a delay still hits where it hits.
+`STANDFAST_CRASH_SEED=<seed> make crash APP_RUNS=8 ARGS="-k application[7]"`. That repeats every choice, but not the
+moment of a kill after a delay.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def taken_over(crash: AppCrash, failpoint: str, strike: Strike) -> None:
 
 
 def moved(crash: AppCrash, failpoint: str, strike: Strike) -> None:
-    """An empty directory goes on, and then the first one again with what it had."""
+    """An empty directory goes on, and then the first one again with its old state."""
     crash.feed(0.2)
     crash.kill_once("a", 0.4, failpoint, strike)
     crash.kill_once("b", 0.7, failpoint, strike)
@@ -92,7 +92,7 @@ def moved(crash: AppCrash, failpoint: str, strike: Strike) -> None:
 
 
 def failed(crash: AppCrash, failpoint: str, strike: Strike) -> None:
-    """One task fails and is opened again while the others go on; then kills."""
+    """One task fails and is reopened while the others go on; then kills."""
     crash.feed(0.2)
     crash.fail_once("a", 0.4, crash.random.choice(("timer", "board", "tick")), crash.random.randrange(1, 8))
     crash.kill_once("a", 0.8, failpoint, strike)
@@ -102,7 +102,7 @@ def failed(crash: AppCrash, failpoint: str, strike: Strike) -> None:
 
 
 def frozen(crash: AppCrash, failpoint: str, strike: Strike) -> None:
-    """The owner stands still until its standby has taken over, and goes on with what it had in hand: it is refused."""
+    """The owner stalls until its standby has taken over, and goes on with its pending records: it is refused."""
     with crash.life("a") as first:
         crash.wait_until_ready(first)
         crash.feed(0.2)
@@ -120,7 +120,7 @@ def frozen(crash: AppCrash, failpoint: str, strike: Strike) -> None:
 
 
 def raced(crash: AppCrash, failpoint: str, strike: Strike) -> None:
-    """Three processes begin at once on nothing; two of them take over from the third, and one of these stands still.
+    """Three processes begin at once with empty directories; two take over from the third, and one of these stalls.
 
     Each of them loses tasks to another one, and goes on.
     """
@@ -144,7 +144,7 @@ def raced(crash: AppCrash, failpoint: str, strike: Strike) -> None:
 
 
 def perhaps_damage(crash: AppCrash, directory: str) -> None:
-    """Flip a byte of a directory that nobody has open, in some of the runs."""
+    """Flip a byte of a directory that no process has open, in some of the runs."""
     if crash.random.random() < DAMAGED:
         crash.damage(directory)
 
@@ -189,7 +189,7 @@ EXACT = ("finals", "alarms", "late", "dead", "boards", "order-finals", "order-se
 
 
 def planted(expected: Expected, guarantee: str, change: Callable[[Outputs, Stores], None]) -> list[str]:
-    """What is said of a run that gave what is expected but for this change."""
+    """The problems reported of a run with the expected results but for this change."""
     outputs, stores = copy.deepcopy(dict(expected.outputs)), copy.deepcopy(dict(expected.stores))
     change(outputs, stores)
     return compare(expected, outputs, stores, guarantee, cached=True)

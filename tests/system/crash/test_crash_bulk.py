@@ -1,7 +1,7 @@
-"""Kill -9 in the middle of a bulk restore, of the owner and of its workers: what is left equals the log.
+"""Kill -9 in the middle of a bulk restore, of the owner and of its workers: the remaining state equals the log.
 
 The looks and the comparison are those of `test_crash.py`: after each kill every store equals the log folded to its own
-position, and in the end the directory that was killed and a fresh one hold what the writer's holds.
+position, and in the end the killed directory and a fresh one hold the writer's rows.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def written(root: Path, seed: int) -> Crash:
 
 
 def workers_in(directory: Path) -> list[str]:
-    """Worker processes that hold a file of this folder open, or work in it."""
+    """Worker processes with an open file in this folder, or working in it."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

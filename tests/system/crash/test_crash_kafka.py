@@ -1,8 +1,8 @@
-"""Kill -9 at random moments on a real Kafka log: what is left equals the changelog, read as committed.
+"""Kill -9 at random moments on a real Kafka log: the remaining state equals the changelog, read as committed.
 
-As `test_crash.py`, with the same children, looks and comparisons. What Kafka adds: a killed writer leaves a transaction
-open, which the next owner of the task must end before it reads where the changelog ends; records of one that was
-aborted must never reach a store; and at least once, a group's offsets are committed beside the changelogs.
+As `test_crash.py`, with the same children, looks and comparisons. Kafka adds: a killed writer leaves a transaction
+open, which the next owner of the task must end before it reads where the changelog ends; records of an aborted one must
+never reach a store; and at least once, a group's offsets are committed beside the changelogs.
 
 Rules of this file: as there; to repeat run 7: `STANDFAST_CRASH_SEED=<seed> make crash KAFKA_RUNS=8 ARGS="-k kafka[7]"`.
 Timestamps are of the last day, because Kafka deletes from a windowed changelog by the records' own time.
@@ -22,7 +22,7 @@ from support.crash.stories import GUARANTEES, run
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_KAFKA_RUNS", "1"))
 AGO_MS = 20 * 3_600_000
-# Mostly writers, which are what transactions and fencing are about.
+# Mostly writers: transactions and fencing concern them.
 STRIKES = (
     ("writer", "commit.logged"),
     ("standby", "standby.apply"),

@@ -4,8 +4,8 @@
              ──> every partition is open again in 5 s ──> every acknowledged commit is there, and in the log alone
 
 Rules of this file: it prints the seed of each run; `STANDFAST_CRASH_SEED=<seed> make crash SERVE_RUNS=8
-ARGS="-k commit[7]"` makes every choice again, but a kill after a delay still hits where it hits. Without SERVE_RUNS
-there are two short runs, whose seed is the same every time.
+ARGS="-k commit[7]"` repeats every choice, but not the moment of a kill after a delay. Without SERVE_RUNS there are two
+short runs, whose seed is the same every time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = 2 if ASKED is None else 8
 
 
 def seed_of(number: int) -> int:
-    """What makes the choices of a run."""
+    """The seed of a run's choices."""
     asked = int(os.environ.get("STANDFAST_CRASH_SEED", "0"))
     return asked or (17 if ASKED is None else secrets.randbits(32))
 
@@ -53,7 +53,7 @@ def test_partitions_that_move_under_kills_open_again_with_every_acknowledged_com
     print(f"moves run {number}: {moves.summary()}", flush=True)
 
 
-# -- what the runs look at can fail -----------------------------------------------------------------------------------
+# -- the checks of the runs can fail -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""Kill -9 of a sidecar's server and worker at random under load: what a commit acknowledged is there, as one cut.
+"""Kill -9 of a sidecar's server and worker at random under load: acknowledged commits are there, as one cut.
 
     loader ──RESP──> server ──> state + source offset        operation n of a partition is known by its number, so the
-       ^                │ kill -9, server or worker          offset that is found says what the state must be: the fold
+       ^                │ kill -9, server or worker          offset that is found implies the required state: the fold
        └── new server ──┘                                    of the operations below it, no more and no less
 
 Rules of this file: it prints the seed of each run; `STANDFAST_CRASH_SEED=<seed> make crash SERVE_RUNS=32
-ARGS="-k sidecar[7]"` makes every choice again, but a kill after a delay still hits where it hits. It takes a quarter of
+ARGS="-k sidecar[7]"` repeats every choice, but not the moment of a kill after a delay. It takes a quarter of
 SERVE_RUNS, since `test_crash_moves.py` moves tasks between two sidecars as well.
 """
 
@@ -33,7 +33,7 @@ ASKED = os.environ.get("STANDFAST_CRASH_SERVE_RUNS")
 RUNS = 2 if ASKED is None else (int(ASKED) + 3) // 4
 GUARANTEES = ("exactly_once", "at_least_once")
 LIVES = 3
-KAFKA_RUNS = (RUNS + 4) // 5  # a run there takes longer: restores and transactions go through the broker
+KAFKA_RUNS = (RUNS + 4) // 5  # a run on Kafka takes longer: restores and transactions go through the broker
 COMMITS_BEFORE = 40  # at most, of a life before its kill
 COMMITS_AFTER = 5  # of a life after its kill: it goes on until they are acknowledged
 DELAY_S = 0.3  # at most, from the last of those before to the kill: in a write, a commit, an opening, a move
@@ -55,7 +55,7 @@ def operation(partition: int, number: int) -> tuple[str, int | None]:
 
 
 def folded(partition: int, offset: int) -> tuple[dict[str, int], dict[tuple[str, int], int]]:
-    """What both stores hold once the operations below `offset` are done."""
+    """The rows of both stores once the operations below `offset` are done."""
     keys: dict[str, int] = {}
     windows: dict[tuple[str, int], int] = {}
     for number in range(offset):
@@ -89,7 +89,7 @@ class Load:
         self.pause_s = 0.0  # the longest time without one
 
     def live(self) -> None:
-        """Write and commit through one kill, going on after whatever fails, until commits are acknowledged again."""
+        """Write and commit through one kill, going on after any failure, until commits are acknowledged again."""
         self._strike_at, self._struck_at = self.commits + self.rng.randrange(COMMITS_BEFORE), None
         end = time.monotonic() + LIFE_S_MAX
         refused: dict[str, int] = {}
@@ -116,7 +116,7 @@ class Load:
         return self._struck_at is None or self.commits < self._struck_at + COMMITS_AFTER
 
     def _perhaps_strike(self) -> None:
-        """Have the kill come soon, once there are as many commits as were drawn."""
+        """Make the kill come soon, once there are as many commits as were drawn."""
         if self.commits == self._strike_at:
             strike = threading.Timer(self.rng.uniform(0, DELAY_S), self._strike, (self.rng.random(),))
             self._strikes.append(strike)
@@ -160,7 +160,7 @@ class Load:
         return until
 
     def look(self, partition: int, task: Any) -> int:
-        """The offset that is there is one that was tried, not below what was acknowledged, and the state is its."""
+        """Check that the offset is one that was tried, not below the acknowledged one, and the state is its."""
         offset = int(task.source_offsets().get((self.source, partition), 0))
         assert self.acknowledged[partition] <= offset <= self.attempted[partition]
         found = dict(task.store("kv").all())
@@ -168,7 +168,7 @@ class Load:
         if self.exactly_once:
             assert (found, windows) == folded(partition, offset)
         elif offset >= self.repeated_to[partition]:
-            # At least once the state may be ahead of the offset, by what is then processed once more.
+            # At least once the state may be ahead of the offset, by records that are then processed once more.
             ahead = [
                 at for at in range(offset, self.attempted[partition] + 1) if folded(partition, at) == (found, windows)
             ]
@@ -195,7 +195,7 @@ def test_acknowledged_commits_survive_kills_of_the_sidecar(sidecars: Sidecars, n
 def test_acknowledged_commits_survive_kills_of_the_sidecar_on_kafka(
     sidecars: Sidecars, number: int, kafka_address: str
 ) -> None:
-    """Exactly once: the state and the group's offset are of one transaction, whatever was killed in it."""
+    """Exactly once: the state and the group's offset are of one transaction, whichever process was killed in it."""
     app, address = f"crash-{secrets.token_hex(4)}", f"kafka://{kafka_address}"
     with closing(open_log(address)) as log:
         log.admin.create_topic(f"{app}-in", PARTITIONS, TopicPolicy())
@@ -204,7 +204,7 @@ def test_acknowledged_commits_survive_kills_of_the_sidecar_on_kafka(
 
 
 def crash(sidecar: Sidecar, number: int, source: str, *, exactly_once: bool) -> None:
-    """One run: lives with a kill in each, then a look at everything."""
+    """One run: lives with a kill in each, then a check of everything."""
     seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
     rng = random.Random(f"{seed}-{number}")
     print(f"crash run {number} of the sidecar: STANDFAST_CRASH_SEED={seed}")
@@ -224,7 +224,7 @@ def crash(sidecar: Sidecar, number: int, source: str, *, exactly_once: bool) -> 
 
 
 def kill_one(sidecar: Sidecar, draw: float) -> str:
-    """SIGKILL the worker, or the server, also where no worker can be named; which of them it was."""
+    """SIGKILL the worker, or the server, also where no worker can be named; returns the one killed."""
     try:
         workers = sidecar.call("GET", "/v1/status")["workers"] if draw < 0.4 else []
         pids = [one["pid"] for one in workers if one["pid"] is not None]

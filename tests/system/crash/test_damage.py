@@ -53,12 +53,12 @@ def test_flipped_byte_is_an_error_never_a_short_scan_and_the_task_is_restored(be
         for _ in task.store("kv").all():
             seen += 1
     assert seen < ROWS
-    again.poll_once()  # whoever drives the session finds the damage that a reader met
+    again.poll_once()  # the session's driver meets the damage that a reader found
     again.wait_ready(30)
     assert sum(1 for _ in again.task(0).store("kv").all()) == ROWS
     assert again.task(0).source_offsets() == {("src", 0): ROWS}
     assert again.counters.wipes == {"corrupt": 1}
-    assert lost == ["corrupt", "corrupt"]  # told while the damaged directory lay aside
+    assert lost == ["corrupt", "corrupt"]  # reported while the damaged directory lay aside
     assert list((again.state_path / ".aside").iterdir()) == []
 
 
@@ -74,7 +74,7 @@ def test_database_that_does_not_open_is_set_aside_and_restored(bench: Bench) -> 
 
 
 class FolderGone(sf.Listener):
-    """Removes the directory of a task once, when its restore has applied everything."""
+    """Removes the directory of a task once, when its restore has applied every record."""
 
     def __init__(self, directory: Path, end: int) -> None:
         self.directory = directory

@@ -2,11 +2,11 @@
 
     log        the database: topics, records with checksums, committed offsets
     log-wal    commits that are not in the database yet, as a kill leaves them
-    log-shm    an index of the WAL, made anew        log.lock    nothing but the lock
+    log-shm    an index of the WAL, remade           log.lock    only the lock
 
-What may come of it: an error that names the log, a topic or a task; or the rows that the log holds, whole. They are
-those of an earlier commit only where the WAL ends before a commit, or within the last one, as a power loss leaves it;
-damage before that is named by frame. The unlogged store keeps its rows in every case.
+Allowed results: an error that names the log, a topic or a task; or the rows that the log holds, whole. They are those
+of an earlier commit only where the WAL ends before a commit, or within the last one, as a power loss leaves it; damage
+before that is named by frame. The unlogged store keeps its rows in every case.
 
 Rules of this file: each case works on a copy of files that were taken beside a running application.
 """
@@ -101,7 +101,7 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
 
 
 def outcome(root: Path, directory: str, states: list[Rows]) -> str:
-    """What an instance makes of the files: "right", "earlier" (as of a commit before the last), or the error."""
+    """An instance's result on the files: "right", "earlier" (as of a commit before the last), or the error."""
     try:
         session = opened(root, directory)
     except sf.StandfastError as error:
@@ -138,7 +138,7 @@ def told(root: Path, error: sf.StandfastError) -> str:
 
 
 def last_commit(wal: Path) -> int:
-    """Where the frames of the last commit begin."""
+    """The offset where the frames of the last commit begin."""
     data, frame = wal.read_bytes(), 24 + PAGE_BYTES
     ends = [at + frame for at in range(32, len(data), frame) if any(data[at + 4 : at + 8])]
     assert len(ends) == COMMITS - 1 and ends[-1] == len(data)
@@ -146,7 +146,7 @@ def last_commit(wal: Path) -> int:
 
 
 def damaged(grounds: tuple[Path, list[Rows], Path], tmp_path: Path, damage: Callable[[Path], None]) -> dict[str, str]:
-    """Outcomes for an instance with its state and for one with nothing."""
+    """Outcomes for an instance with its state and for one with an empty directory."""
     found = {}
     for directory in ("a", "cold"):
         root = tmp_path / directory
@@ -188,7 +188,7 @@ def test_flipped_byte_is_never_served(grounds: Any, tmp_path: Path, name: str, s
     outcomes: list[str] = []
     for case in range(FLIPS // 4):
         size = (grounds[0] / name).stat().st_size
-        # Heads of pages and frames hold what a search goes by, so every third flip is there.
+        # Heads of pages and frames steer a search, so every third flip is there.
         at = (
             rng.randrange(size) if case % 3 else min(rng.randrange(size) // 8_192 * 8_192 + rng.randrange(16), size - 1)
         )

@@ -1,8 +1,8 @@
-"""Every file of a task's directory, damaged in every way: an answer that names it, and nothing served wrong.
+"""Every file of a task's directory, damaged in every way: an error that names it, and no wrong row served.
 
 A task with a logged store and one without a log, closed or killed. Each case ends in one of two ways: every row is
-there (a store that had to be restored was), or the task is refused with an error that names the task and what is wrong;
-then the operator's word opens it, with rows of the unlogged store that are right, though not all.
+there (a store that had to be restored was), or the task is refused with an error that names the task and the fault;
+then the operator's consent opens it, with correct rows of the unlogged store, though not all.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ HOW: dict[str, Callable[[Path], None]] = {
 
 
 def opened(bench: Bench, folder: str, *, accept: bool) -> dict[str, dict[str, str]]:
-    """Rows of both stores, read to the end; what is damaged on the way is mended, or refused with an error."""
+    """Rows of both stores, read to the end; damage met on the way is mended, or refused with an error."""
     session = bench.session(folder, stores=STORES, accept_unreadable_rows=accept, take_over=False)
     try:
         for _ in range(5):
@@ -108,7 +108,7 @@ def opened(bench: Bench, folder: str, *, accept: bool) -> dict[str, dict[str, st
 
 
 def check(bench: Bench, kept: Path, file: str, how: str, *, killed: bool) -> str:
-    """Damage a copy, open it, judge; returns how it ended."""
+    """Damage a copy, open it, judge; returns the outcome."""
     folder = bench.root / "case"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(kept, folder)
@@ -123,13 +123,13 @@ def check(bench: Bench, kept: Path, file: str, how: str, *, killed: bool) -> str
         assert "0_0" in text, text
         assert any(word in text for word in (file, "plain", "write-ahead log", "belongs to application")), text
         if isinstance(error, sf.InvalidRequest):
-            return "refused"  # the marker: whose directory it is, a person has to say
+            return "refused"  # the marker: only a person can name the directory's owner
         found = opened(bench, "case", accept=True)
         ended = "accepted"
     assert found["kv"] == rows_of("kv", 0), (file, how, ended, len(found["kv"]))
     right = rows_of("plain", 0)
     assert found["plain"].items() <= right.items(), (file, how, ended)
-    if ended == "whole" and torn:  # what a loss of power leaves, too: whole commits, without the last
+    if ended == "whole" and torn:  # a loss of power leaves that, too: whole commits, without the last
         assert found["plain"] == rows_of("plain", 0, len(found["plain"]))
         assert len(found["plain"]) % EACH == 0
         return "torn"

@@ -1,4 +1,4 @@
-"""A task's own files are damaged: an answer that names it, stores with a log restored, rows without one kept."""
+"""A task's own files are damaged: an error that names it, stores with a log restored, rows without one kept."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_damage_of_the_directory_itself_restores_what_has_a_log_and_copies_what_
 
 
 def test_refused_task_whose_directory_cannot_be_opened_stays_closed_and_stops_nothing(bench: Bench) -> None:
-    """Its changelogs are empty, so that they cannot tell whether it had rows."""
+    """Its changelogs are empty, so they cannot show whether it had rows."""
     first = bench.session(stores=STORES, placement="shared", partitions=2)
     bench.settle(first)
     directory = killed(bench, first, "k")
@@ -159,7 +159,7 @@ def test_flipped_length_near_the_end_of_the_log_is_no_torn_tail(bench: Bench, ba
 
 
 def damaged_at_start(raw: bytes, at: int) -> bool:
-    """Whether a record begins here: it fits, and what it says of itself is right."""
+    """Whether a record begins here: it fits, and its header is right."""
     length = int.from_bytes(raw[at + 4 : at + 6], "little")
     block = raw[at : at + 7 + length]
     return length > 0 and at + 7 + length <= len(raw) and damaged_at(block, every_byte=True) is None
@@ -176,7 +176,7 @@ def test_write_ahead_log_that_ends_within_a_record_is_no_damage(bench: Bench) ->
     assert again.counters.wipes == {}
 
 
-# What a kill left of a database that RocksDB was about to make: another MANIFEST follows before anything is written.
+# A kill left this of a database that RocksDB was about to make: another MANIFEST follows before any write.
 UNBORN = {
     "MANIFEST-000001": "1b4f96d02d0001814024"
     "35323161383539372d633664372d343138332d616161322d636262396130373061376530020003020400",
@@ -274,7 +274,7 @@ TIMED = [
 
 
 def test_rows_past_retention_do_not_come_back_when_the_tasks_record_is_lost(bench: Bench) -> None:
-    """Nothing else tells the largest times: these commits had no source offsets, which would have them too."""
+    """No other place has the largest times: these commits had no source offsets, which would have them too."""
     first = bench.active(stores=TIMED)
     task = first.task(0)
     for stamp in (100_000, 150_000, 240_000):

@@ -1,4 +1,4 @@
-"""A store of any kind that is damaged equals its log again, in batches and in bulk, and whatever a kill interrupts."""
+"""A damaged store of any kind equals its log again, in batches and in bulk, whatever step a kill interrupts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_damaged_store_of_any_kind_equals_its_log_again(
     drive(again)
     try:
         digests(again)
-    except sf.Corruption:  # met by a read; or has been by the opening already
+    except sf.Corruption:  # met by a read, or already by the opening
         again.poll_once()
         drive(again)
     assert digests(again) == before
@@ -89,7 +89,7 @@ for _ in range(4):
 
 
 def killed_at(bench: Bench, failpoint: str) -> None:
-    """Open the task in a process that is killed there."""
+    """Open the task in a process that is killed at a failpoint."""
     environment = {**os.environ, "STANDFAST_FAILPOINT": f"{failpoint}=kill:1"}
     arguments = [sys.executable, "-c", CHILD, bench.address, str(bench.root / "a")]
     ended = subprocess.run(arguments, env=environment, capture_output=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""One store of a task is lost: it alone begins anew, its neighbours stay; nothing goes that no log can give back."""
+"""One store of a task is lost: it alone restarts, its neighbours stay; no row goes that no log can give back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def whole(session: sf.Session, last: int = ROWS) -> None:
 
 
 def files_of(session: sf.Session, family: str) -> list[Path]:
-    """Table files of a family, by the property that RocksDB has of it."""
+    """Table files of a family, by RocksDB's property of it."""
     stores = session.tasks()[0].stores
     text = stores.engine._held(family, "measuring").property_value("rocksdb.sstables")  # type: ignore[attr-defined]
     return [stores.directory / f"{int(number):06}.sst" for number in re.findall(r"^ (\d+):", text, re.MULTILINE)]
@@ -89,7 +89,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 def opened_on_damage(bench: Bench, damage: Callable[[Path], None], guarantee: str) -> sf.Session:
-    """A session that is filled, and opened again after its only table file of `kv` was damaged."""
+    """A session that is filled, and reopened after its only table file of `kv` was damaged."""
     first = bench.active(stores=STORES, guarantee=guarantee)
     fill(first)
     (file,) = files_of(first, "kv")
@@ -110,7 +110,7 @@ def filled_pair(bench: Bench) -> tuple[sf.Session, sf.Session]:
 
 
 def read_through(bench: Bench, session: sf.Session) -> None:
-    """Read every store to its end, letting damage that is met be mended, until all can be read."""
+    """Read every store to its end, letting found damage be mended, until all can be read."""
     for _ in range(4):
         try:
             for store in STORES:
@@ -184,7 +184,7 @@ def test_standby_with_a_damaged_first_block_is_promoted_after_that_store_was_res
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_neighbours_are_written_while_the_damaged_store_compacts(bench: Bench, guarantee: str) -> None:
-    """One compaction over the damaged file refuses every write of the whole database from then on."""
+    """One compaction over the damaged file makes the whole database refuse every write from then on."""
     again = opened_on_damage(bench, middle, guarantee)
     (file,) = files_of(again, "kv")
     task = again.task(0)
@@ -355,7 +355,7 @@ def test_damaged_store_whose_changelog_is_empty_is_refused(bench: Bench) -> None
 
 @pytest.mark.parametrize("name", KINDS)
 def test_damage_that_a_digest_meets_is_mended_in_every_kind_of_store(bench: Bench, name: str) -> None:
-    """Rows are also read as their changelog has them: by digests, by verification."""
+    """Digests and verification also read rows in their changelog's form."""
     first = bench.active()
     operate(first.task(0), random.Random(3), 150)
     stores = first.task(0).stores

@@ -1,7 +1,7 @@
 """The embedded log under several processes at once: appends, kills, compaction and retention beside a writer.
 
-Rules of this file: real processes, started from a list and ended by their own id. They are steered by what they print,
-never by waiting for some time.
+Rules of this file: real processes, started from a list and ended by their own id. The tests follow their output, and
+never wait for some time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    """Lines that it printed and nobody read yet; it must have ended well."""
+    """Printed lines not read yet; the process must have ended well."""
     printed, problems = rest_of(process)
     assert process.returncode == 0, problems
     return printed.splitlines()
@@ -178,7 +178,7 @@ def test_retention_beside_a_writing_process_loses_nothing(log: EmbeddedLog) -> N
         removed += log.apply_retention(now_ms)
         found = contents(log)
         assert [record.offset for record in found] == [record.timestamp for record in found]
-        now_ms = found[-1].timestamp if found else now_ms  # stream time, as the records tell it
+        now_ms = found[-1].timestamp if found else now_ms  # stream time, from the records
     assert len(finish(process)) == batches
     total = batches * size
     removed += log.apply_retention(total - 1)

@@ -1,4 +1,4 @@
-"""Leases: whose renewal delays nothing, who loses one, and what that costs.
+"""Leases: renewal delays no work, when a member loses one, and the cost of a loss.
 
 Rules of this file: the pure watch by itself; all else with real processes on a real log.
 """
@@ -25,7 +25,7 @@ from support.lease import LEASE_MS, Leases, until
 from support.sessions import Bench
 
 BOTH = pytest.mark.parametrize("leases", ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
-# For tests whose run on a broker costs much and shows what the run on the embedded log shows.
+# For tests that are slow on a broker and show the same on the embedded log.
 BOTH_DEAR = pytest.mark.parametrize(
     "leases", ["sqlite", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])], indirect=True
 )
@@ -97,7 +97,7 @@ def test_removal_by_a_member_that_had_not_read_the_newest_beat_is_void() -> None
     joined = Record(0, 1_000, member_key("a"), member_value("join", "s", 500, 0, "", 1), ())
     beat = Record(1, 1_400, member_key("a"), member_value("beat", "s", 500, 0, "", 1), ())
     late.apply([joined], 0, old=False)
-    assert late.run_out(10_000) == ["a"]  # it stood still, and writes what it knew before
+    assert late.run_out(10_000) == ["a"]  # it stalled, and writes its knowledge from before
     removal = Record(2, 11_000, member_key("a"), None, tuple(removal_headers(late.leases["a"])))
     for one, seen in ((members, [joined, beat, removal]), (late, [beat, removal])):
         one.apply(seen, 10_000, old=False)
@@ -116,7 +116,7 @@ def test_time_for_which_a_reader_waited_for_the_topic_counts_for_no_lease() -> N
     assert (members.run_out(1_499), members.run_out(1_500)) == ([], ["a"])
 
 
-# -- who renews -------------------------------------------------------------------------------------------------------
+# -- the renewing thread -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -185,14 +185,14 @@ def test_killed_owner_is_not_renewed_for(leases: Leases) -> None:
 
 
 def zombie(pid: int) -> bool:
-    """Whether a process has ended and was not waited for."""
+    """Whether a process has ended and its parent has not waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
 
 
-# -- what losing one costs --------------------------------------------------------------------------------------------
+# -- the cost of losing one -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 A few seconds and a short WAL by default; `make soak-lease` takes 10 minutes and 256 MB.
 
-Rules of this file: a real session with the default lease; another member looks at the group all the time and would see
-a lease run out.
+Rules of this file: a real session with the default lease; another member reads the group all the time and would see a
+lease run out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END_S = 1_800
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Loops that take all the processor time they are given."""
+    """Loops that use all the processor time they get."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
     yield
     for loop in loops:
@@ -52,7 +52,7 @@ def test_no_lease_is_lost_beside_busy_loops_while_a_long_wal_is_reopened(
     request.getfixturevalue("busy")
     process = subprocess.Popen([sys.executable, str(CHILD), "run", json.dumps(given)], stdout=subprocess.PIPE)
     while process.poll() is None:
-        group.view()  # removes what has run out: the session would find itself outside
+        group.view()  # removes expired members: the session would find itself outside
         time.sleep(0.1)
     assert process.stdout is not None
     with process.stdout:

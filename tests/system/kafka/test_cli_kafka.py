@@ -1,4 +1,4 @@
-"""The command line over a real Kafka log: the same answers as over the embedded one, and what only Kafka has."""
+"""The command line over a real Kafka log: the same answers as over the embedded one, and those of Kafka alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @dataclass(frozen=True)
 class Place:
-    """An application that runs on Kafka, and where it is."""
+    """An application that runs on Kafka, and its addresses."""
 
     app: str
     log: str
@@ -42,7 +42,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(kafka_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """One task with rows in two stores; the door is open."""
+    """One task with rows in two stores; the HTTP server is open."""
     app, root = f"cli-{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("cli-kafka")
     text = sf.serde.string
     stores: list[Any] = [
@@ -94,7 +94,7 @@ def test_instance_on_kafka_tells_its_tasks_lag_and_rows(run: Run, place: Place) 
     tasks = document(run("tasks", *place.live, "--json"))
     assert {store["store"] for store in tasks["tasks"][0]["stores"]} == {"kv", "win"}
     lags = document(run("lag", *place.live, "--json"))["lags"]
-    # Four transactions wrote to kv, and the mark of the last one is all that an active is behind by.
+    # Four transactions wrote to kv, and the mark of the last one is the active's only lag.
     assert [(one["store"], one["lag"] <= 1) for one in lags] == [("kv", True), ("win", True)]
     assert document(run("get", "kv", "k1", *place.live, "--json"))["rows"][0]["value"] == {"n": 1}
     assert run("get", "kv", "k0", *place.live)[0] == 1

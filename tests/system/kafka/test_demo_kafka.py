@@ -1,4 +1,4 @@
-"""The demo on a real Kafka broker: the same rows and digests as on the embedded log, and nothing left behind.
+"""The demo on a real Kafka broker: the same rows and digests as on the embedded log, and no leftovers.
 
 Rules of this file: whole runs over few flights, on the broker that all tests share or on one that the demo starts.
 """
@@ -35,13 +35,13 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def command(*arguments: str) -> list[str]:
-    # Longer than a busy machine may hold a process up.
+    # Longer than a busy machine may stall a process.
     own = ["--lease-ms", str(LEASE_MS), "--no-spark", "--json"]
     return [sys.executable, "-m", "standfast.ops.cli", "demo", *arguments, *own]
 
 
 def ran(*arguments: str) -> dict[str, Any]:
-    """What a demo printed, which ended well."""
+    """The output of a demo, which ended well."""
     ended = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
     assert ended.returncode == 0, ended.stderr
     document: dict[str, Any] = json.loads(ended.stdout)
@@ -136,7 +136,7 @@ def test_demo_that_is_stopped_stops_its_broker_and_its_processes(
         clock, said = SystemClock(), ""
         deadline_ms = clock.monotonic_ms() + RUN_S_MAX * 1_000
         assert process.stderr is not None
-        # In the middle of its start, or with everything running.
+        # In the middle of its start, or with all processes running.
         word = "answers at" if number == signal.SIGTERM else "stands by"
         while word not in said:
             said = process.stderr.readline()

@@ -1,7 +1,7 @@
-"""The Node example beside a real sidecar on a real broker: both are killed, and nothing is lost or counted twice.
+"""The Node example beside a real sidecar on a real broker: both are killed, and no record is lost or counted twice.
 
-Rules of this file: the program is run as it is, with what its package.json names; npm fetches it, and where it cannot
-the test fails. What counts is the store, and the group's offsets as Kafka has them.
+Rules of this file: the program runs unchanged, with the packages of its package.json; npm fetches them, and where it
+cannot the test fails. Checked are the store, and the group's offsets in Kafka.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Run:
         self.producer.append(batches)
 
     def keep_running(self) -> None:
-        """What a supervisor does: start what is not there."""
+        """Act as a supervisor: start every process that is not running."""
         if self.sidecar.process is None or self.sidecar.process.poll() is not None:
             self.sidecar.start()
         if self.node is None or self.node.poll() is not None:
@@ -89,7 +89,7 @@ class Run:
         return sum(at.offset for at in found.values())
 
     def counts(self) -> Counter[str]:
-        """What the store holds."""
+        """The rows of the store."""
         found: Counter[str] = Counter()
         for partition in range(PARTITIONS):
             rows = self.sidecar.call("GET", f"/v1/stores/counts/scan?partition={partition}&limit=1000")["rows"]

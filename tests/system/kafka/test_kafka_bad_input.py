@@ -1,11 +1,11 @@
-"""What a user or an operator gets wrong on a real broker: one clear error that says where, nothing lost or changed.
+"""Mistakes of users and operators on a real broker: one clear error that names the place, nothing lost or changed.
 
-    before the first record   no broker, no topic, a login or a mechanism that is refused, no permission
-    in a changelog            a record without a key, a record of no format that its store knows
+    before the first record   no broker, no topic, a refused login or mechanism, no permission
+    in a changelog            a record without a key, a record in a format unknown to its store
     on the way out            a value over the limit of the topic, or of the session
 
 Rules of this file: through sessions. One broker with logins and permissions serves the tests that need them. An error's
-text is part of what is tested.
+text is part of the test.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def bench(tmp_path: Path, kafka_address: str) -> Iterator[KafkaBench]:
 
 @pytest.fixture(scope="module")
 def secured(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A broker that asks for a login, and knows permissions."""
+    """A broker that requires a login, and has permissions."""
     with secured_broker(tmp_path_factory.mktemp("secured")) as made:
         yield made
 
@@ -63,7 +63,7 @@ def test_unreachable_broker_is_named_within_the_time_limit(tmp_path: Path) -> No
     with pytest.raises(sf.Unavailable, match=rf"kafka://{HOST}:{port}.*no answer within 500 ms"):
         session(f"kafka://{HOST}:{port}?timeout.ms=500", tmp_path)
     assert time.monotonic() - began < 5
-    with pytest.raises(sf.Unavailable):  # and the directory was let go
+    with pytest.raises(sf.Unavailable):  # and the directory was released
         session(f"kafka://{HOST}:{port}?timeout.ms=500", tmp_path)
 
 
@@ -120,7 +120,7 @@ def test_login_without_permission_is_told_what_it_lacks_and_where(secured: Secur
 
 
 def spoil(bench: KafkaBench, key: bytes | None, value: bytes | None) -> None:
-    """A record of somebody else in the changelog."""
+    """A record of another client in the changelog."""
     bench.log.producer().append({bench.changelog: [Outgoing(key, value, int(time.time() * 1_000))]})
 
 
@@ -131,7 +131,7 @@ def test_record_without_a_key_is_refused_by_the_broker_itself_for_a_compacted_ch
 
 
 def windows(bench: KafkaBench) -> sf.WindowStore:
-    """A store with one row, in a changelog that takes records without a key; whoever wrote it is gone."""
+    """A store with one row, in a changelog that takes records without a key; its writer is closed."""
     store = sf.WindowStore(
         "kv", TEXT, TEXT, window_size_ms=60_000, retention_ms=3_600_000, changelog={"cleanup.policy": "delete"}
     )
@@ -165,13 +165,13 @@ def test_record_without_a_key_is_skipped_and_counted_by_whoever_restores(bench: 
 
 
 def counted(owner: sf.Session) -> int:
-    """Records that the store left out."""
+    """Records that the store skipped."""
     (task,) = owner.statistics().tasks
     return task.stores[0].skipped
 
 
 def test_record_of_an_unknown_format_fails_the_restore_naming_its_offset(bench: KafkaBench) -> None:
-    """In a changelog that takes it; everything stays as it was."""
+    """The changelog takes the record; all state stays the same."""
     store = windows(bench)
     spoil(bench, b"short", b"v")
     spoiled = bench.session("a", stores=[store])
@@ -238,7 +238,7 @@ def test_timestamp_0_is_refused_where_it_is_given_and_costs_no_commit(bench: Kaf
 
 
 def values(bench: KafkaBench, topic: str) -> list[bytes | None]:
-    """Those of all committed records of a topic of one partition."""
+    """Values of all committed records of a topic of one partition."""
     source = TopicPartition(topic, 0)
     with closing(bench.log.reader()) as reader:
         end = reader.bounds([source])[source].end

@@ -1,7 +1,7 @@
-"""A broker that is killed and comes back in the middle of writing, restoring and tailing: nothing lost, nothing twice.
+"""A broker is killed and comes back in the middle of writing, restoring and tailing: no record lost or doubled.
 
-Rules of this file: one broker for all of it, so each test leaves it running; names are the test's own. Waiting is for a
-condition, with a bound. The kill is SIGKILL, and what the broker had acknowledged is in its files.
+Rules of this file: one broker for all of it, so each test leaves it running; names are the test's own. Waits are for a
+condition, with a bound. The kill is SIGKILL, and acknowledged records are in the broker's files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def app() -> str:
 
 
 def until(reached: Callable[[], bool], what: str, within_s: float = WAIT_S) -> float:
-    """Wait for something; returns how long it took, in seconds."""
+    """Wait for a condition; returns the seconds that it took."""
     began = time.monotonic()
     while not reached():
         assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}"
@@ -62,7 +62,7 @@ def until(reached: Callable[[], bool], what: str, within_s: float = WAIT_S) -> f
 
 
 def records(address: str, source: TopicPartition) -> list[Record]:
-    """What is committed of a partition."""
+    """The committed records of a partition."""
     log = KafkaLog(address)
     reader = log.reader()
     end = reader.bounds([source])[source].end
@@ -80,9 +80,9 @@ def records(address: str, source: TopicPartition) -> list[Record]:
 def test_broker_that_comes_back_without_its_last_records_is_found_out_by_owner_and_standby(
     broker: Broker, address: str, app: str, tmp_path: Path, wrote: bool
 ) -> None:
-    """As after a power loss, or an unclean election: offsets that were acknowledged are given out again.
+    """As after a power loss, or an unclean election: acknowledged offsets are assigned again.
 
-    The client finds it out by itself if its own records are gone, and not if it has not written yet.
+    The client detects it by itself if its own records are gone, but not before it has written.
     """
     given: dict[str, Any] = {"log": address, "stores": STORES, "partitions": 1, "guarantee": "at_least_once"}
     given |= {"background": False, "take_over": False}
@@ -128,7 +128,7 @@ def test_broker_that_comes_back_without_its_last_records_is_found_out_by_owner_a
     expected = first_five if wrote else first_five | {"k100": 100}
     until(lambda: rows(owner) == expected and owner.ready, "the owner has what the log has")
     assert owner.counters.wipes == {"position-ahead" if wrote else "diverged": 1}
-    if not wrote:  # the failed commit's rows went with the state: the caller says that it knows before it goes on
+    if not wrote:  # the failed commit's rows went with the state: the caller acknowledges that before it goes on
         with pytest.raises(sf.StateLost, match="source_offsets"):
             put(9)
         assert owner.task(0).source_offsets() == {}
@@ -153,7 +153,7 @@ class Counting(sf.Processor):
 
 
 class Feeder:
-    """Writes numbers to `<app>-in`, each once, whatever becomes of the broker meanwhile."""
+    """Writes numbers to `<app>-in`, each once, through any state of the broker."""
 
     def __init__(self, broker: Broker, app: str) -> None:
         self.topic = f"{app}-in"
@@ -178,7 +178,7 @@ class Feeder:
 
 
 def running_app(address: str, app: str, root: Path, guarantee: Any) -> tuple[sf.App, threading.Thread]:
-    """An application in a thread of its own that counts records by key, and passes them on."""
+    """An application in a thread of its own that counts records by key, and forwards them."""
     made = sf.App(
         app,
         log=address,
@@ -305,7 +305,7 @@ def test_standby_follows_again_and_the_writer_is_opened_again_by_its_owner(
     failures = []
 
     def write(upto: int) -> bool:
-        """One record of the source; after a failure the task is opened again, and says where to go on."""
+        """Write one record of the source; after a failure reopen the task, which gives the next offset."""
         try:
             offset = writer.task(0).source_offsets().get(TopicPartition(*source), 0)
             if offset == upto:

@@ -1,4 +1,4 @@
-"""Offsets committed for a consumer in another process: what the broker takes of generation and member, and what not."""
+"""Offsets committed for a consumer in another process: generations and members that the broker accepts or refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Joined:
         return consumer
 
     def replace_consumer(self) -> None:
-        """Another one has the partition."""
+        """Another consumer gets the partition."""
         self.consumer.close()
         self.consumer = self._join()
 
@@ -59,7 +59,7 @@ class Joined:
         self.writer.transact({self.out: [Outgoing(b"k", b"%d" % offset, 1_000)]}, commit)
 
     def commit_offsets(self, offset: int, member: ConsumerMember | None) -> None:
-        """As at least once: the offsets alone, after the state."""
+        """Commit as at least once: the offsets alone, after the state."""
         group = self.log.group(self.group)
         try:
             group.commit({self.source: Committed(offset, "m")}, member)
@@ -123,7 +123,7 @@ def test_generation_that_is_over_and_strangers_commit_nothing(joined: Joined) ->
 
 
 def test_offsets_alone_are_taken_of_the_present_member_and_of_nobody_else(joined: Joined) -> None:
-    """At least once. The broker refuses plain commits from outside of the group; a transaction of offsets it checks."""
+    """At least once, the broker refuses plain commits from outside the group; it checks a transaction of offsets."""
     joined.commit_offsets(3, ConsumerMember(joined.generation, joined.member))
     assert joined.found() == 3
     for member in (

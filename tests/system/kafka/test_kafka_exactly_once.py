@@ -1,11 +1,11 @@
-"""Exactly once on a real broker: a process that stands still, transactions that time out, records that were aborted.
+"""Exactly once on a real broker: stalled processes, transactions that time out, aborted records.
 
-    zombie      a process stops itself in the middle of a commit; another one takes its task; it goes on
-    time-out    of a transaction, of a commit, of an abort: the producer is made anew, and each record counts once
-    aborted     records of a transaction that was aborted, or is still open, are in no store
+    zombie      a process stops in the middle of a commit; another one takes its task; the first goes on
+    time-out    of a transaction, of a commit, of an abort: the producer is recreated, and each record counts once
+    aborted     records of an aborted or still open transaction are in no store
 
-Rules of this file: names are the test's own. Waiting is for a condition, with a bound. What a test compares is read as
-committed, from the log.
+Rules of this file: names are the test's own. Waits are for a condition, with a bound. Tests compare committed records
+of the log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def bench(tmp_path: Path, kafka_address: str) -> Iterator[KafkaBench]:
 
 @pytest.fixture(scope="module")
 def stopped_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker of this file alone, which tests let stand still."""
+    """A broker of this file alone, which tests stop for a while."""
     with Broker(tmp_path_factory.mktemp("kafka"), light=True) as broker:
         yield broker
 
@@ -57,7 +57,7 @@ def stopped_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) 
 
 @contextmanager
 def child(bench: KafkaBench, place: str, count: int, options: str = "", lease_ms: int = 60_000) -> Iterator[Any]:
-    """A writer in a process of its own that stops itself; `lines()` are what it has said."""
+    """A writer in a process of its own that stops itself; `lines()` are its output."""
     settings = {
         "app": bench.app,
         "log": bench.address + options,
@@ -88,7 +88,7 @@ def child(bench: KafkaBench, place: str, count: int, options: str = "", lease_ms
 
 
 def ended(bench: KafkaBench, process: subprocess.Popen[bytes], lines: Callable[[], list[str]]) -> list[str]:
-    """Let the child go on, to its end; what it said after it had stopped."""
+    """Let the child go on, to its end; returns its output after the stop."""
     process.send_signal(signal.SIGCONT)
     assert process.wait(WAIT_S) == 0, (bench.root / "child.err").read_text()
     return lines()[1:]
@@ -98,7 +98,7 @@ def ended(bench: KafkaBench, process: subprocess.Popen[bytes], lines: Callable[[
 def test_writes_of_a_zombie_never_show_and_it_gives_the_task_up(bench: KafkaBench, place: str) -> None:
     with child(bench, place, count=10) as (process, lines):
         owner = bench.active("new")
-        kept = STOP_AT + (place == "after")  # what the log had is committed, whatever became of the process
+        kept = STOP_AT + (place == "after")  # records in the log are committed, whatever the end of the process
         assert bench.offset(owner) == kept
         bench.write(owner, 8, "new")
         assert ended(bench, process, lines) == ["fenced", "gone"]
@@ -108,7 +108,7 @@ def test_writes_of_a_zombie_never_show_and_it_gives_the_task_up(bench: KafkaBenc
     assert bench.committed() == 10
     assert rows(owner) == dict(expected)
     owner.close()
-    again = bench.active("child")  # what the zombie left on its disk is no more than what the log has
+    again = bench.active("child")  # the zombie's disk adds no row to the log's
     assert again.counters.wipes == {}
     assert rows(again) == dict(expected)
 
@@ -139,7 +139,7 @@ def test_commit_of_offsets_alone_by_a_fenced_owner_moves_nothing(bench: KafkaBen
 
 def test_owner_whose_transaction_timed_out_is_not_fenced_and_goes_on(bench: KafkaBench) -> None:
     with child(bench, "within", count=10, options="?transaction.timeout.ms=1000") as (process, lines):
-        # The broker aborts what was open: the records are there, below an end that readers may pass.
+        # The broker aborts the open transaction: the records are there, below an end that readers may pass.
         until(lambda: stable(bench), "the broker ends the transaction")
         assert ended(bench, process, lines) == ["again", "done"]
     assert bench.logged() == [(f"k{number}", "old") for number in range(10)]
@@ -158,7 +158,7 @@ def state_of(stat: Path) -> str:
 
 
 def stand_still(pid: int) -> None:
-    """Stop a process, and wait until none of its threads runs any more."""
+    """Stop a process, and wait until all of its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: {state_of(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")} == {"T"}, "it stands still")
 
@@ -167,7 +167,7 @@ def stand_still(pid: int) -> None:
 def test_after_a_time_out_each_record_counts_once(
     stopped_broker: Broker, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker stands still as the records, or the end of the transaction, are sent; what it got it does later."""
+    """The broker stalls as the records, or the end of the transaction, are sent; it handles received requests later."""
     bench = KafkaBench(tmp_path, stopped_broker.address)
     bench.active().close()  # a new broker may take longer than the time-out below to load its coordinators
     session = bench.active(options="?timeout.ms=2500")
@@ -193,7 +193,7 @@ def test_after_a_time_out_each_record_counts_once(
     monkeypatch.setattr(KafkaWriter, name, inner)
 
     def answered(call: Callable[[], object]) -> bool:
-        # A broker that stood still for long is without its partitions for a while.
+        # A broker that stalled for long is without its partitions for a while.
         try:
             call()
         except sf.Unavailable as error:
@@ -204,8 +204,8 @@ def test_after_a_time_out_each_record_counts_once(
     found: list[int] = []
 
     def written() -> bool:
-        # A request of the opening that timed out may reach the broker after the next one, which it fences. Nothing of
-        # that one was written then, and its error says to open the task again.
+        # A request of the opening that timed out may reach the broker after the next one, which it fences. That one has
+        # written nothing then, and its error asks to reopen the task.
         return (
             answered(lambda: session.reopen(0))
             and answered(lambda: session.wait_ready(WAIT_S))
@@ -245,10 +245,10 @@ def transaction(bench: KafkaBench, *values: str) -> Producer:
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("role", ["active", "standby"])
 def test_rows_of_a_commit_whose_end_cannot_be_read_yet_are_kept(bench: KafkaBench, role: str, before: int) -> None:
-    """The brokers acknowledge a commit first and then write its end: what is above the stable end is not lost."""
+    """The brokers acknowledge a commit first and then write its end: rows above the stable end are not lost."""
     owner = bench.active("a")
     bench.write(owner, before, "good")
-    foreign = transaction(bench, "bad")  # in place of an end that is not written: readers stop before it
+    foreign = transaction(bench, "bad")  # in place of an unwritten end: readers stop before it
     bench.write(owner, before + 5, "good")
     kept = rows(owner)
     owner.close()

@@ -1,4 +1,4 @@
-"""The fetch pipeline on a real broker: a slow lane holds nobody back, errors find their lane, the end without a broker.
+"""The fetch pipeline on a real broker: a slow lane delays no other, errors find their lane, the end without a broker.
 
 Rules of this file: one broker serves all tests but the one that kills its own; topics are the test's own.
 """

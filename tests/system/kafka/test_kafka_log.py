@@ -1,8 +1,8 @@
 """The Kafka log on a real broker: every tail of a partition, transactions, fencing, flow, limits, a broker that dies.
 
-What every log must do is in `contract/`; members are in `test_kafka_group.py`, settings in `test_kafka_settings.py`.
+The contract of every log is in `contract/`; members are in `test_kafka_group.py`, settings in `test_kafka_settings.py`.
 
-Rules of this file: topics and groups of a test carry a name of its own. Waiting is for a condition, with a bound.
+Rules of this file: topics and groups of a test carry a name of its own. Waits are for a condition, with a bound.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def until(reached: Callable[[], bool], what: str) -> None:
 
 
 def read_to_end(log: KafkaLog, source: TopicPartition, position: int = 0) -> tuple[list[Record], int]:
-    """All records up to the first report of the end, and the next offset it gave."""
+    """All records up to the first report of the end, and the next offset there."""
     reader = log.reader()
     reader.assign({source: position})
     found: list[Record] = []
@@ -186,7 +186,7 @@ def compacted(log: KafkaLog, texts: list[str | None]) -> TopicPartition:
         time.sleep(0.12)  # segments are rolled by age
 
     def squeezed() -> bool:
-        # Compaction looks again only after something new; a tombstone goes with the second look.
+        # Compaction looks again only after a new record; a tombstone goes with the second look.
         producer.append({source: out("tick", key="other")})
         time.sleep(0.2)
         found = read_to_end(log, source)[0]
@@ -480,7 +480,7 @@ def test_permission_that_a_partition_lacks_is_told_at_each_fetch_until_it_is_una
     other = TopicPartition(part.topic, 1)
     reader = log.reader()
     reader.assign({part: 0, other: 0})
-    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)  # the client says it once
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)  # the client reports it once
     reader._ingest([Message(topic=other.topic, partition=1, offset=0, error=error)])
     for _ in range(2):
         with pytest.raises(BadConfig, match=rf"{other}: User:ANONYMOUS has no permission READ") as refused:

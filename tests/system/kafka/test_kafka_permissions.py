@@ -1,10 +1,10 @@
-"""A real broker with logins and permissions: each one that an application lacks is named, at once, and not retried.
+"""A real broker with logins and permissions: each missing permission is named, at once, and not retried.
 
-    left out      an application with every permission but one says which one, for whom, on what
+    left out      an application with every permission but one names it, its user, its resource
     taken away    the same while it runs
     the page      its table has the permissions that the application of these tests runs with, no more and no less
 
-Rules of this file: every test has a user and topics of its own. The error's text is part of what is tested.
+Rules of this file: every test has a user and topics of its own. The error's text is part of the test.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from support.secured import WAIT_S, Secured, secured_broker
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 TEXT, INT = sf.serde.string, sf.serde.int64
-AT_ONCE_S = 15.0  # a loaded machine has it; what is retried is retried for ever
+AT_ONCE_S = 15.0  # a loaded machine meets it; a retry would go on for ever
 OWN = "READ WRITE CREATE DESCRIBE_CONFIGS"
 TABLE = {
     ("source", TOPIC, "SOURCE"): "READ DESCRIBE_CONFIGS",
@@ -52,7 +52,7 @@ ALL = [
         if part != OF_OWN_CONSUMER
     ),
 ]
-# What is used over and over; the others are asked for at a start, or when a topic is made.
+# Permissions in constant use; the others are needed at a start, or when a topic is created.
 WHILE_RUNNING = [
     *(("source", "READ"), ("output", "WRITE"), ("changelog", "WRITE"), ("between", "READ"), ("between", "WRITE")),
     *(("members", "READ"), ("members", "WRITE"), ("group", "READ")),
@@ -66,7 +66,7 @@ def secured(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 class Application:
-    """One that counts words, through a repartition topic, in a thread of its own; what ended it is kept."""
+    """Counts words, through a repartition topic, in a thread of its own; keeps the error that ended it."""
 
     def __init__(self, secured: Secured, root: Path, guarantee: Any = "exactly_once") -> None:
         self.secured, self._root, self._guarantee = secured, root, guarantee
@@ -79,7 +79,7 @@ class Application:
 
     @property
     def needs(self) -> dict[tuple[str, str], list[Need]]:
-        """By part and operation of the table."""
+        """The needed permissions, by part and operation of the table."""
         names = {
             "source": [f"{self.name}-in"],
             "output": [f"{self.name}-out"],
@@ -104,7 +104,7 @@ class Application:
             stores=[sf.KeyValueStore("counts", TEXT, INT)],
             guarantee=self._guarantee,
             commit_interval_ms=100,
-            restart=sf.FixedDelay(attempts=1_000_000, delay_ms=100),  # what is retried is retried for ever
+            restart=sf.FixedDelay(attempts=1_000_000, delay_ms=100),  # a retry would go on for ever
         )
         stream = self.app.stream(f"{self.name}-in", key=TEXT, value=TEXT)
         stream.group_by(lambda _, word: word).count("counts").to(f"{self.name}-out")
@@ -127,7 +127,7 @@ class Application:
             time.sleep(0.02)
 
     def end(self) -> sf.BadConfig:
-        """What ended it; it is fed meanwhile, so that it uses what it may not."""
+        """The error that ended it; it is fed meanwhile, so that it uses the missing permission."""
         deadline = time.monotonic() + AT_ONCE_S
         while not self.ended:
             assert time.monotonic() < deadline, "it goes on, or tries again"
@@ -166,7 +166,7 @@ def test_application_with_the_permissions_of_the_table_runs(
     between = TopicPartition(f"{application.name}-counts-repartition", 0)
     reader, deadline = secured.root.reader(), time.monotonic() + WAIT_S
     application.until_output()
-    while not reader.bounds([between])[between].begin:  # what was processed is deleted
+    while not reader.bounds([between])[between].begin:  # processed records are deleted
         assert not application.ended and time.monotonic() < deadline
         application.until_output()
     application.stop()
@@ -187,7 +187,7 @@ def test_permission_left_out_is_named_at_once(
     assert any(
         re.search(said(secured, need, application.user), str(error)) for need in application.needs[part, operation]
     )
-    # One that implies DESCRIBE hides nothing else: what it does not name is there.
+    # A permission that implies DESCRIBE hides nothing else: unnamed resources are there.
     others = [need for key, found in application.needs.items() if key != (part, operation) for need in found]
     assert not [need for need in others if re.search(said(secured, need, application.user), str(error))]
 
@@ -242,7 +242,7 @@ def test_writer_without_permission_names_topic_and_operation(secured: Secured) -
     secured.allow(user, [Need(TOPIC, topic, "DESCRIBE") for topic in topics])
     log = KafkaLog(secured.login(user))
     batches = {TopicPartition(topic, 0): [Outgoing(b"k", b"v", 1)] for topic in topics}
-    with pytest.raises(sf.BadConfig) as refused:  # the brokers say only that it may not number its records
+    with pytest.raises(sf.BadConfig) as refused:  # the brokers report only that it may not number its records
         log.producer().append(batches)
     for topic in topics:
         assert re.search(said(secured, Need(TOPIC, topic, "WRITE"), user), str(refused.value))

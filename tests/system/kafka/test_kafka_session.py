@@ -100,7 +100,7 @@ def contents(session: sf.Session, partition: int = 0) -> dict[str, list[object]]
 
 
 def until(reached: Callable[[], bool], what: str, *sessions: sf.Session) -> None:
-    """Drive these sessions' background work until something holds."""
+    """Drive these sessions' background work until a condition holds."""
     deadline = time.monotonic() + WAIT_S
     while not reached():
         assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}"

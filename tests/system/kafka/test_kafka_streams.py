@@ -1,9 +1,9 @@
-"""Beside a real Kafka Streams application: each side reads what the other wrote, and finds the same content.
+"""Beside a real Kafka Streams application: each side reads the other's changelogs, and has the same content.
 
     the application writes, a replica follows ──> a session restores, and writes on ──> the application restores, cold
 
-Rules of this file: one application of each guarantee, two starts of it; `Story` is what was read on the way, and the
-tests compare it. A replica is a process of its own, killed once on the way.
+Rules of this file: one application of each guarantee, two starts of it; `Story` keeps the rows read on the way, and the
+tests compare them. A replica is a process of its own, killed once on the way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from support.streams import (
     write,
 )
 
-pytestmark = [pytest.mark.kafka(2), pytest.mark.slow, pytest.mark.timeout(300)]  # the first test tells the whole story
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow, pytest.mark.timeout(300)]  # the first test runs the whole story
 
 KINDS = [spec.name for spec in stores()]
 GUARANTEES = {"exactly_once": "exactly_once_v2", "at_least_once": "at_least_once"}
@@ -90,7 +90,7 @@ class Peers:
         return sum(map(len, batches.values()))
 
     def wait_processed(self, java: JavaApp, count: int) -> None:
-        """Until it has processed so many records, and committed all of the input with what was made of it."""
+        """Wait until it has processed so many records, and committed all input and results."""
         java.wait_processed(count)
         ends = {at: bounds.end for at, bounds in self.bounds([self.input]).items()}
         until(lambda: {at: one.offset for at, one in self._group.committed(ends).items()} == ends, "it has committed")
@@ -135,7 +135,7 @@ class Peers:
         assert json.loads(ready)["ready"] is True
 
     def end_replica(self, number: int) -> int:
-        """Send it a signal; its exit code."""
+        """Send the replica a signal; returns its exit code."""
         replica = self._replica
         assert replica is not None
         replica.send_signal(number)
@@ -146,11 +146,11 @@ class Peers:
         return code
 
     def replica_records(self) -> int:
-        """What the running replica has applied."""
+        """The records that the running replica has applied."""
         return sum(one["records"] for one in self.ask_replica("/v1/status")["counters"]["standby"])
 
     def log_as_it_is(self) -> dict[str, Any]:
-        """Everything that somebody could have changed."""
+        """All parts of the log that a replica could have changed."""
         topics = [name for name in self.log._cluster.names() if name.startswith(self.app)]  # members topics too
         return {
             "topics": topics,
@@ -175,7 +175,7 @@ class Peers:
 
 @dataclass(slots=True)
 class Story:
-    """What each side read, in the order of what happened."""
+    """Rows read by each side, in the order of events."""
 
     peers: Peers
     ours_first: list[Row] = field(default_factory=list)  # of a session that came before the application
@@ -183,10 +183,10 @@ class Story:
     java: list[Row] = field(default_factory=list)
     java_as_of: list[str | None] = field(default_factory=list)
     headers: set[Headers] = field(default_factory=set)  # in the changelog of kvhd
-    lags: list[int] = field(default_factory=list)  # of the replica, as it told them
+    lags: list[int] = field(default_factory=list)  # of the replica, as it reported them
     killed_at: int = 0  # sum of the replica's positions when it was killed
     end: int = 0  # sum of the ends
-    resumed_records: int = 0  # what its next start applied
+    resumed_records: int = 0  # applied by its next start
     answers: list[Row] = field(default_factory=list)
     replica: list[Row] = field(default_factory=list)
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Story:
 
 
 def a_session_comes_first(story: Story) -> None:
-    """... and makes the changelogs."""
+    """First a session makes the changelogs."""
     with story.peers.session("first") as session:
         for change in changes(-10, 10):
             write(session.task(change.partition).store(change.store), change)
@@ -214,7 +214,7 @@ def a_session_comes_first(story: Story) -> None:
 
 
 def the_application_writes(story: Story) -> None:
-    """... while a replica follows; the replica is killed on the way, and its next start goes on from there."""
+    """The application writes while a replica follows; the replica is killed on the way, and its next start resumes."""
     peers = story.peers
     java = peers.start_java("java-1")
     story.java_first = java_rows(java.dump(*VERSIONED_KEYS))
@@ -248,7 +248,7 @@ def the_application_writes(story: Story) -> None:
 
 
 def a_session_restores_and_writes(story: Story) -> None:
-    """It has the application's id and stores, and commits the source offsets for the application's group."""
+    """A session has the application's id and stores, and commits the source offsets for the application's group."""
     peers = story.peers
     with peers.session("ours") as session:
 
@@ -271,7 +271,7 @@ def a_session_restores_and_writes(story: Story) -> None:
 
 
 def the_application_restores(story: Story) -> None:
-    """... into an empty state directory, and goes on."""
+    """The application restores into an empty state directory, and goes on."""
     peers = story.peers
     java = peers.start_java("java-2")
     story.java_restored, story.java_restored_as_of = java_rows(java.dump(*VERSIONED_KEYS)), java_as_of(java)
@@ -315,7 +315,7 @@ def stored_positions(peers: Peers) -> int:
 
 
 def replica_answers(peers: Peers) -> list[Row]:
-    """Every row as the replica's door tells it."""
+    """Every row from the replica's HTTP server."""
     rows = []
     for spec in stores():
         if spec.name == "ver":
@@ -330,7 +330,7 @@ def replica_answers(peers: Peers) -> list[Row]:
 def story(
     request: pytest.FixtureRequest, kafka_address: str, streams_classes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Story]:
-    """All that happens, once for each guarantee."""
+    """The whole story, once for each guarantee."""
     peers = Peers(tmp_path_factory.mktemp("peers"), kafka_address, streams_classes, request.param)
     try:
         story = Story(peers)
@@ -412,5 +412,5 @@ def test_a_replica_tells_how_far_it_is_and_goes_on_where_it_was_killed(story: St
 
 def test_a_replica_changes_nothing_in_the_log(story: Story) -> None:
     assert story.log_after == story.log_before
-    if not story.ours_first:  # a session takes part, and makes a topic of its own; nobody else does
+    if not story.ours_first:  # a session takes part, and makes a topic of its own; no other process does
         assert not any("standfast" in topic for topic in story.log_before["topics"])

@@ -1,9 +1,9 @@
-"""How a restore ends, or does not begin, on a real broker: every shape that tail and head of a changelog may have.
+"""Ends and refusals of a restore on a real broker: every possible shape of a changelog's tail and head.
 
 The same shapes on the embedded log are in `test_tails.py`; those of a reader alone in `test_kafka_log.py`.
 
 Rules of this file: through sessions. After each restore the rows are right, the position stands at the log's end, and
-whatever was set aside was so for a reason that is told. Waiting is for a condition, with a bound.
+state was set aside only for a reported reason. Waits are for a condition, with a bound.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ def position(session: sf.Session) -> int:
 
 
 def wait_for_marker(bench: KafkaBench, session: sf.Session) -> None:
-    """Until the broker has ended the session's last transaction, for it answers before it has."""
+    """Wait until the broker has ended the session's last transaction: it replies before that."""
     until(lambda: bounds(bench).end > position(session), "the marker")
 
 
 def put(bench: KafkaBench, session: sf.Session, **pairs: str | None) -> None:
-    """Each pair in a commit of its own."""
+    """Put each pair in a commit of its own."""
     for key, value in pairs.items():
         session.task(0).store("kv").put(key, value)
         session.task(0).commit({bench.source: bench.offset(session) + 1})
 
 
 def restored(bench: KafkaBench, directory: str = "cold", **settings: Any) -> sf.Session:
-    """A session that restores, stands at the log's end, and took nothing for lost."""
+    """A session that restores, stands at the log's end, and lost no state."""
     began = time.monotonic()
     session = bench.active(directory, **settings)
     assert position(session) == bounds(bench).end
@@ -124,7 +124,7 @@ def test_log_compacted_to_nothing_but_markers_restores_to_its_end(bench: KafkaBe
     time.sleep(0.12)
 
     def emptied() -> bool:
-        # A tombstone goes with the second look, and the last segment is not looked at: it holds a tombstone.
+        # A tombstone goes with the second look, and the last segment is not compacted: it holds a tombstone.
         put(bench, first, a=None)
         time.sleep(0.12)
         put(bench, first, b=None)
@@ -213,7 +213,7 @@ def test_head_deleted_beyond_the_position_is_read_from_the_new_beginning_with_it
     behind.close()
     fill_windows(bench, first, "cdef")
     bench.log.admin.delete_records({bench.changelog: bounds(bench).end - 4})  # two records and two markers are left
-    assert window_keys(first) == "abcdef"  # below its position nothing matters
+    assert window_keys(first) == "abcdef"  # below its position no removal matters
     first.close()
     again = restored(bench, "a", stores=[WINDOW])
     assert (window_keys(again), again.counters.wipes) == ("abcdef", {})
@@ -231,7 +231,7 @@ def test_standby_whose_log_lost_its_head_while_it_slept_starts_over(bench: Kafka
     fill_windows(bench, first, "bcd")
     bench.log.admin.delete_records({bench.changelog: bounds(bench).end - 2})
     until(lambda: standby.poll_once() >= 0 and "d" in window_keys(standby), "the standby goes on")
-    # What its client had fetched before the deletion may have been in time.
+    # Records that its client had fetched before the deletion may have been in time.
     assert (window_keys(standby), standby.counters.wipes) in (("d", {"truncated": 1}), ("abcd", {}))
 
 
@@ -253,7 +253,7 @@ def test_log_emptied_beside_rows_that_have_not_seen_it_all_is_refused_until_acce
     accepted = restored(bench, "b", stores=[WINDOW], accept_empty_log=True)
     assert (window_keys(accepted), accepted.counters.wipes) == ("", {"truncated": 1})
     accepted.close()
-    kept = restored(bench, "a", stores=[WINDOW])  # it had seen everything: nothing is lost
+    kept = restored(bench, "a", stores=[WINDOW])  # it had applied every record: nothing is lost
     assert (window_keys(kept), kept.counters.wipes) == ("ab", {})
 
 

@@ -1,7 +1,7 @@
-"""The application's own loop on a real broker: its consumer group decides who is active, nothing is lost or doubled.
+"""An external consumer on a real broker: its group decides which member is active, no record is lost or doubled.
 
 Rules of this file: every member is a thread with its own loop, consumer, session and state directory, as a process
-would have. What counts is what the changelog says, read as committed.
+would have. Checked are the committed records of the changelog.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUICK = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 300}
 
 
 class Group:
-    """One application: its topic, what was fed to it, and its members."""
+    """One application: its topic, its input records, and its members."""
 
     def __init__(self, root: Path, address: str, *, options: str = "", partitions: int = 4) -> None:
         self.root = root
@@ -76,7 +76,7 @@ class Group:
         return self.committed() >= self.fed.total()
 
     def counted(self) -> Counter[str]:
-        """Counts as the changelog has them."""
+        """Counts in the changelog."""
         reader = self.log.reader()
         sources = [TopicPartition(f"{self.app}-counts-changelog", number) for number in range(self.partitions)]
         bounds = reader.bounds(sources)
@@ -101,7 +101,7 @@ class Group:
 
 
 class Member(threading.Thread):
-    """An application with its own loop."""
+    """An application with an external consumer."""
 
     def __init__(self, group: Group, name: str, *, consumer: dict[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(name=name, daemon=True)
@@ -118,7 +118,7 @@ class Member(threading.Thread):
             group.app, log=group.address, state_dir=group.root / name, **{**arguments, **settings}
         )
         given = consumer or {}
-        quick = {} if given.get("group.protocol") == "consumer" else QUICK  # there the broker decides
+        quick = {} if given.get("group.protocol") == "consumer" else QUICK  # under this protocol the broker decides
         self.consumer: Any = Consumer(self.session.consumer_settings({**quick, **given}))
         self.consumer.subscribe([group.topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lost)
         self.start()
@@ -140,7 +140,7 @@ class Member(threading.Thread):
             while not self.ending.is_set():
                 self.turn()
             self.consumer.close()
-        except BaseException as error:  # told by `until`
+        except BaseException as error:  # reported by `until`
             self.error = error
 
     def turn(self) -> None:
@@ -163,7 +163,7 @@ class Member(threading.Thread):
         except sf.Fenced:
             self.events.append(("fenced", ()))  # the consumer learns it at its next poll
         except sf.Unavailable:
-            self.events.append(("unavailable", ()))  # the task is opened again, its records come again
+            self.events.append(("unavailable", ()))  # the task is reopened, its records come again
         self.polls += 1
 
     def roles(self) -> dict[str, list[int]]:
@@ -173,7 +173,7 @@ class Member(threading.Thread):
         return found
 
     def stop(self) -> None:
-        """Leave as an application does."""
+        """Leave as an application would."""
         self.ending.set()
         self.join(WAIT_S)
         self.session.close()
@@ -197,7 +197,7 @@ def until(group: Group, reached: Callable[[], bool], what: str) -> None:
 
 
 def complete(first: Member, second: Member) -> bool:
-    """Every task is active on one of the two and stood by for on the other."""
+    """Wait until every task is active on one of the two and has its standby on the other."""
     one, other = first.roles(), second.roles()
     return (
         one["active"] == other["standby"]
@@ -269,7 +269,7 @@ def test_restore_longer_than_the_session_costs_no_membership_and_nothing_is_read
 
 
 class Slow(sf.Listener):
-    """Holds up each batch of a restore."""
+    """Delays each batch of a restore."""
 
     batches = 0
 
@@ -319,7 +319,7 @@ def test_offsets_left_from_before_a_seek_are_refused_and_change_nothing(group: G
 
 
 def test_somebody_else_who_commits_is_found(group: Group) -> None:
-    """What enable.auto.commit does, which a consumer cannot be asked for."""
+    """As enable.auto.commit would, a setting that cannot be read from a consumer."""
     group.feed(40)
     member = group.member("a")
     until(group, group.all_counted, "all are counted")
@@ -405,7 +405,7 @@ def test_client_complains_of_no_assignment(kafka_address: str, tmp_path: Path, p
 
 
 class Listen(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps the log records."""
 
     def __init__(self, said: list[str]) -> None:
         super().__init__()
@@ -429,7 +429,7 @@ def test_records_given_before_a_commit_that_failed_count_once_when_the_broker_is
     given = {"log": address, "state_dir": tmp_path, "stores": [counts], "placement": "group"}
     deadline = time.monotonic() + 2 * WAIT_S
     with sf.Session(app, **given) as session:  # type: ignore[arg-type]
-        consumer: Any = Consumer(session.consumer_settings())  # no rebalance meanwhile: it would begin anew
+        consumer: Any = Consumer(session.consumer_settings())  # no rebalance meanwhile: it would restart
         consumer.subscribe([f"{app}-in"], on_assign=session.on_assign, on_revoke=session.on_revoke)
 
         def turn(offsets: dict[tuple[str, int], int], *, commit: bool) -> None:

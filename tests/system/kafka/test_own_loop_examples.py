@@ -1,7 +1,7 @@
-"""The own-loop examples as real processes on a real broker: killed with SIGKILL, nothing is lost or doubled.
+"""The external-consumer examples as real processes on a real broker: killed with SIGKILL, no record is lost or doubled.
 
-Rules of this file: the programs are run as they are, with logging set up, so that a failure shows what they met. What
-counts is what the changelog says, read as committed.
+Rules of this file: the programs run unchanged, with logging set up, so that a failure shows their log. Checked are the
+committed records of the changelog.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Application:
-    """One application: its topic, what was fed, and the processes that run it."""
+    """One application: its topic, its input records, and its processes."""
 
     def __init__(self, root: Path, address: str) -> None:
         self.root = root
@@ -95,7 +95,7 @@ class Application:
         return self.said() + str(self.plans())
 
     def counted(self) -> Counter[str]:
-        """Counts as the changelog has them."""
+        """Counts in the changelog."""
         reader = self.log.reader()
         sources = [TopicPartition(f"{self.app}-counts-changelog", number) for number in range(PARTITIONS)]
         bounds = reader.bounds(sources)
@@ -167,7 +167,7 @@ def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(applica
     application.start("own_loop", "b")
 
     def shared() -> bool:
-        """Each task runs in one process and has a standby that caught up in the other."""
+        """Wait until each task runs in one process and has a caught-up standby in the other."""
         plans = application.plans()
         return (
             len(plans) == 2
@@ -195,7 +195,7 @@ def test_example_goes_on_after_the_broker_was_stopped_and_started(
     process = restarted.start(name, "a")
     restarted.until(lambda: restarted.committed() > 0, "it counts")
     for stop in (restartable_broker.stop, restartable_broker.kill):
-        # Between two transactions: a broker that is alone forgets to end one that it was ending when it stopped.
+        # Between two transactions: a single broker forgets to end a transaction that it was ending when it stopped.
         restarted.until(lambda: counted_all(restarted), "all are counted")
         stop()
         time.sleep(DOWN_S)
@@ -209,5 +209,5 @@ def test_example_goes_on_after_the_broker_was_stopped_and_started(
 def counted_all(application: Application) -> bool:
     try:
         return application.committed() >= application.fed.total()
-    except sf.Unavailable:  # the broker is just up
+    except sf.Unavailable:  # the broker has only just started
         return False

@@ -47,7 +47,7 @@ class Prices:
         self.group = self.log.group(self.app)
         self.opened: list[sf.Session] = []
         self.number = 0
-        self.written: list[tuple[int, str, Any, int]] = []  # offset, key, value, timestamp; of what was committed
+        self.written: list[tuple[int, str, Any, int]] = []  # offset, key, value, timestamp; of committed records
 
     def topic(self, policy: TopicPolicy) -> None:
         self.log.admin.create_topic(self.source.topic, 2, policy)
@@ -66,7 +66,7 @@ class Prices:
         return session
 
     def records(self, count: int) -> list[Outgoing]:
-        """Of seven keys; every fifth is a delete; values have a space that our serde would not write."""
+        """Records of seven keys; every fifth is a delete; values have a space that our serde would not write."""
         numbers = range(self.number, self.number + count)
         self.number += count
         stamp = time.time_ns() // 1_000_000
@@ -76,11 +76,11 @@ class Prices:
         ]
 
     def produce(self, count: int) -> int:
-        """Plain records; the next offset."""
+        """Produce plain records; returns the next offset."""
         return self.log.producer().append({self.source: self.records(count)})[self.source]
 
     def transaction(self, count: int, *, commit: bool = True) -> None:
-        """A transaction of another application, which leaves a marker; it is there when this returns."""
+        """A transaction of another application, which leaves a marker; on return it is in the log."""
         producer = self.feed()
         producer.begin_transaction()
         for key, value, stamp, _ in self.records(count):
@@ -90,8 +90,8 @@ class Prices:
             producer.commit_transaction(20)
         else:
             producer.abort_transaction(20)
-        # The answer to a commit comes before the markers are in the partitions, and the last stable offset before them.
-        # The next producer of the id waits for them, which is also what a take-over does.
+        # The reply to a commit comes before the markers are in the partitions, and the last stable offset before them.
+        # The next producer of the id waits for them, as a take-over does.
         self.feed()
 
     def feed(self) -> Producer:

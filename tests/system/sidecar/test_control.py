@@ -1,4 +1,4 @@
-"""The control door: stores, assignments under generations, leases, events, schedules; it holds against any input."""
+"""The control API: stores, assignments under generations, leases, events, schedules; it holds against any input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.serve import FOUR, KEYVALUE, Sidecar, Sidecars, wait_for
 
 pytestmark = pytest.mark.slow
 NOT_YET = {"RESTORING", "UNAVAILABLE"}
-BEYOND_A_SCHEMA = {  # where a request that fits the schema may still be wrong, which is 400
+BEYOND_A_SCHEMA = {  # a request that fits the schema may still be wrong here, which is 400
     ("PUT", "/v1/stores"),  # each kind has fields of its own, a retention is not below the window
     ("PUT", "/v1/assignment"),  # a partition below their number, named once
     ("GET", "/v1/stores/{name}/{verb}"),  # each verb has parameters of its own
@@ -38,9 +38,9 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too
 @pytest.fixture(scope="module")
 @dear()
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """One sidecar for tests that take whole generations of it, each larger than the last."""
+    """One sidecar for tests that use whole generations of it, each larger than the last."""
     made = Sidecars(tmp_path_factory.mktemp("control"))
-    sidecar = made.start(serve__lease="300s")  # nobody sends heartbeats, however long a busy machine takes
+    sidecar = made.start(serve__lease="300s")  # no client sends heartbeats, however long a busy machine takes
     sidecar.declare(FOUR)
     yield sidecar
     made.close()
@@ -154,7 +154,7 @@ def test_lease_that_runs_out_closes_the_tasks_and_only_a_larger_generation_opens
 
 
 def tells_of_a_task_that_was_taken_over(sidecar: Sidecar) -> None:
-    """No wait for it, no word of being ready: the application has to join again."""
+    """No wait for it, no report of being ready: the application has to join again."""
     assert sidecar.http is not None
     told = sidecar.call("GET", "/v1/ready?wait=30000")
     assert (told["ready"], told["tasks"], list(told["fenced"])) == (False, [], ["0"])
@@ -184,13 +184,13 @@ def test_task_that_another_instance_takes_is_fenced_and_not_taken_back(sidecars:
         wait_for(lambda: "0" in first.call("GET", "/v1/assignment")["fenced"], told=first.told)
         assert new.task(0).source_offsets() == {("in", 0): 1}
         assert new.task(0).store("kv").get("a") == "1"
-        new.task(0).commit({("in", 0): 1})  # nobody took it back
+        new.task(0).commit({("in", 0): 1})  # no instance took it back
         with pytest.raises(sf.Fenced):
             task.store("kv").put("a", "3")
         tells_of_a_task_that_was_taken_over(first)
         with pytest.raises(sf.Fenced, match="task 0_0: another instance has taken it"):
             old.wait_ready(30)
-        old.assign(active=[0])  # a new generation says so on purpose
+        old.assign(active=[0])  # a new generation claims it on purpose
         old.wait_ready(30)
         assert old.task(0).store("kv").get("a") == "1"
 
@@ -396,7 +396,7 @@ def operation_takes(api: Any) -> bool:
 
 @pytest.mark.long
 def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> None:
-    """schemathesis over the served document: valid and broken requests, statuses and answers as declared."""
+    """schemathesis over the served document: valid and broken requests, statuses and replies as declared."""
     sidecar = sidecars.start()
     sidecar.declare(FOUR)
     schema = schemathesis.openapi.from_url(sidecar.info["http"] + "/v1/openapi.json")
@@ -404,12 +404,12 @@ def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> N
 
     checked = 0
     for operation in schema.get_all_operations():
-        api: Any = operation.ok()  # type: ignore[union-attr]  # raises for a document that is none
+        api: Any = operation.ok()  # raises for an invalid document
         if api.path in left_out:
             continue
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             if mode is GenerationMode.NEGATIVE and not operation_takes(api):
-                continue  # there is nothing to break
+                continue  # the operation has no input to break
 
             @settings(max_examples=15, deadline=None, suppress_health_check=SLOW, phases=[Phase.generate])
             @given(case=api.as_strategy(generation_mode=mode))

@@ -1,7 +1,7 @@
-"""A sidecar on a real small disk: it refuses writes at its floor, keeps room for commits, and says what happened.
+"""A sidecar on a real small disk: it refuses writes at its floor, keeps room for commits, and reports its state.
 
-Rules of this file: file systems of their own, real processes and sockets. A value is known by its key and its round,
-so that what is found tells which commits are in it.
+Rules of this file: file systems of their own, real processes and sockets. A value follows from its key and its round,
+so that the rows show their commits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {"state__disk_floor": f"{FLOOR}B", "store__memory": "
 
 
 def started(sidecars: Sidecars, root: Path, **settings: Any) -> Sidecar:
-    """A sidecar with everything on this disk, and partition 0 ready."""
+    """A sidecar with all its files on this disk, and partition 0 ready."""
     sidecars.root = root
     sidecar = sidecars.start("a", f"sqlite:///{root}/log", **{**SETTINGS, **settings})
     sidecar.declare(FOUR, partitions=1)
@@ -48,7 +48,7 @@ def started(sidecars: Sidecars, root: Path, **settings: Any) -> Sidecar:
 
 
 def again(sidecar: Sidecar) -> None:
-    """Kill it and start it: partition 0 is ready."""
+    """Kill it and restart it: partition 0 is ready."""
     sidecar.kill()
     sidecar.start()
     sidecar.declare(FOUR, partitions=1)
@@ -68,14 +68,14 @@ def client_of(sidecar: Sidecar) -> Iterator[Client]:
 
 
 def reason(sidecar: Sidecar) -> str:
-    """What /readyz says of the disk; empty if it is well."""
+    """The disk's line of /readyz; empty if the disk is well."""
     assert sidecar.http is not None
     answer = sidecar.http.get("/readyz", headers={"Accept": "application/json"}).json()
     return next((line for line in answer["reasons"] if line.startswith("disk:")), "")
 
 
 def write_until_refused(client: Client) -> tuple[int, str]:
-    """Rows of one round after the other until one is refused: how many commits were acknowledged, and the refusal.
+    """Write rows round after round until one is refused; returns the number of acknowledged commits, and the refusal.
 
     The rows of the last round stay uncommitted.
     """
@@ -120,7 +120,7 @@ def test_a_sidecar_refuses_writes_at_its_floor_and_commits_what_it_had_taken(
 
 
 class Rounds:
-    """Commits rounds of rows, and knows after each answer what the sidecar may hold: `done` rounds, or one more."""
+    """Commits rounds of rows, and keeps the possible content of the sidecar: `done` rounds, or one more."""
 
     def __init__(self, sidecar: Sidecar, *, whole: bool) -> None:
         """`whole`: rows are in if and only if their offset is."""
@@ -133,11 +133,11 @@ class Rounds:
 
     @property
     def refused(self) -> int:
-        """How many answers were no acknowledgement."""
+        """The number of refusals."""
         return self.outcomes.total() - self.outcomes["OK"]
 
     def run(self, client: Client, until: Callable[[], bool]) -> None:
-        """Round after round, going on after whatever is answered, until so."""
+        """Rounds one after another, going on after any reply, until the condition holds."""
         self.begin_anew(client)
         while not until():
             answer = self.round(client)
@@ -157,7 +157,7 @@ class Rounds:
             self.begin_anew(client)
 
     def round(self, client: Client) -> str | None:
-        """Write and commit one; the first refusal, None for an acknowledgement."""
+        """Write and commit one round; returns the first refusal, None for an acknowledgement."""
         for number in range(ROWS):
             answer = client("SET", f"{self.done}-{number}", VALUE)
             if isinstance(answer, hiredis.ReplyError):
@@ -166,14 +166,14 @@ class Rounds:
         return str(answer) if isinstance(answer, hiredis.ReplyError) else None
 
     def begin_anew(self, client: Client) -> None:
-        """Ask for the source offsets until they are told, and compare them with what may be."""
+        """Request the source offsets until a reply has them, and compare them with the possible ones."""
 
         def told() -> bool:
             assert client("SELECT", 0) == b"OK"
             self.offsets = client("SF.OFFSETS")
             if not isinstance(self.offsets, hiredis.ReplyError):
                 return True
-            time.sleep(0.05)  # the disk is full, or the task is opened again: refused until that is over
+            time.sleep(0.05)  # the disk is full, or the task is reopened: refused until that is over
             return False
 
         wait_for(told, WAIT_S, told=lambda: f"{self.offsets} {self.sidecar.told()}")
@@ -182,7 +182,7 @@ class Rounds:
         self.done, self.unknown = found, False
 
     def check(self, client: Client) -> None:
-        """Every round below `done` is there, and nothing of the one after it."""
+        """Every round below `done` is there, and no row of the one after it."""
         self.begin_anew(client)
         rows = [client("GET", f"{round_}-{number}") for round_ in range(self.done) for number in range(ROWS)]
         assert rows == [VALUE] * len(rows), "what was acknowledged is there"

@@ -13,7 +13,7 @@ from support.fuzz import FUZZ_S, SEED, TIMEOUT, fuzzes, seeded
 from support.places import SUPPORT, TESTS
 
 pytestmark = [pytest.mark.slow, fuzzes]
-WHOLE_MIB = 200  # of a process that also imports the command line
+WHOLE_MIB = 200  # for a process that also imports the command line
 
 
 def test_settings_may_be_anything(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A fuzzer of the HTTP door, on a real sidecar: every call of the OpenAPI document, and what is no request.
+"""A fuzzer of the HTTP API, on a real sidecar: every call of the OpenAPI document, and bytes that are no request.
 
 See fix_fuzz.
 """
@@ -25,7 +25,7 @@ TOKEN = "correct-horse-battery"
 OPEN_MAX = 40
 GROWTH_MIB = 160
 ANSWERED = re.compile(r'^standfast_rpc_requests_total\{code="(\d+)",door="http",[^}]*\} (\S+)$', re.MULTILINE)
-NEVER = {"/v1/drain"}  # it would end what is being fuzzed; its schema is that of others
+NEVER = {"/v1/drain"}  # it would end the fuzzed sidecar; its schema is that of others
 TEXTS = (
     "kv",
     "win",
@@ -116,7 +116,7 @@ def fitting(rng: random.Random, schema: Any, name: str = "", depth: int = 0) -> 
 
 
 def bent(rng: random.Random, value: Any) -> Any:
-    """The same value, but for one place within."""
+    """The same value with one place changed."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         key = rng.choice(sorted(value))
         inner = {**value, key: bent(rng, value[key])}
@@ -133,7 +133,7 @@ def bent(rng: random.Random, value: Any) -> Any:
 
 
 def body(rng: random.Random, schema: Any) -> bytes:
-    """JSON that fits, that nearly fits, or that is none."""
+    """JSON that fits, that nearly fits, or that is invalid."""
     value = fitting(rng, schema)
     what = rng.randrange(4)
     if what == 0:
@@ -147,7 +147,7 @@ def body(rng: random.Random, schema: Any) -> bytes:
 
 
 class Calls:
-    """Every call of the document that the door serves."""
+    """Every call of the document that the server serves."""
 
     def __init__(self, document: dict[str, Any], token: str) -> None:
         self._token = f"Authorization: Bearer {token}"
@@ -205,7 +205,7 @@ class Calls:
 
 
 def send(address: tuple[str, int], rng: random.Random, data: bytes, left: list[socket.socket]) -> None:
-    """As a client that reads, or hangs up, or neither."""
+    """Send as a client that reads, or hangs up, or neither."""
     one = socket.socket()
     one.settimeout(2.0)
     left.append(one)
@@ -225,14 +225,14 @@ def send(address: tuple[str, int], rng: random.Random, data: bytes, left: list[s
 
 
 def attack(rng: random.Random, calls: Calls) -> bytes:
-    """What one client sends."""
+    """The bytes of one client."""
     what = rng.randrange(10)
     if what == 0:
         return rng.randbytes(rng.choice((1, 100, 70_000)))
     whole = b"".join(calls.request(rng) for _ in range(rng.choice((1, 1, 1, 2, 20))))
     if what == 1:
         return whole[: rng.randrange(len(whole))]
-    # A mutated path or method is no drain: its letters would have to come by chance.
+    # A mutated path or method is hardly a drain: its letters would have to come by chance.
     return mutated(rng, whole) if what < 4 else whole
 
 
@@ -259,7 +259,7 @@ def still_answers(sidecar: Sidecar, hello: Any) -> None:
 
 
 def answered(sidecar: Sidecar) -> dict[int, int]:
-    """How many answers of each status the door gave."""
+    """The number of replies by status."""
     assert sidecar.http is not None
     codes: dict[int, int] = {}
     for code, count in ANSWERED.findall(sidecar.http.get("/metrics").text):

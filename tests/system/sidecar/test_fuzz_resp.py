@@ -1,4 +1,4 @@
-"""Fuzzers of the data door, on a real sidecar: before login and after it. See fix_fuzz."""
+"""Fuzzers of the RESP server, on a real sidecar: before login and after it. See fix_fuzz."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.serve import FOUR, Sidecar, Sidecars
 pytestmark = [pytest.mark.slow, fuzzes]
 TOKEN = "correct-horse-battery"
 ANSWER_S = 60.0
-OPEN_MAX = 48  # connections that are left as they are
+OPEN_MAX = 48  # connections that stay open
 BEFORE_LOGIN_MIB = 48
 AFTER_LOGIN_MIB = 256
 NAMES = [one[0] for one in COMMANDS] + sorted({name for names in REFUSED.values() for name in names.split()})
@@ -29,7 +29,7 @@ OPTIONS = (
 
 
 class Crowd:
-    """Connections that are open; the oldest ones hang up."""
+    """Open connections; the oldest ones hang up."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class Crowd:
         return connected(self.path)
 
     def leave(self, one: socket.socket, rng: random.Random) -> None:
-        """Hang up, ask no more, or stay without reading."""
+        """Hang up, send no more, or stay without reading."""
         what = rng.randrange(4)
         if what == 0:
             one.close()
@@ -56,7 +56,7 @@ class Crowd:
 
 
 def headers(rng: random.Random) -> bytes:
-    """Headers that say much, nested or one after the other."""
+    """Headers that announce much, nested or one after the other."""
     head = b"%c%d\r\n" % (rng.choice(b"*$%~>|"), rng.choice(NUMBERS))
     if rng.random() < 0.5:
         head = b"*%d\r\n" % rng.choice((2, 9, 16, 99, 999, 99_999))
@@ -87,7 +87,7 @@ def request(rng: random.Random) -> bytes:
 
 
 def attack(rng: random.Random, login: bytes) -> bytes:
-    """What one client sends."""
+    """The bytes of one client."""
     what = rng.randrange(6)
     if what == 0:
         return login + headers(rng)
@@ -98,19 +98,19 @@ def attack(rng: random.Random, login: bytes) -> bytes:
     requests = [request(rng) for _ in range(rng.choice((1, 5, 50, 200)))]
     if what == 3:
         requests = [pack("MULTI"), *requests, pack("EXEC")]
-    if what == 4:  # of large replies
+    if what == 4:  # requests of large replies
         requests = [pack(rng.choice(("MGET", "EXISTS")), *["large"] * rng.choice((1, 100)))] * rng.choice((1, 60))
     whole = login + b"".join(requests)
     return whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))]
 
 
 def send(crowd: Crowd, rng: random.Random, data: bytes) -> None:
-    """As a client that may read, hang up at any time, or never read."""
+    """Send as a client that may read, hang up at any time, or never read."""
     one = crowd.connect()
     reads = rng.random() < 0.5
     one.setblocking(False)
     for piece in pieces(rng, data):
-        if not quietly(lambda piece=piece: one.send(piece)):  # what the socket does not take is not sent
+        if not quietly(lambda piece=piece: one.send(piece)):  # bytes that the socket does not take are not sent
             break
         if reads:
             quietly(lambda: one.recv(1 << 16))
@@ -139,15 +139,15 @@ def started(sidecars: Sidecars, tokens: Path) -> Sidecar:
 
 
 def logged_in(path: Path) -> Client:
-    """A well-behaved client, which gets in however many others are there."""
-    connected(path).close()  # so many that came before were taken
+    """A well-behaved client, which logs in however many others are there."""
+    connected(path).close()  # as many earlier connections were accepted
     client = Client(path)
     assert client("AUTH", "kv", TOKEN) == b"OK"
     return client
 
 
 def still_answers(sidecar: Sidecar, path: Path, rng: random.Random) -> None:
-    """Sets, gets, commits, and a batch do what they should."""
+    """Sets, gets, commits, and a batch work."""
     client = logged_in(path)
     value = rng.randbytes(20)
     client("SF.OFFSETS")
@@ -163,7 +163,7 @@ def still_answers(sidecar: Sidecar, path: Path, rng: random.Random) -> None:
 
 
 def answered(sidecar: Sidecar) -> tuple[dict[str, int], int]:
-    """How many answers of each reason the door gave, and how many of its commands had an answer that was no refusal."""
+    """The number of replies by reason, and how many of the commands got a reply that was no refusal."""
     assert sidecar.http is not None
     reasons, done = dict[str, int](), 0
     for line in sidecar.http.get("/metrics").text.splitlines():

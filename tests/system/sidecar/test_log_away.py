@@ -1,7 +1,7 @@
-"""A sidecar and a session whose embedded log is locked, gone or damaged: nobody waits for it, everybody says why.
+"""A sidecar and a session whose embedded log is locked, gone or damaged: no caller waits for it, each gets the reason.
 
-Rules of this file: a real `standfast serve`; the log is locked by real processes that are stopped, and damaged by bytes
-that are really written. A promise of two seconds is asserted with a margin that a busy machine meets.
+Rules of this file: a real `standfast serve`; stopped real processes lock the log, and bytes really written damage it. A
+promise of two seconds is asserted with a margin that a busy machine meets.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from support.serve import Sidecar, Sidecars, wait_for
 
 pytestmark = pytest.mark.slow
 
-WITHIN_S = 2 + 6  # what is promised, and what a busy machine may add
+WITHIN_S = 2 + 6  # the promise, and a busy machine's delay
 WAIT_S = 30.0
-LINES_MAX = 25  # that are written of one thing; without a limit there are 50 in a second
+LINES_MAX = 25  # lines about one cause; without a limit there are 50 in a second
 
 
 def door(sidecar: Sidecar, partition: int = 0) -> redis.Redis:
@@ -39,7 +39,7 @@ def door(sidecar: Sidecar, partition: int = 0) -> redis.Redis:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    """What a command is refused with, which must come in time."""
+    """The refusal of a command, which must come in time."""
     began_s = time.monotonic()
     with pytest.raises(redis.ResponseError) as found:
         call()
@@ -58,7 +58,7 @@ def within(condition: Callable[[], bool], told: Callable[[], str]) -> None:
 
 @pytest.fixture
 def serving(sidecars: Sidecars) -> tuple[Sidecar, redis.Redis, Path]:
-    """A sidecar with two active tasks and a standby, something committed, and something not."""
+    """A sidecar with two active tasks and a standby, with committed and uncommitted rows."""
     sidecar = sidecars.start()
     sidecar.declare(partitions=4)
     sidecar.assign(1, (0, 1), (2,), lease_ms=600_000)
@@ -94,11 +94,11 @@ def test_locked_log_is_named_by_every_door_and_keeps_nobody_waiting(
             assert named in status["log_error"]
             assert not status["ready"]
             assert named in refused(lambda: client.execute_command("SF.COMMIT"))
-        assert client.get("a") == b"1"  # what is open is read and written as ever
+        assert client.get("a") == b"1"  # open tasks are read and written as before
         assert client.get("b") == b"2"
         client.set("c", "3")
     within(lambda: sidecar.call("GET", "/v1/status")["ready"], lambda: ready_lines(sidecar))
-    client.execute_command("SF.COMMIT")  # the same connection, with all that it wrote
+    client.execute_command("SF.COMMIT")  # the same connection, with all its writes
     verdicts = sidecar.call("POST", "/v1/verify", {})["verdicts"]
     assert {one["verdict"] for one in verdicts} == {"equal"}
     assert sum(one["records"] for one in verdicts) == 3
@@ -141,7 +141,7 @@ def test_task_that_waits_for_a_locked_log_says_so_and_opens_by_itself(sidecars: 
     def committed() -> bool:
         try:
             return bool(client.execute_command("SF.COMMIT"))
-        except redis.ResponseError as error:  # until the next look at the log, as the sidecar knew it
+        except redis.ResponseError as error:  # until the next look at the log, by the sidecar's last knowledge
             assert str(error).startswith("UNAVAILABLE")
             return False
 
@@ -185,7 +185,7 @@ def test_damaged_log_is_told_by_every_door_and_rows_are_read(
 ) -> None:
     sidecar, client, path = serving
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # or the damage lies under what is in the WAL
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # or the damage lies under pages of the WAL
     lines = sidecar.log_path.read_text().count("\n")
     size = path.stat().st_size
     with path.open("r+b") as file:
@@ -264,12 +264,12 @@ def test_log_that_is_not_in_its_place_any_more_takes_no_write(tmp_path: Path, ho
             (tmp_path / "other").rename(path)
         else:
             {"removed": path, "lock": Path(f"{path}.lock")}.get(how, Path(f"{path}-{how}")).unlink()
-        if how not in ("wal", "shm"):  # those are looked at from time to time
+        if how not in ("wal", "shm"):  # those are checked from time to time
             with pytest.raises(sf.Corruption, match="while it was open") as found, database.write():
                 pass
             assert found.value.of_log and found.value.unwritten
         assert "while it was open" in str(log.trouble())
         with pytest.raises(sf.Corruption, match="while it was open"):
-            log.producer()  # which would make a new log in its place
+            log.producer()  # which would create a new log in its place
         assert path.exists() == (how != "removed")
         database.close()

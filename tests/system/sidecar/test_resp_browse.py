@@ -1,4 +1,4 @@
-"""What redis-cli and graphical clients ask to show a store: keys, types, values, and how much there is."""
+"""The commands by which redis-cli and graphical clients show a store: keys, types, values, and sizes."""
 
 from __future__ import annotations
 

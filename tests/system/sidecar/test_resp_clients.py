@@ -1,4 +1,4 @@
-"""Clients that people use, unchanged, on the data door: redis-py, redis-cli, redis and ioredis of Node, go-redis."""
+"""Common clients, unchanged, on the RESP server: redis-py, redis-cli, redis and ioredis of Node, go-redis."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_redis_cli_works_unchanged(door_bench: DoorBench, redis_cli: Tool) -> No
     assert [run([*base, *asked], redis_cli) for asked in (["TYPE", "a"], ["TTL", "a"])] == ["string\n", "-1\n"]
     assert "keys=2" in run([*base, "INFO", "keyspace"], redis_cli)
     assert "Biggest string found" in run([*base, "--bigkeys"], redis_cli)
-    # A write whose connection goes without a commit is lost; the next one goes on, and its offsets are refused.
+    # A write whose connection ends without a commit is lost; the next one goes on, and its offsets are refused.
     assert run([*base, "SET", "c", "3"], redis_cli) == "OK\n"
     assert run([*base, "GET", "c"], redis_cli) == "\n"
     assert run([*base, "SET", "c", "4"], redis_cli) == "OK\n"

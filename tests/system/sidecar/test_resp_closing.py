@@ -1,4 +1,4 @@
-"""A task that is closed or moved: who was bound to it reads, writes and commits nothing more, and is told FENCED."""
+"""A task is closed or moved: connections bound to it read, write and commit no more, and get FENCED."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_closing_comes_before_the_commits_that_wait(desk: Desk) -> None:
 @pytest.fixture(scope="module")
 @dear()
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """One sidecar for all ways in which a task goes."""
+    """One sidecar for all ways in which a task leaves."""
     made = Sidecars(tmp_path_factory.mktemp("closing"))
     sidecar = made.start()
     sidecar.declare([KEYVALUE])
@@ -120,7 +120,7 @@ def taken(sidecar: Sidecar, **more: Any) -> int:
 
 
 def goes(sidecar: Sidecar, how: str, generation: int) -> None:
-    """Partition 0 goes."""
+    """Partition 0 leaves."""
     if how in ("clean", "lost"):
         sidecar.call("POST", "/v1/revoke", {"generation": generation, "partitions": [0], "mode": how})
     elif how == "lease":

@@ -1,4 +1,4 @@
-"""The commands of the data door, without sockets: replies in both versions, limits, refusals that say why."""
+"""The commands of the RESP server, without sockets: replies in both versions, limits, refusals with their reason."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_writes_carry_the_time_of_the_record_or_the_wall_clock(desk: Desk) -> No
     assert talk("SF.TIME") is None
     assert talk("SF.TIME", 1000) == 1000
     talk("SET", "a", "v")
-    assert talk("SF.TIME", 500) == 1000  # stream time never goes back; the record's own time is what it is
+    assert talk("SF.TIME", 500) == 1000  # stream time never goes back; the record's own time stays
     talk("SET", "b", "v")
     other("SET", "c", "v")
     assert [talk("SF.GET", "kv", key, "WITHTS")[1] for key in "abc"] == [1000, 500, desk.session.clock.wall_ms()]

@@ -1,4 +1,4 @@
-"""Commits, sessions and generations of the data door: what is acknowledged stays, what is lost is said."""
+"""Commits, sessions and generations of the RESP server: acknowledged writes stay, lost ones are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OFFSETS = ("GROUP", "app", "OFFSETS", "flights", 0)
 
 
 def reopened(desk: Desk, root: Path, clock: ManualClock) -> dict[bytes, bytes]:
-    """What another instance finds in store kv of partition 0: nothing but what was committed."""
+    """The rows that another instance has in store kv of partition 0: only committed ones."""
     with open_session(root, clock, state_dir=root / "elsewhere") as session:
         session.assign(active=[0])
         session.wait_ready(10)
@@ -45,7 +45,7 @@ def test_repeated_number_answers_what_the_first_did(desk: Desk) -> None:
     assert "below 7" in talk.refused("SF.COMMIT", "SEQ", 6, *OFFSETS, 12)
     assert "other offsets" in talk.refused("SF.COMMIT", "SEQ", 7, *OFFSETS, 13)
     talk("SET", "a", "2")
-    assert "has written since" in talk.refused("SF.COMMIT", "SEQ", 7, *OFFSETS, 12)  # it would be told a lie
+    assert "has written since" in talk.refused("SF.COMMIT", "SEQ", 7, *OFFSETS, 12)  # a repeated reply would be false
     assert other("SF.COMMIT", "SEQ", 7, *OFFSETS, 12) == first
     assert talk("SF.COMMIT", "SEQ", 8, *OFFSETS, 13) == [1, 8, 1]
 
@@ -177,7 +177,7 @@ def test_who_begins_anew_begins_without_the_writes_of_others(desk: Desk) -> None
     before, after = desk.talk(), desk.talk()
     before("SET", "a", "1")
     before("SF.COMMIT", "SEQ", 1, *OFFSETS, 5)
-    before("SET", "a", "half done")  # its application was killed, and nobody has noticed yet
+    before("SET", "a", "half done")  # its application was killed, and the server has not noticed yet
     assert after("SF.OFFSETS") == [b"flights", 0, 5]
     assert after("GET", "a") == b"1"
     assert before.refused("SF.COMMIT", "SEQ", 2, *OFFSETS, 6).startswith("FENCED partition 0: another connection began")

@@ -1,4 +1,4 @@
-"""State and source offsets stay one cut at the data door: whose offsets a commit takes, and from whom."""
+"""State and source offsets stay one cut at the RESP server: the connections whose offsets a commit accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A discard of uncommitted writes, and the connections of its task: who goes on, who is fenced, whose offsets count."""
+"""A discard of uncommitted writes, and the connections of its task: fenced ones, others, and their offsets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ READ_FIRST = "read the source offsets (SF.OFFSETS)"
 
 
 def one_shot(desk: Desk, *request: Any) -> None:
-    """A client that connects, sends one request and goes, as redis-cli does with a command on its line."""
+    """A client that connects, sends one request and leaves, as redis-cli does with a command on its line."""
     talk = desk.talk()
     talk(*request)
     talk.connection.close()
 
 
 def committed(talk: Talk, seq: int, offset: int, *options: Any) -> Any:
-    """The answer to a commit of this offset of flights-0."""
+    """The reply to a commit of this offset of flights-0."""
     return talk("SF.COMMIT", "SEQ", seq, *options, *OFFSETS, offset)
 
 

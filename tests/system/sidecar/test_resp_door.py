@@ -1,4 +1,4 @@
-"""The data door over a real Unix socket: who gets in, what clients may use up, and that one never harms another."""
+"""The RESP server over a real Unix socket: access, limits of a client, and isolation of clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.door import Client, DoorBench, open_session, pack
 
 
 def wait_for(bench: DoorBench, door: RespDoor, clients: int) -> None:
-    """Wait until so many clients are there."""
+    """Wait until so many clients are connected."""
     done = threading.Event()
 
     def look() -> None:
@@ -28,7 +28,7 @@ def wait_for(bench: DoorBench, door: RespDoor, clients: int) -> None:
 
 
 def ends(client: Client) -> list[object]:
-    """What a client still gets, until the server closes."""
+    """The replies that a client still gets, until the server closes."""
     found = []
     try:
         while True:
@@ -204,7 +204,7 @@ def test_client_that_stops_reading_is_cut_off_and_held_within_bounds(door_bench:
     sent = 0
     get = pack("GET", "k") * 1_000
     try:
-        while sent < 200:  # until the server does not read any more either
+        while sent < 200:  # until the server stops reading
             greedy.socket.sendall(get)
             sent += 1
     except TimeoutError:

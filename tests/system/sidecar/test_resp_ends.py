@@ -1,4 +1,4 @@
-"""The end of a client of the data door: what it asked before is answered, whatever runs then."""
+"""The end of a client of the RESP server: its earlier requests are answered, whatever work is running then."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_client_that_is_gone_while_its_commit_runs_leaves_no_connection(door_ben
 
 
 def flood(client: Client, value_bytes: int) -> int:
-    """Send sets until the server reads no more; how many bytes it, or its socket, took."""
+    """Send sets until the server stops reading; returns the bytes that it, or its socket, took."""
     client.socket.settimeout(0.2)
     request = pack("SET", "k", b"x" * value_bytes)
     requests, sent = memoryview(request * ((32 << 20) // len(request))), 0
@@ -100,7 +100,7 @@ def test_client_that_floods_while_a_commit_runs_is_held_within_bounds(door_bench
     assert commits.begun.wait(20)
     assert flood(client, 900_000) < 8 << 20
     assert 0 < door_bench.call(lambda: door.backlog_bytes) < 8 << 20
-    door.backlog_bytes += 64 << 20  # as if others had done so, too
+    door.backlog_bytes += 64 << 20  # as if other clients had done so, too
     assert flood(other, 100_000) < 3 << 20
     assert door_bench.client()("SELECT", 1) == b"OK", "who has nothing waiting is answered"
     door.backlog_bytes -= 64 << 20

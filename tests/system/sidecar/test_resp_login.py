@@ -1,4 +1,4 @@
-"""Clients of the data door that have not logged in, and replies that no client reads: both are few bytes in all."""
+"""Clients of the RESP server that have not logged in, and replies that no client reads: both are few bytes in all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = b"x" * 500_000
 
 
 def guarded(bench: DoorBench, **limits: int) -> RespDoor:
-    """A door that asks for a token."""
+    """A server that requires a token."""
     return bench.open(limits=RespLimits(**limits), authenticate={TOKEN: Grant("app")}.get)  # type: ignore[arg-type]
 
 
@@ -29,7 +29,7 @@ def login(client: Client) -> Client:
 
 
 def ends(client: Client) -> list[object]:
-    """What a client still gets, until the server closes."""
+    """The replies that a client still gets, until the server closes."""
     found = []
     try:
         while True:

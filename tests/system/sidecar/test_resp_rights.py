@@ -1,4 +1,4 @@
-"""Rights at the data door: a repeat gives nobody what its token does not allow, and a removed one ends at once."""
+"""Rights at the RESP server: a repeat gives no client more than its token allows; a removed token ends at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRANTS = {
 
 @pytest.fixture
 def desk(tmp_path: Path, clock: ManualClock) -> Iterator[Desk]:
-    """As that of fix_door, where everybody needs a token."""
+    """As that of fix_door, where every client needs a token."""
     with open_session(tmp_path, clock) as session:
         session.assign(active=[0])
         session.wait_ready(10)

@@ -1,4 +1,4 @@
-"""A long mixed load on a real sidecar: its memory stays flat, and every client gets its answers.
+"""A long mixed load on a real sidecar: its memory stays flat, and every client gets its replies.
 
 `STANDFAST_SOAK_S=300 pytest -s tests/system/sidecar/test_resp_soak.py` soaks for five minutes; the default is a few
 seconds.
@@ -24,7 +24,7 @@ KEYS = 20_000
 
 
 def rss_mib(pid: int) -> float:
-    """Memory that a process holds."""
+    """Resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -41,9 +41,9 @@ def started(sidecars: Sidecars, **settings: Any) -> tuple[Sidecar, Path, Client]
 
 
 def one_round(path: Path, writer: Client, number: int) -> None:
-    """500 sets and what else may come, one commit, and clients that come and go, well and badly behaved."""
+    """500 sets and various other commands, one commit, and clients that come and go, well and badly behaved."""
     requests = [pack("SET", f"k{(number * 500 + one) % KEYS}", b"v" * 100) for one in range(500)]
-    now_ms = number * 60_000  # an hour is kept, so the stores soon hold as many rows as they ever will
+    now_ms = number * 60_000  # an hour is kept, so the stores soon hold their final number of rows
     requests += [pack("SF.WPUT", "win", "k", now_ms, "w"), pack("SF.VPUT", "ver", "k", "v", "TS", now_ms)]
     requests += [pack("MULTI"), pack("SF.SPUT", "ses", "k", now_ms, now_ms + 1, "s"), pack("EXEC")]
     requests += [pack("SF.RANGE", "kv", "", "", "LIMIT", 300), pack("SF.WALL", "win", 0, 2**40), pack("NIX")]

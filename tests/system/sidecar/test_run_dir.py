@@ -1,4 +1,4 @@
-"""The run directory of a sidecar: whose it is, what is followed in it, and what is removed from it."""
+"""The run directory of a sidecar: its owner, the links followed in it, and the files removed from it."""
 
 from __future__ import annotations
 

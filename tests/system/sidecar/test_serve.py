@@ -108,7 +108,7 @@ def test_worker_that_hangs_is_killed_and_started_again(sidecars: Sidecars) -> No
     sidecar = sidecars.start()
     sidecar.declare()
     sidecar.assign(1, standby=(1,))
-    # It has a minute until its first word, so it must have come.
+    # It has a minute until its first line, so it must have come.
     wait_for(lambda: any(one["role"] == "standby" for one in sidecar.call("GET", "/v1/locate")["tasks"]))
     (worker,) = sidecar.worker_pids()
     os.kill(worker, signal.SIGSTOP)

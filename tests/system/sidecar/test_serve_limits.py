@@ -1,4 +1,4 @@
-"""Limits that GET /v1/hello tells: each is enforced, at both doors, before anything is kept or written to the log."""
+"""Limits in the reply of GET /v1/hello: both servers enforce each, before any byte is kept or written to the log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLD = {
 @pytest.fixture(scope="module")
 @dear()
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """A sidecar whose limits are all small and all other than the defaults."""
+    """A sidecar whose limits are all small and all different from the defaults."""
     made = Sidecars(tmp_path_factory.mktemp("limits"))
     sidecar = made.start(
         limits__command_max="64KiB",

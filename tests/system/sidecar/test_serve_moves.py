@@ -1,4 +1,4 @@
-"""Tasks move between server and worker: a warm standby takes over at once, a far restore happens in the worker."""
+"""Tasks move between server and worker: a warm standby takes over at once, a far restore runs in the worker."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_warm_standby_of_another_instance_takes_over_after_a_kill(sidecars: Side
 
 
 def lag_of(sidecar: Sidecar) -> int | None:
-    """Lag of the standby of partition 0; None while it is not known."""
+    """Lag of the standby of partition 0; None while it is unknown."""
     rows = [one for one in sidecar.call("GET", "/v1/lags")["lags"] if one["role"] == "standby"]
     return sum(one["lag"] for one in rows) if rows else None
 

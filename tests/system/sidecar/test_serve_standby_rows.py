@@ -1,4 +1,4 @@
-"""Rows of a standby over HTTP: asked for on purpose, told with its lag, a page at a time, through its worker."""
+"""Rows of a standby over HTTP: only on request, with its lag, a page at a time, through its worker."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_lag_is_told_and_a_worker_that_died_gives_rows_again(pair: Any) -> None:
     assert seen <= {200, 404, 409, 503}, "while it starts there is nobody to ask, and nothing else"
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- requests ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_asked_of_a_worker_is_bounded_and_lost_with_it() -> None:
@@ -153,7 +153,7 @@ def test_what_is_asked_of_a_worker_is_bounded_and_lost_with_it() -> None:
     order, first = asked[0]
     reads.answer(Rows(order.id, 200, {"rows": []}))
     assert first.result(0).document == {"rows": []}
-    reads.answer(Rows(order.id, 200))  # twice, and of nobody
+    reads.answer(Rows(order.id, 200))  # twice, and for no request
     gone = asked[1][1]
     assert gone.cancel()
     reads.answer(Rows(asked[1][0].id, 200))

@@ -1,7 +1,7 @@
-"""Who may call a sidecar: other users of this machine, tokens in files, TLS with our own clients.
+"""Access to a sidecar: other users of this machine, tokens in files, TLS with our own clients.
 
-Rules of this file: the other user is real where we are root, who alone can be somebody else; elsewhere what needs one
-is left to that. Folders that another user must come to are made outside of pytest's own, which are closed.
+Rules of this file: the other user is real where we are root, since only root can change its user; elsewhere tests that
+need one are skipped. Folders that another user must reach are made outside of pytest's own, which are closed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 TOKEN = "an-admin-token-of-ours"
 OTHER_UID, OTHER_GID, GROUP = 61_234, 61_234, "daemon"
 
-# Reads in as root, then becomes somebody else for good: user, group, further groups.
+# Reads in as root, then becomes another user for good: user, group, further groups.
 AS_OTHER = """
 import encodings.idna, json, os, sys
 import standfast as sf, standfast.ops.client.connect
@@ -56,7 +56,7 @@ except sf.StandfastError as error:
 
 
 def write_tokens(folder: Path) -> tuple[Path, Path]:
-    """The sidecar's file, and a client's."""
+    """Write the sidecar's file, and a client's."""
     tokens, own = folder / "tokens.toml", folder / "token"
     tokens.write_text(f'[[tokens]]\nname = "ops"\nrole = "admin"\ntoken = "{TOKEN}"\n')
     own.write_text(f"{TOKEN}\n")
@@ -67,7 +67,7 @@ def write_tokens(folder: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that every user can come to."""
+    """A folder that every user can reach."""
     made = Path(tempfile.mkdtemp(prefix="sf-", dir="/tmp"))
     made.chmod(0o755)
     yield made
@@ -142,7 +142,7 @@ def test_commands_find_token_and_run_directory_wherever_it_is(
     sidecar.run_dir = run_dir
     sidecar.start()
     url = sidecar.info["http"]
-    assert main(["status", "--state-dir", str(sidecar.state_dir)]) == 0  # the run file says where the token is
+    assert main(["status", "--state-dir", str(sidecar.state_dir)]) == 0  # the run file names the token's file
     assert main(["status", "--run-dir", str(run_dir)]) == 0
     assert main(["status", "--url", url]) == 2
     assert "give a token" in capsys.readouterr().err

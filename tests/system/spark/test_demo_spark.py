@@ -1,6 +1,6 @@
-"""The demo's last step: once as users run it, and what the card says where it is left out.
+"""The demo's last step: once as users run it, and the card's text where the step is skipped.
 
-Rules of this file: the run is a real one over few flights; results are made by hand elsewhere.
+Rules of this file: a real run over few flights; results made by hand elsewhere.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def state(bench: Bench) -> Path:
 
 
 def run(server: str, *words: str, **given: Any) -> subprocess.CompletedProcess[str]:
-    """A process of ours with SPARK_REMOTE, and no Java that it could find."""
+    """A process of ours with SPARK_REMOTE, and without a Java."""
     environment = {**os.environ, "SPARK_REMOTE": server, "JAVA_HOME": "/nowhere"}
     return subprocess.run(
         [sys.executable, *words], env=environment, capture_output=True, text=True, check=False, timeout=600, **given

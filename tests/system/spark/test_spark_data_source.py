@@ -1,7 +1,7 @@
-"""`spark.read.format("standfast")` on a real Spark: what a table shows is what the store, or the log, holds.
+"""`spark.read.format("standfast")` on a real Spark: a table has the rows of the store, or of the log.
 
-Rules of this file: real sessions on the embedded log write stores and changelogs; rows are compared with what the live
-store said of itself, or with a model in a few lines.
+Rules of this file: real sessions on the embedded log write stores and changelogs; rows are compared with those of the
+live store, or with a model in a few lines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEYS = {
 
 
 class Filled:
-    """Four stores of two partitions, and what they said of themselves before they were closed."""
+    """Four stores of two partitions, and their rows from before they were closed."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -97,7 +97,7 @@ def table(spark: Any, path: str | None = None, schema: str | None = None, **opti
 
 
 def direct(spark: Any, **options: Any) -> list[Row]:
-    """What Spark's tasks do, in this process: sparing a test the start of three processes for each table."""
+    """The work of Spark's tasks in this process: it spares a test the start of three processes for each table."""
     source = StandfastSource({name: str(value) for name, value in options.items()})
     schema: Any = StructType.fromDDL(source.schema())
     reader = source.reader(schema)
@@ -183,7 +183,7 @@ def test_changelog_holds_every_record_with_its_offset(spark: Any, filled: Filled
     for row in sorted(rows, key=lambda one: one.offset):
         last[row.partition, row.key, row.window_start, row.window_end] = row.value
     live = {(*at, value) for at, value in last.items() if value is not None}
-    assert filled.rows["win"] <= live  # the log holds what has expired, too
+    assert filled.rows["win"] <= live  # the log holds expired rows, too
     part = direct(spark, **log, startOffsets='{"0": 10}', endOffsets='{"0": 25}', partitions="0")
     assert [row.offset for row in part] == list(range(10, 25))
     assert part[0].asDict().keys() == {"partition", "offset", "timestamp", "key", "value"}
@@ -248,7 +248,7 @@ def test_metadata_says_position_definition_and_sizes_of_every_task(spark: Any, f
         at.partition: span.end for at, span in bounds.items()
     }
     assert all(row.rows > 0 and row.bytes > 0 and row.made is None for row in rows)
-    # What it says of a store is what a changelog's reader needs to be told.
+    # The options that a changelog's reader needs are in a store's metadata.
     win = next(row for row in rows if row.store == "win")
     log: dict[str, Any] = {
         "kind": "changelog",
@@ -283,7 +283,7 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
     }
     (text,) = direct(spark, path=path, storeName="js", decode=True, keyFrom="8", keyTo="8")
     assert (text.key, text.value, text.timestamp) == (8, '{"airport":null}', 6)
-    # A schema of Spark's own says the same, and which columns are wanted.
+    # A schema of Spark's own describes the same, and selects the wanted columns.
     own = table(spark, path, "value struct<delay: bigint, flights: int>, window_start bigint", storeName="mp")
     assert [row.asDict(recursive=True) for row in own.collect()] == [
         {"value": {"delay": 40, "flights": 3}, "window_start": 0}
@@ -300,12 +300,12 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
 def test_page_on_tables_counts_late_flights_straight_from_a_store(
     spark: Any, bench: Bench, repo_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program of the page on tables, on a store as the demo's: its hours by airport, in msgpack."""
+    """The program of the page on tables, on a store like the demo's: its hours by airport, in msgpack."""
     page = (repo_root / "docs/guide/spark-tables.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = bench.root / "late.py"
     text = next(one for one in blocks if "late.groupBy" in one)
-    # Tasks run where Spark was started, which is not where this test runs.
+    # Tasks run in Spark's start directory, which is not this test's.
     program.write_text(text.replace("board/state-b", str(bench.root / "board/state-b")), encoding="utf-8")
     serdes = (sf.serde.string, sf.serde.msgpack)
     delays = sf.WindowStore("delays", *serdes, window_size_ms=HOUR_MS, retention_ms=40 * DAY_MS)

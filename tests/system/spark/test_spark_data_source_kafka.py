@@ -67,13 +67,13 @@ def test_changelog_and_changes_hold_what_was_committed(spark: Any, log: KafkaLog
     writer.close()
     where: dict[str, Any] = {"log": log.address, "app": app, "storeName": "kv", **TEXT}
     frame = table(spark, kind="changelog", **where)
-    assert frame.rdd.getNumPartitions() == 2  # nothing is in the third
+    assert frame.rdd.getNumPartitions() == 2  # the third is empty
     records = {("a", 1, 1), ("b", 2, 2), ("a", 3, 3), ("z", 9, 9), ("b", None, 4), ("c", 5, 5)}
     assert tuples(frame, "key", "value", "timestamp") == records
     changes = table(
         spark, kind="changes", **where, startOffsets=f'{{"0": {middle[at]}}}', partitions="0", oldValues=True
     )
-    # Markers of transactions leave gaps as a removed record does, so that nobody can tell of c.
+    # Markers of transactions leave gaps as a removed record does, so it is unknown whether c is new.
     assert tuples(changes, "key", "change", "value", "old_value", "old_timestamp") == {
         ("b", "deleted", None, 2, 2),
         ("c", "written", 5, None, None),

@@ -1,7 +1,7 @@
-"""A DataFrame written as a store on a real Spark: files that an instance takes in, and what is refused.
+"""A DataFrame written as a store on a real Spark: files that an instance imports, and refusals.
 
-Rules of this file: what was written is taken in by the command and opened by a real session; digests of rows decide. A
-refused write leaves its target as it was.
+Rules of this file: the command imports the written files and a real session opens them; digests of rows decide. A
+refused write leaves its target unchanged.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_table_of_totals_becomes_a_store_that_goes_on(spark: Any, bench: Bench, 
     for number in (0, 17, 999):
         key = f"k{number}"
         at = zlib.crc32(key.encode()) % 4
-        assert at == partition_of(key.encode(), 4)  # where a sink of an application puts it
+        assert at == partition_of(key.encode(), 4)  # a sink of an application puts it there
         found = session.task(at).store("totals").get_with_timestamp(key)
         assert (found.value, found.timestamp) == (number, 7)
     session.task(0).store("totals").put("more", 1, 8)
@@ -154,7 +154,7 @@ VERSIONED = {"storeKind": "versioned", "historyRetentionMs": DAY_MS}
 
 
 def direct(spark: Any, path: Path, schema: str, rows: list[tuple[Any, ...]], **options: Any) -> None:
-    """What Spark does with a table of one task, in this process."""
+    """The work of Spark with a table of one task, in this process."""
     given = {name: str(value) for name, value in options.items()}
     columns: Any = StructType.fromDDL(schema)
     writer = StandfastSource({"path": str(path), **given}).writer(columns, overwrite=False)
@@ -227,7 +227,7 @@ def test_what_a_killed_write_left_is_an_orphan_and_in_nobodys_way(spark: Any, tm
     options = {name: str(value) for name, value in TOTALS.items()} | {"path": str(out)}
     killed = StandfastSource(options).writer(columns, overwrite=False)
     killed.write(iter([pa.RecordBatch.from_pydict({"key": ["a"], "value": [1], "timestamp": [1]})]))
-    (left,) = orphans(Folder(str(out)))  # the driver never came to write a manifest
+    (left,) = orphans(Folder(str(out)))  # the driver did not get to write a manifest
     direct(spark, out, PLAIN, [("b", 2, 2)], **TOTALS)
     assert sum(one.entries for one in read_manifest(out).partitions) == 1
     assert orphans(Folder(str(out))) == [left]
@@ -263,7 +263,7 @@ VERSIONS = st.dictionaries(
 @given(VERSIONS)
 @settings(max_examples=15)
 def test_versions_written_are_versions_read(tmp_path_factory: pytest.TempPathFactory, given_: dict[bytes, Any]) -> None:
-    """Histories with gaps and open ends come back as they were, but for what has left the history."""
+    """Histories with gaps and open ends come back the same, but for versions past the history."""
     folder = tmp_path_factory.mktemp("versions")
     spec = sf.VersionedStore("ver", sf.serde.bytes, sf.serde.bytes, history_retention_ms=DAY_MS)
     rows = []
@@ -286,7 +286,7 @@ def test_versions_written_are_versions_read(tmp_path_factory: pytest.TempPathFac
 
 
 def test_definitions_of_all_kinds_are_those_of_the_stores(spark: Any, tmp_path: Path) -> None:
-    """What options describe is what an application declares, so that it opens the files."""
+    """Options describe the same definition as an application declares, so that it opens the files."""
     described: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
         "kv": ({}, "timestamp bigint", (1,)),
         "win": (WINDOW, "window_start bigint, timestamp bigint", (0, 1)),

@@ -184,7 +184,7 @@ def test_changelogs_that_kafka_streams_wrote(
 
 
 def restored(log: KafkaLog, app: str, state_dir: Path) -> dict[tuple[int, str], Digest]:
-    """What a restore from the log gives."""
+    """The rows of a restore from the log."""
     with sf.Session(
         app, log=log.address, state_dir=state_dir, stores=stores(), partitions=PARTITIONS, background=False
     ) as session:

@@ -121,7 +121,7 @@ def test_one_run_rebuilds_and_verifies_every_store_and_an_instance_tails_on(
     assert by_store(summary, "same_position") == {name: [0, 1] for name in KINDS}
     for name in KINDS:
         assert read_manifest(out / "rebuilt" / name).partition(0).digest == live[name].hex()
-    # An instance takes all of it in, and what came since.
+    # An instance imports all of it, and tails the later records.
     session = bench.active(partitions=(0,))
     operate(session.task(0), random.Random(3), 100)
     later = live_digests(session.task(0))
@@ -164,7 +164,7 @@ def test_log_alone_is_enough_and_what_it_gave_is_a_snapshot(spark: Any, bench: B
     assert (summary["looked_at"], summary["state"]) == ("log", None)
     assert by_store(summary, "same_position") == {name: [0, 1] for name in SMALL}
     assert by_store(summary, "matched") == {"kv": 20, "win": 20}
-    # More came since: the snapshot is equal at its own offsets, and is not what the log amounts to now.
+    # More records came since: the snapshot is equal at its own offsets, but not to the log's present content.
     bench.log.producer().append({TopicPartition("app-kv-changelog", 0): [Outgoing(b"new", b"v", START_MS)]})
     assert ran(spark, arguments(bench, second, "--snapshot", str(first / "rebuilt"))) == 0
     summary = summary_of(second)
@@ -207,7 +207,7 @@ def test_inspection_counts_every_changelog(spark: Any, bench: Bench) -> None:
 
 
 class Quiet:
-    """Steps that nobody looks at."""
+    """Steps without a display."""
 
     def step(self, number: int, total: int, what: str) -> None: ...
     def at(self, part: float) -> None: ...
@@ -262,7 +262,7 @@ def test_killed_run_leaves_no_report_and_spark_submit_ends_it(bench: Bench, tmp_
         cwd=tmp_path,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    # Where spark-submit starts Python, it sends both outputs to one; the document is its last line.
+    # spark-submit starts Python with both outputs in one; the document is its last line.
     told = json.loads(ended.stdout.strip().splitlines()[-1])
     assert told == summary_of(out)
     assert (told["verdict"], by_store(told, "rebuilt")["kv"]["kept"]) == ("equal", True)
@@ -318,7 +318,7 @@ def test_bad_input_is_refused_before_spark_starts_and_changes_nothing(
 
 
 def files(folder: Path) -> set[Path]:
-    """Files but those of locks and of SQLite's own."""
+    """Files but those of locks and of SQLite itself."""
     return {path for path in folder.rglob("*") if path.suffix not in (".lock",) and "log" not in path.name}
 
 

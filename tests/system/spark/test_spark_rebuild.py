@@ -1,6 +1,6 @@
 """Rebuild on a real Spark: files from a changelog, tasks from the files, and an instance that tails on from them.
 
-Rules of this file: real sessions on the embedded log write the changelogs; what is compared are digests of rows.
+Rules of this file: real sessions on the embedded log write the changelogs; digests of rows are compared.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def test_killed_driver_leaves_no_manifest_and_a_second_run_succeeds(spark: Any, 
     } - manifest.file_names()
 
 
-# Refused before Spark is started, with nothing changed.
+# Refused before Spark is started, with no change made.
 
 
 def test_bad_input_is_refused_before_spark_starts(

@@ -1,4 +1,4 @@
-"""State in object storage on a real Spark: what is read of it, and how often.
+"""State in object storage on a real Spark: the files read, and how often.
 
 Rules of this file: a bucket served over HTTP on loopback that counts its bytes; real sessions made the state.
 """

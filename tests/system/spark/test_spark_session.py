@@ -1,6 +1,6 @@
-"""The Spark session: what is said where a library, a Java or an executor is not as it must be.
+"""The Spark session: the errors where a library, a Java or an executor is missing or wrong.
 
-Rules of this file: the session of the tests, and plain values; nothing is uninstalled.
+Rules of this file: the session of the tests, and plain values; no package is uninstalled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partitions in parts on a real Spark, and one pass over a changelog for rebuild and verify.
 
-Rules of this file: real sessions on the embedded log and RocksDB; what is compared is the same job with the partitions
-whole. How many rows came out of the log is what Spark's own scans counted.
+Rules of this file: real sessions on the embedded log and RocksDB; the results are compared with the same job on whole
+partitions. Spark's own scans count the rows read from the log.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_partition_with_half_of_all_records_is_worked_on_by_several_tasks_with_t
     assert rows_of(tmp_path / "parts", spec, parts) == rows_of(tmp_path / "whole", spec, whole)
     for one, other in zip(whole.manifest.partitions, parts.manifest.partitions, strict=True):
         assert replace(one, files=()) == replace(other, files=())
-    # Tasks of the longest partition, by the attempt that a file's name holds, and the rows of each.
+    # Tasks of the longest partition, by the attempt in a file's name, and the rows of each.
     sizes = Counter[str]()
     for file in parts.manifest.partition(0).files:
         sizes[file.name.split("-")[2]] += file.entries
@@ -99,7 +99,7 @@ def test_partition_with_half_of_all_records_is_worked_on_by_several_tasks_with_t
 
 
 def scanned(spark: Any) -> dict[int, int]:
-    """Rows that came out of sources in Python, by Spark's number of the query."""
+    """Rows that Python sources returned, by Spark's number of the query."""
     store = spark._jsparkSession.sharedState().statusStore()
     found: dict[int, int] = {}
     queries = store.executionsList().iterator()
@@ -124,7 +124,7 @@ def scanned(spark: Any) -> dict[int, int]:
 
 
 def rows_read(spark: Any, before: dict[int, int]) -> int:
-    """Rows of queries since."""
+    """Rows of queries since then."""
     spark._jsparkSession.sparkContext().listenerBus().waitUntilEmpty()
     return sum(rows for number, rows in scanned(spark).items() if number not in before)
 
@@ -141,7 +141,7 @@ def test_pipeline_reads_every_record_once_from_state_and_from_the_log_alone(
     skewed(bench)
     jobs = jobs_of_state(bench.log, places_of(bench))
     records = sum(job.what.records_max for job in jobs if job.what is not None)
-    facts = PARTITIONS * len(KINDS)  # one row of each partition says what it was
+    facts = PARTITIONS * len(KINDS)  # one row of each partition has its facts
     specs = four_stores()
     alone = jobs_of_log(bench.log, "app", specs)
     found = []
@@ -154,7 +154,7 @@ def test_pipeline_reads_every_record_once_from_state_and_from_the_log_alone(
         done = ran(spark, bench, chosen, tmp_path / f"of-{folder}", **reader)
         assert done.verdict == "equal"
         read = rows_read(spark, before)
-        # Versions that came too late for their history are read, and go no further than the source.
+        # Versions too late for their history are read, and go no further than the source.
         refused = sum(part.gaps for one in done.stores for part in one.inspected)
         extra = read - (records - refused)
         assert extra == facts if folder != "split" else facts < extra < 25 * facts
@@ -183,7 +183,7 @@ def test_store_that_fails_lets_the_others_end_and_they_are_kept(spark: Any, benc
     out = Folder(str(tmp_path / "out"))
 
     class Spoils(Quiet):
-        """Somebody else writes into the folder of a store, once all of them have been checked."""
+        """Another process writes into the folder of a store, once all of them have been checked."""
 
         def step(self, number: int, total: int, what: str) -> None:
             if number == 1:
@@ -203,7 +203,7 @@ def test_store_that_fails_lets_the_others_end_and_they_are_kept(spark: Any, benc
 def test_batches_on_their_way_are_bounded_by_bytes_where_records_that_were_looked_at_are_small(
     spark: Any, bench: Bench
 ) -> None:
-    """A changelog whose large values lie between the places that a plan looks at, and in another partition."""
+    """A changelog whose large values lie between the places that a plan samples, and in another partition."""
     small = [Outgoing(b"s%05d" % number, b"v", START_MS) for number in range(9_000)]
     large = [Outgoing(b"l%05d" % number, random.randbytes(1 << 20), START_MS) for number in range(24)]
     spec = four_stores()[0]

@@ -1,7 +1,7 @@
-"""Verify on a real Spark: it finds what is planted, and nothing where nothing is.
+"""`verify` on a real Spark: it finds planted faults, and none where there are none.
 
-Rules of this file: real sessions on the embedded log and RocksDB; what is wrong is planted into the RocksDB of a closed
-task, as a fault of the machine would put it there.
+Rules of this file: real sessions on the embedded log and RocksDB; faults are planted into the RocksDB of a closed task,
+as a fault of the machine would be.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def test_report_is_three_files_and_the_page_is_whole_by_itself(spark: Any, bench
 
 
 def reported(spark: Any, bench: Bench, tmp_path: Path, **given: Any) -> tuple[int, dict[str, Any], str]:
-    """The command with the tests' own session, as `--report` gives it."""
+    """The command with the tests' own session, as `--report` writes it."""
 
     @contextmanager
     def own(*_: Any) -> Iterator[Any]:

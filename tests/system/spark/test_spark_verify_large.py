@@ -1,4 +1,4 @@
-"""Verify on a real Spark where there is much: one row of a million, and an executor's Python that is killed on the way.
+"""`verify` on a real Spark with much data: one row of a million, and an executor's Python that is killed on the way.
 
 Rules of this file: one store of a million rows, written to the log in large batches and restored once.
 """

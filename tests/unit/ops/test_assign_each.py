@@ -1,4 +1,4 @@
-"""Assigning tasks to a sidecar's session: an order that is repeated takes nothing back that another instance took."""
+"""Assigning tasks to a sidecar's session: a repeated order takes back no task that another instance took."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows_of(session: sf.Session) -> dict[str, str]:
 
 
 def lose_first(first: SidecarSession, second: sf.Session, *, seen: bool) -> None:
-    """The second instance takes task 0; the first commits, and has `seen` to its loss or not yet."""
+    """The second instance takes task 0; the first commits, and has noticed its loss (`seen`) or not yet."""
     assert assign_each(first, FIRST, NONE) == {}
     first.wait_ready(10)
     task = first.task(0)

@@ -1,4 +1,4 @@
-"""The rule of the audit of dependencies: what fails, what warns, and that no answer is not a good answer."""
+"""The rule of the audit of dependencies: failures, warnings, and a missing answer, which is not a good answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The bench command at a tiny size: it runs, it reports every field, its data set is what it says.
+"""The bench command at a tiny size: it runs, it reports every field, its data set is as declared.
 
-Rules of this file: nothing about speed; the numbers of so few records mean nothing.
+Rules of this file: no test of speed; the numbers of so few records mean nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The comparison with Kafka Streams at a tiny size: it runs, its result is whole, both sides hold the right rows.
 
-Rules of this file: nothing about speed; the numbers of so few records mean nothing. Quix Streams is left out, because
-its environment is not one of the tests'.
+Rules of this file: no test of speed; the numbers of so few records mean nothing. Quix Streams is skipped, because its
+environment is not one of the tests'.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The benchmark of the data door runs, and its figures are there. Not how fast it is."""
+"""The benchmark of the RESP server runs, and its figures are there. Its speed is not tested."""
 
 from __future__ import annotations
 

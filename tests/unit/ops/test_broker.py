@@ -1,4 +1,4 @@
-"""The local Kafka broker, the real one: started, asked, killed, restarted, stopped."""
+"""The local Kafka broker, the real one: started, called, killed, restarted, stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Output = pytest.CaptureFixture[str]
 
 
 def quiet(text: str) -> None:
-    """Nobody listens."""
+    """Drops progress messages."""
 
 
 def run(capsys: Output, *arguments: str) -> tuple[int, str, str]:
@@ -44,7 +44,7 @@ def run(capsys: Output, *arguments: str) -> tuple[int, str, str]:
 
 
 def write(address: str, value: bytes) -> None:
-    """Append a record to the topic `kept`, which is made if it is not there."""
+    """Append a record to the topic `kept`, which is created if absent."""
     admin = AdminClient({"bootstrap.servers": address})
     for made in admin.create_topics([NewTopic("kept", 1, 1)]).values():
         error = made.exception(30)
@@ -204,7 +204,7 @@ def test_setting_that_kafka_refuses_is_told(kafka_files: None, tmp_path: Path) -
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """Some process that is none of our business."""
+    """An unrelated process."""
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
@@ -297,7 +297,7 @@ def test_free_port_is_free_and_none_of_those_left_out() -> None:
 
 def test_probe_of_something_else_finds_no_broker() -> None:
     assert live_nodes(HOST, free_port(), 1) is None
-    with socket.create_server((HOST, 0)) as server:  # takes the request and never answers
+    with socket.create_server((HOST, 0)) as server:  # accepts the request and never replies
         assert live_nodes(HOST, server.getsockname()[1], 0.05) is None
 
 

@@ -1,4 +1,4 @@
-"""How Java and Kafka come to a machine: found, fetched by each client, compared with the pins, kept in the cache."""
+"""Java and Kafka on a new machine: found, fetched by each client, compared with the pins, kept in the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Output = pytest.CaptureFixture[str]
 
 
 def quiet(text: str) -> None:
-    """Nobody listens."""
+    """Drops progress messages."""
 
 
 def run(capsys: Output, *arguments: str) -> tuple[int, str, str]:
@@ -104,7 +104,7 @@ def test_old_java_of_the_machine_is_passed_over(no_java: None, tmp_path: Path, m
 
 
 def small_set() -> jars.JarSet:
-    """One small jar of those that the broker needs."""
+    """One small jar of the broker's set."""
     known = jars.load_jar_set("kafka")
     return replace(known, name="small", jars=tuple(jar for jar in known.jars if "jopt-simple" in jar.coordinate))
 

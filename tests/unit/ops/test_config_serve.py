@@ -1,4 +1,4 @@
-"""Settings of the sidecar: stores, librdkafka's, what must fit together, what is shown, and any bytes at all."""
+"""Settings of the sidecar: stores, librdkafka's, combinations, output without secrets, and any bytes at all."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ LINES = st.one_of(NAMES.map(lambda name: f"[{name}]"), st.tuples(KEYS, VALUES).m
 
 
 def outcome(folder: Path, text: bytes, env: dict[str, str]) -> None:
-    """Settings that can be shown, or problems that each say where."""
+    """Settings that can be shown, or problems that each name a place."""
     try:
         loaded = load(folder, text, env)
     except BadConfig as error:

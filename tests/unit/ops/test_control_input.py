@@ -1,4 +1,4 @@
-"""The control door against bytes that are no requests: a clear error each, nobody else harmed; and its pure parts."""
+"""The control API against bytes that are no requests: a clear error each, other clients unharmed; its pure parts."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_notifier_is_silent_where_nobody_asks() -> None:
 
 
 def raw(sidecar: Sidecar, sent: bytes, wait_s: float = 10.0) -> bytes:
-    """What comes back until the door closes the connection, or says nothing more."""
+    """The bytes received until the server closes the connection, or sends no more."""
     host, port = sidecar.info["http"].removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=wait_s) as connection:
         connection.sendall(sent)
@@ -216,7 +216,7 @@ def test_half_requests_are_cut_off_and_others_are_answered_meanwhile(sidecars: S
     host, port = sidecar.info["http"].removeprefix("http://").split(":")
     halves = (b"", b"GET /livez HTT", b"PUT /v1/stores HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     held = []
-    for number in range(12):  # more than there may be: who asks nothing keeps nobody out
+    for number in range(12):  # more than the limit: idle clients keep no other out
         connection = socket.create_connection((host, int(port)), timeout=10)
         connection.sendall(halves[number % 3])
         held.append(connection)
@@ -269,7 +269,7 @@ def test_tokens_are_asked_for_where_there_are_some(sidecars: Sidecars, tmp_path:
 
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:
-    """As JSON Schema has it: 7.0 is an integer, 7.5 and what a float cannot count up to are none."""
+    """As in JSON Schema: 7.0 is an integer, 7.5 and numbers beyond a float's exact integers are none."""
     found = schemas.parse_body(b'{"generation": 7.0}', schemas.Heartbeat).generation
     assert (found, type(found)) == (7, int)
     for text in (b"7.5", b"1e300", b"-1.0", b"1e16"):

@@ -1,4 +1,4 @@
-"""The control plane in the test's process: what it does while its thread is busy, a commit runs or the log is away."""
+"""The control plane in the test's process, while its thread is busy, a commit runs or the log is away."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Plane:
         await self.until(lambda: self.answers.ready()["ready"])
 
     async def committing(self, request: CommitRequest) -> tuple[Binding, Commit]:
-        """Partition 0 with a row written and its commit begun, and the connection that did it."""
+        """Partition 0 with a row written and its commit begun, and the committing connection."""
         await self.assign(1, 0)
         await self.ready()
         engine = self.plane.engine
@@ -83,7 +83,7 @@ class Plane:
 
 
 class CountedLock:
-    """The lock of a session, which counts how often one thread takes it."""
+    """The lock of a session, which counts how often a thread takes it."""
 
     def __init__(self, lock: Any, thread: int) -> None:
         self._lock = lock
@@ -153,7 +153,7 @@ def test_lease_begins_once_the_tasks_were_opened(tmp_path: Path) -> None:
 
 
 async def end_lease(made: Plane) -> None:
-    """As if the application had been silent for as long as its lease was."""
+    """Silence of the application for as long as its lease."""
     plane = made.plane
     await made.call(lambda: setattr(plane, "lease", replace(plane.lease, until_ms=plane.clock.monotonic_ms())))
     await made.until(lambda: plane.lease.ended)
@@ -172,7 +172,7 @@ def idle_everywhere(made: Plane) -> bool:
 def test_wait_for_readiness_ends_with_the_lease_and_readiness_status_and_page_say_idle(tmp_path: Path) -> None:
     async def test(made: Plane) -> None:
         made.plane.session.mover.want = lambda *wanted, **named: None  # type: ignore[method-assign]
-        await made.assign(1, 0, lease_ms=60_000)  # nothing is opened, so that readiness is waited for
+        await made.assign(1, 0, lease_ms=60_000)  # no task is opened, so the call waits for readiness
         waiting = asyncio.ensure_future(get(made, "/v1/ready?wait=60000"))
         await asyncio.sleep(0)
         await end_lease(made)

@@ -1,6 +1,6 @@
 """The demo: its data, its feeder, its display and card, its folder and its workers.
 
-Rules of this file: no whole run, which is in `test_demo_run.py`; results are made by hand.
+Rules of this file: no whole run (see `test_demo_run.py`); results are made by hand.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_feeder_keeps_within_its_lead_of_the_earliest_flight_not_committed(tmp_p
     assert (feeder.horizon({0: 2}), feeder.room({0: 2})) == (1, 1)  # flight 1 holds the feeder back
     assert (feeder.horizon({0: 2, 1: 2}), feeder.room({0: 2, 1: 2})) == (4, 4)
     assert feeder.feed(feeder.room({0: 2, 1: 2})) == 4
-    assert feeder.room({0: 5, 1: 5}) == 2  # no more than there are
+    assert feeder.room({0: 5, 1: 5}) == 2  # limited by the number of flights
     assert feeder.feed(-1) == 0
     feeder.close()
     log.close()

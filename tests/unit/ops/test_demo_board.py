@@ -1,7 +1,7 @@
 """The demo's application under the test driver: every row and result against the plain computation.
 
-Rules of this file: the driver runs all tasks in the test's own thread; flights come to them in orders that a real run
-could give, made from a seed.
+Rules of this file: the driver runs all tasks in the test's own thread; flights reach them in orders possible in a real
+run, made from a seed.
 """
 
 from __future__ import annotations

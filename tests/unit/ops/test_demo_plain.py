@@ -1,4 +1,4 @@
-"""The demo's plain computation, the grace it is run with, and the comparison of final results.
+"""The demo's plain computation, its grace, and the comparison of final results.
 
 Rules of this file: hand-made flights, boundaries one by one.
 """

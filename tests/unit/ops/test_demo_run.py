@@ -1,6 +1,6 @@
-"""The demo from end to end, once: two processes, a SIGKILL, a take-over, and every check of what it left behind.
+"""The demo from end to end, once: two processes, a SIGKILL, a take-over, and every check of the state left behind.
 
-Rules of this file: the run is real and made once; the tests that plant a difference work on a copy of its state.
+Rules of this file: the run is real and made once; tests that plant a difference use a copy of its state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMIT = 2_500  # three days: aircraft are retired, hours close
 @pytest.fixture(scope="module")
 @dear()
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder after a run over the first flights, and what the command printed."""
+    """A folder after a run over the first flights, and the command's output."""
     folder = tmp_path_factory.mktemp("demo") / "kept"
     command = [sys.executable, "-m", "standfast.ops.cli", "demo", "--limit", str(LIMIT), "--dir", str(folder)]
     command += ["--no-spark", "--json"]
@@ -105,7 +105,7 @@ def test_demo_retires_aircraft_and_publishes_the_live_board(
     document = finished[1]
     tails = {one.tail for one in read_flights("sample", LIMIT).flights}
     assert document["comparison"]["stores"]["aircraft"]["rows"] == len(plain.aircraft) < len(tails)
-    # One that was retired, came back and left for good was retired twice.
+    # An aircraft that was retired, came back and left for good was retired twice.
     assert document["comparison"]["aircraft_retired"] >= len(tails) - len(plain.aircraft)
     assert document["board"]["live_records"] > 0
 

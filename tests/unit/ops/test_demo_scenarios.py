@@ -1,7 +1,7 @@
 """The worked examples of `standfast demo --scenario`: every step as expected, and a wrong number is found.
 
-Rules of this file: scenarios are played as they are, on the real parts; the numbers that the rules give as examples
-are written down here a second time.
+Rules of this file: scenarios are played unchanged, on the real parts; the example numbers of the rules are repeated
+here.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ STEPS_MIN |= {"handover": 29, "credits": 50, "standby": 29}
 @pytest.fixture(scope="module")
 @dear()
 def documents() -> dict[str, dict[str, Any]]:
-    """What `--json` gives of each scenario."""
+    """The `--json` document of each scenario."""
     return {name: play(name).to_json() for name in SCENARIOS}
 
 
 @pytest.fixture
 def seen(documents: dict[str, dict[str, Any]]) -> Callable[..., list[Any]]:
-    """What came out in the part of a scenario whose title begins so, step by step."""
+    """Results in the part of a scenario whose title begins so, step by step."""
 
     def steps(scenario: str, title: str) -> list[Any]:
         (part,) = (part for part in documents[scenario]["parts"] if part["title"].startswith(title))

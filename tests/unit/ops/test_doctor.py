@@ -1,4 +1,4 @@
-"""The doctor as it is called: what it finds on both logs and in files, and that its commands put it right."""
+"""The doctor's command: its findings on both logs and in files, and fixes by the commands that it names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOUR += ["--store", f"ses:session:retention={DAY_MS}ms", "--store", f"ver:versio
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command with --json; exit code and document."""
+    """Runs a command with --json; returns exit code and document."""
 
     def run(*arguments: str) -> tuple[int, dict[str, Any]]:
         code = main([*arguments, "--json"])
@@ -77,7 +77,7 @@ def test_log_that_cannot_be_opened_is_a_finding_with_its_fix(bench: Bench, run: 
     assert what in " ".join(one["what"] for one in damage)
     assert damage[0]["where"] == f"log {path}"
     assert "restore a copy" in damage[0]["fix"]
-    assert path.read_bytes() == kept[where]  # it looks, and changes nothing
+    assert path.read_bytes() == kept[where]  # it reads, and changes nothing
 
 
 def test_commits_that_are_lost_in_the_middle_of_the_wal_are_a_finding(bench: Bench, run: Run) -> None:
@@ -124,7 +124,7 @@ def test_application_that_runs_well_has_no_finding_beside_it(bench: Bench, run: 
     session.task(0).commit({("in", 0): 1})
     code, document = run("doctor", "--app", "app", "--log", bench.address, "--state-dir", str(bench.root / "state"))
     assert code == 0
-    assert [one["rule"] for one in document["findings"]] == ["temporary-directory"]  # tests live there
+    assert [one["rule"] for one in document["findings"]] == ["temporary-directory"]  # tests are in such a directory
     assert document["topics"] == ["in", *(f"app-{name}-changelog" for name in ("kv", "win", "ses", "ver"))]
 
 

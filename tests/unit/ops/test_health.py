@@ -1,4 +1,4 @@
-"""Health of a sidecar: each endpoint judges by its own facts and never by those that it must not depend on."""
+"""Health of a sidecar: each endpoint judges by its own facts and never by those of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP door: a real server over a real session, asked through the loopback."""
+"""The HTTP server: a real one over a real session, called through the loopback."""
 
 from __future__ import annotations
 

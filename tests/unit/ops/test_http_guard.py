@@ -1,4 +1,4 @@
-"""The guard of the HTTP door: hosts, origins, tokens and roles, decided from a request's head."""
+"""The guard of the HTTP server: hosts, origins, tokens and roles, decided from a request's head."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ token = "ops-ops-ops-ops-ops"
 
 
 async def nothing(scope: Any, receive: Any, send: Any) -> None:
-    """A door behind the guard."""
+    """An ASGI application behind the guard."""
 
 
 def scope(method: str, path: str, *headers: tuple[bytes, bytes], host: bool = True) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_user_at_the_other_end_of_loopback_is_known(family: int, host: str) -> N
             assert uid_of_peer((client[0], client[1] ^ 1), server) is None
             assert uid_of_peer(("nonsense", 5), server) is None
             caller.close()
-            assert uid_of_peer(client[:2], server) is None  # who hangs up is nobody, not root
+            assert uid_of_peer(client[:2], server) is None  # a peer that hangs up has no user, not root
 
 
 def test_without_a_token_only_users_on_the_list_are_let_in(clock: ManualClock, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_change_is_audited_with_who_asked_and_how_it_ended(clock: ManualClock, s
             await door(scope(method, path), None, ignore)  # type: ignore[arg-type]
 
     async def ignore(message: Any) -> None:
-        """To nobody."""
+        """Drops the reply."""
 
     asyncio.run(call(("PUT", "/v1/assignment"), ("GET", "/v1/status"), ("POST", "/v1/heartbeat")))
     (event,) = audit.recent()

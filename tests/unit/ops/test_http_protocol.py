@@ -1,4 +1,4 @@
-"""Requests that do not end: cut off at their deadline, without harm to others."""
+"""Unfinished requests: cut off at their deadline, without harm to others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def serving(connections_max: int | None = None, app: Any = echo) -> Iterator[int
 
 
 def ask(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, float]:
-    """What came until the server ended or fell silent after an answer, and when."""
+    """The bytes received until the server ended or fell silent after an answer, and when."""
     started, answer = monotonic(), b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
         try:
@@ -99,7 +99,7 @@ def test_answer_may_take_longer_than_the_request() -> None:
 def test_each_request_of_a_connection_has_its_own_deadline() -> None:
     with serving() as port, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
         for _ in range(3):
-            threading.Event().wait(0.7 * DEADLINE_S)  # idle between requests is not ours to end
+            threading.Event().wait(0.7 * DEADLINE_S)  # the server keeps connections that are idle between requests
             sock.sendall(HEAD + b"\r\nabcd")
             answer = b""
             while not answer.endswith(b"hi"):
@@ -152,14 +152,14 @@ def test_head_that_is_too_long_is_refused_with_a_body_only_where_one_may_follow(
         if not before:
             assert answer.startswith(b"HTTP/1.1 431") and answer.count(b"HTTP/1.1 ") == 1
             assert answer.endswith(b"}\n" if method == b"GET" else b"\r\n\r\n")
-        # What follows a HEAD and cannot be read has no method: its refusal has a body.
+        # Unreadable bytes after a HEAD have no method: their refusal has a body.
         assert ask(port, b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\nno request\r\n\r\n")[0].endswith(b"}\n")
         assert ask(port, PIPELINED)[0].startswith(b"HTTP/1.1 200")
     assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
 
 
 async def refuses_at_once(scope: Any, receive: Any, send: Any) -> None:
-    """Answers before the body came, as a refusal does."""
+    """Answers before the body has arrived, as a refusal does."""
     await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"no"})
 
@@ -176,7 +176,7 @@ def test_chunk_that_cannot_be_read_ends_the_connection_without_a_traceback(
 
 
 async def reads(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body as the doors do, and says when it has begun."""
+    """Reads the body as the servers do, and signals its begin."""
     READING.set()
     await Response(await Request(scope, receive).body())(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""The files that tell of a running instance and of a broker: their bytes as ever, and files that are none."""
+"""The files that describe a running instance and a broker: their bytes as before, and invalid files."""
 
 from __future__ import annotations
 

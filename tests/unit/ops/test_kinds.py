@@ -32,7 +32,7 @@ def needed(kind: str) -> dict[str, Any]:
 
 
 def declared(kind: str) -> StoreSpec:
-    """A store of a kind with all that its settings need."""
+    """A store of a kind with all required settings."""
     return SPECS[kind]("s", serde.bytes, serde.bytes, **needed(kind))
 
 

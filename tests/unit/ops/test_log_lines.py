@@ -1,4 +1,4 @@
-"""Lines of the log: one event a line, for people or programs, whatever the event says."""
+"""Lines of the log: one event a line, for people or programs, whatever text the event has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what a scrape holds, over real sessions on a real embedded log."""
+"""Metrics: the content of a scrape, over real sessions on a real embedded log."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_acknowledgements_of_the_log_are_timed_and_its_refusals_counted(bench: B
 
 
 def counts(family: Family) -> dict[tuple[tuple[str, str], ...], float]:
-    """How many durations each histogram holds."""
+    """The number of durations in each histogram."""
     found = (one for one in family.samples if one.name.endswith("_count"))
     return {tuple(sorted(sample.labels.items())): sample.value for sample in found}
 

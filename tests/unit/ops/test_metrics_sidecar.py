@@ -1,4 +1,4 @@
-"""Metrics of a sidecar: server and workers as one, the doors, and what promtool says of a live scrape."""
+"""Metrics of a sidecar: server and workers as one, its servers, and promtool's checks of a live scrape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Door:
-    """Numbers of a data door at one moment."""
+    """Numbers of a RESP server at one moment."""
 
     sessions: int = 3
     bound: int = 2
@@ -45,7 +45,7 @@ class Door:
 
 
 def document(session: sf.Session) -> dict[str, Any]:
-    """What a worker sends over its pipe."""
+    """A worker's document, as it is sent over its pipe."""
     found: dict[str, Any] = json.loads(json.dumps(status_document(session.statistics())))
     return found
 
@@ -135,7 +135,7 @@ def reading(bench: Bench, server: sf.Session, *, ready: bool = True) -> SidecarR
 
 
 def verdict(store: str, word: str, **found: int) -> dict[str, Any]:
-    """A verdict of a verification, as the control door tells it."""
+    """A verdict of a verification, as the control API returns it."""
     none = dict.fromkeys(("missing", "extra", "different", "stale"), 0)
     return {"store": store, "verdict": word, "records": 10, **none, **found}
 
@@ -157,7 +157,7 @@ def scrape(metrics: SidecarMetrics) -> dict[str, list[Any]]:
 
 
 def whole_sidecar(bench: Bench) -> SidecarMetrics:
-    """One whose tasks are active and standby, with every kind of store, and some work done."""
+    """A sidecar whose tasks are active and standby, with every kind of store, and some work done."""
     first = bench.active("a", partitions=(0,))
     first.assign(active=[0], standby=[1])
     other = busy(bench, "b", 1)
@@ -202,7 +202,7 @@ def test_requests_are_counted_by_methods_of_a_fixed_list() -> None:
             raise ValueError("a bug")
 
     async def send(message: Any) -> None:
-        """To nobody."""
+        """Drops the reply."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}

@@ -1,6 +1,6 @@
-"""The OpenAPI document is what it was before its schemas came from classes: `tests/fixtures/openapi.json`.
+"""The OpenAPI document equals the one from before its schemas came from classes: `tests/fixtures/openapi.json`.
 
-What may differ is wording: components instead of repeated schemas, titles and descriptions of them, the order of the
+Only wording may differ: components instead of repeated schemas, titles and descriptions of them, the order of the
 texts of an enum, and `required: []`. Paths may be added.
 """
 

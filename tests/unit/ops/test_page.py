@@ -1,4 +1,4 @@
-"""The ops page without a browser: verdicts, rows, escaping, what is sent when something changes, headers, limits."""
+"""The ops page without a browser: verdicts, rows, escaping, messages of changes, headers, limits."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def read(html: str) -> Reader:
 
 
 def hostile(name: str) -> dict[str, Any]:
-    """A status whose every text is this one."""
+    """A status with this text everywhere."""
     held = task(0, name, name, store(name), error=name, task=name, sources={name: 1})
     return status(
         held,
@@ -433,11 +433,11 @@ def test_reader_that_takes_nothing_is_let_go_without_harm_to_others(
                 seen = [json.loads(next(told)[6:]) for _ in range(4)]
                 assert seen[0]["whole"] and all(len(one["tables"]["tasks"]["rows"]) == 1_000 for one in seen)
                 with httpx.stream("GET", f"{address}/page-events", timeout=10) as third:
-                    assert third.status_code == 200  # in the place of the one that was let go
+                    assert third.status_code == 200  # in the place of the one that was closed
 
 
 class ManualTicks(ManualClock):
-    """A clock on which every look is a second later."""
+    """A clock on which every reading is a second later."""
 
     def monotonic_ms(self) -> int:
         self.advance(1_000)

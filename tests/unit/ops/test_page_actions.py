@@ -1,4 +1,4 @@
-"""What the ops page offers beyond reading: buttons for those who may, and a bounded look at a changelog."""
+"""Actions of the ops page: buttons for permitted users, and a bounded look at a changelog."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVIL = '<img src=x onerror="alert(1)">'
 
 
 def ask(path: str, actor: Actor | None = None, peek: Look | None = None) -> httpx.Response:
-    """The answer of a page that somebody opens whom the guard has judged."""
+    """The answer to a caller of the page, after the guard's verdict."""
     page = OpsPage(lambda: {**NOTHING, "ready": True}, peek=peek, acts=is_admin)
     inner = Starlette(routes=list(page.routes))
 

@@ -1,4 +1,4 @@
-"""Reset of an application: the plan, what it refuses, and that the application then begins anew; on both logs."""
+"""Reset of an application: the plan, its refusals, and the application's restart from nothing; on both logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXT = sf.serde.string
 P0, P1 = TopicPartition("in", 0), TopicPartition("in", 1)
 
 
-# -- whose topic it is ------------------------------------------------------------------------------------------------
+# -- the owner of a topic ----------------------------------------------------------------------------------------------
 
 
 def sorted_out(app: str, *names: str, **given: Any) -> AppTopics:
@@ -175,7 +175,7 @@ class Place:
         return app
 
     def run(self, rows: dict[str, int], directory: str = "state") -> None:
-        """Until the store holds these rows; what was processed is committed at the end."""
+        """Run until the store holds these rows; processed records are committed at the end."""
         app = self.application(directory)
         session = app.open()
         thread = threading.Thread(target=app.run)
@@ -295,7 +295,7 @@ def small(tmp_path: Path) -> Iterator[Place]:
 
 
 class Terminal(io.StringIO):
-    """What a person types."""
+    """A person's typing."""
 
     def isatty(self) -> bool:
         return True

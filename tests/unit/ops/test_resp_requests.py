@@ -1,4 +1,4 @@
-"""Requests of the Redis protocol: any bytes in any chunks, bounded memory, the same answer however they are cut."""
+"""Requests of the Redis protocol: any bytes in any chunks, bounded memory, the same result however they are cut."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_any_bytes_give_requests_or_one_error_however_they_are_cut(pieces: list[
     found, failed = read(by_bytes(data))
     chunked, chunked_failed = read(cut(data, places))
     assert chunked_failed == failed
-    assert chunked == found[: len(chunked)]  # what came with the bad bytes in one chunk is not told
+    assert chunked == found[: len(chunked)]  # requests in one chunk with the bad bytes are not returned
     assert all(type(argument) is bytes for request in found for argument in request)
 
 

@@ -38,7 +38,7 @@ def test_far_task_goes_to_the_worker_and_comes_back() -> None:
     assert whole.worker_active == NONE and whole.server_active == NONE
     opened = moves(ONE, NONE, {}, {}, whole)
     assert opened.server_active == ONE
-    # However much was written meanwhile, it does not go to and fro.
+    # However much was written meanwhile, the task does not go to and fro.
     assert moves(ONE, NONE, {0: Holding("active", "restoring", FAR)}, {}, opened).server_active == ONE
 
 

@@ -1,6 +1,6 @@
-"""The reader of the sidecar's worker: what it does when the server that asked is gone.
+"""The reader of the sidecar's worker, when the server that sent the request is gone.
 
-Rules of this file: a real pipe with nobody at its other end.
+Rules of this file: a real pipe without a process at its other end.
 """
 
 from __future__ import annotations

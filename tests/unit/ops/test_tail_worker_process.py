@@ -1,4 +1,4 @@
-"""The server's side of its worker process: how long it may say nothing, before and after its first word.
+"""The server's side of its worker process: its allowed silence, before and after its first line.
 
 Rules of this file: real processes; the clock that judges silence is the test's.
 """
@@ -28,7 +28,7 @@ START_S = 60.0
 @pytest.fixture
 def worker(tmp_path: Path, clock: ManualClock) -> Iterator[TailWorker]:
     state = StateDir(tmp_path, "app")
-    # The server makes the log before it starts its worker: a worker makes none where the file is gone.
+    # The server creates the log before it starts its worker: a worker creates none where the file is gone.
     open_log(f"sqlite:///{tmp_path}/log").close()
     settings = {"guarantee": "at_least_once", "gate": "all", "partitions": 1}
     order = Open(
@@ -62,7 +62,7 @@ def ended(worker: TailWorker) -> bool:
 def test_worker_that_gets_little_processor_time_is_not_killed_before_its_first_word(
     worker: TailWorker, clock: ManualClock
 ) -> None:
-    """Where its start took longer than silence may last it was killed each time, and no restore ever began."""
+    """A worker whose start took longer than the allowed silence was killed each time, and no restore ever began."""
     worker.poll()
     pid = worker.pid
     assert pid is not None
@@ -93,7 +93,7 @@ def test_worker_that_falls_silent_is_started_again(worker: TailWorker, clock: Ma
     pid = worker.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    worker.poll()  # what it had said by then
+    worker.poll()  # its output by then
     clock.advance(SILENT_MS + 1)
     wait_for(lambda: ended(worker), START_S)
     assert worker.restarts == 1

@@ -1,4 +1,4 @@
-"""TLS of the HTTP door: real handshakes against uvicorn on loopback, mutual, with new files while it runs."""
+"""TLS of the HTTP server: real handshakes against uvicorn on loopback, mutual, with new files while it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
-    """The whole door."""
+    """The whole application."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"hi"})
 
@@ -67,7 +67,7 @@ def client(trusted: Path, own: Pair | None = None, *, most: ssl.TLSVersion | Non
 
 
 def fetch(port: int, context: ssl.SSLContext, name: str | None = "localhost") -> bytes:
-    """The answer; b"" where the server ended the connection."""
+    """The reply; b"" where the server ended the connection."""
     context.check_hostname = name is not None
     with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
         try:
@@ -127,7 +127,7 @@ def test_mutual_tls_lets_in_who_is_on_the_list(issue: Issue) -> None:
         for pair in (foreign, None):
             try:
                 assert fetch(port, client(server.certificate, pair)) == b""
-            except ssl.SSLError as error:  # told by an alert, or only by the end of the connection
+            except ssl.SSLError as error:  # shown by an alert, or only by the end of the connection
                 assert "alert" in str(error).lower()
 
 

@@ -1,4 +1,4 @@
-"""Tokens: roles, lists of stores, rotation, files that cannot be used, and nothing secret in any message."""
+"""Tokens: roles, lists of stores, rotation, unusable files, and no secret in any message."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_any_bytes_are_tokens_or_problems(tmp_path_factory: pytest.TempPathFacto
     path.write_bytes(raw)
     path.chmod(0o600)
     try:
-        assert len(Tokens(path)) == 0  # an entry that fits does not come by chance
+        assert len(Tokens(path)) == 0  # a fitting entry does not come by chance
     except BadConfig as error:
         assert error.problems
 

@@ -1,4 +1,4 @@
-"""Which kind of store a changelog is of: keys of its newest records, and its policy where it is empty."""
+"""The kind of store that a changelog is of: keys of its newest records, and its policy where it is empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records column by column are the records they stand for, wherever they are read as a sequence; stores restore alike.
+"""Records column by column equal the records they stand for, wherever read as a sequence; stores restore alike.
 
 Rules of this file: each property is checked against plain lists of Record.
 """

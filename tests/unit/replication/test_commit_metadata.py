@@ -1,4 +1,4 @@
-"""The text attached to a source commit: golden bytes, limits, and what is not ours.
+"""The text attached to a source commit: golden bytes, limits, and foreign text.
 
 Rules of this file: the golden text may gain fields with a new format number, never change.
 """

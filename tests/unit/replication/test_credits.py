@@ -1,7 +1,7 @@
-"""Credits: the promises of the machine one by one, then random histories against what must always hold.
+"""Credits: the promises of the machine one by one, then random histories against its invariants.
 
-Rules of this file: in the random histories the shell is a good one: it does not fetch what is paused, and it tells
-every batch once. Step by step the rules are in tests/scenarios/credits.
+Rules of this file: in the random histories the shell is a good one: it does not fetch paused partitions, and it reports
+every batch once. The rules are played step by step in tests/scenarios/credits.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_decisions_are_frozen() -> None:
 
 
 class CreditMachine(RuleBasedStateMachine):
-    """A good shell with four partitions: what it fetched, what waits, what is in hand, as plain lists."""
+    """A good shell with four partitions: fetched, waiting and in-hand batches, as plain lists."""
 
     @initialize(
         floating=st.integers(0, 3),
@@ -282,7 +282,7 @@ class CreditMachine(RuleBasedStateMachine):
 
     def carry_out(self, decision: Decision[int]) -> None:
         for one in decision.send:
-            # In order, each once: what is sent is the head of what waits.
+            # In order, each once: sent batches are the head of the waiting ones.
             batch, size_bytes = self.waiting[one.partition].popleft()
             assert (one.batch, one.size_bytes) == (batch, size_bytes)
             assert one.backlog == len(self.waiting[one.partition])
@@ -355,7 +355,7 @@ class CreditMachine(RuleBasedStateMachine):
     def no_partition_starves(self) -> None:
         for partition, one in self.credits.statistics().partitions.items():
             if one.backlog:
-                # It waits only for its own applier: all its own credits are in that applier's hand.
+                # It waits only for its own applier, which has all its own credits in hand.
                 assert one.credits == 0, partition
                 assert one.in_hand >= self.own[partition], partition
             else:
@@ -394,7 +394,7 @@ class CreditMachine(RuleBasedStateMachine):
         return [partition for partition in (A, B, C, D) if partition in self.own]
 
     def teardown(self) -> None:
-        """Once all appliers go on, everything that was fetched comes out and everybody is fetched again."""
+        """Once all appliers go on, every fetched batch comes out and every partition is fetched again."""
         if not hasattr(self, "credits"):
             return
         while self.in_hand:

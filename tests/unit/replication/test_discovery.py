@@ -1,4 +1,4 @@
-"""Partition discovery: when it asks, what is new, which tasks that makes, and what is an error."""
+"""Partition discovery: when it describes topics, new partitions, the tasks they make, and errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_it_can_be_off() -> None:
 
 def test_log_that_does_not_answer_is_asked_again_one_interval_later() -> None:
     found = discovery()
-    assert found.poll(1_100)  # and nothing is described
+    assert found.poll(1_100)  # and no topic is described
     assert found.poll(1_101) == ()
     assert found.poll(1_200)
     assert found.described(topics(flights=5, weather=4, between=2)).partitions == (TopicPartition("flights", 4),)

@@ -1,7 +1,7 @@
-"""Diverged histories: the log's file was put back to what it was and written on, and a state has seen the other one.
+"""Diverged histories: the log's file was restored from a backup and written on, and a state has applied the other one.
 
-Rules of this file: files are copied while nothing writes, as an operator puts a backup back; what a store then holds is
-compared with what the log holds, read from its beginning.
+Rules of this file: files are copied while no process writes, as an operator restores a backup; a store's rows are then
+compared with the log's, read from its beginning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rows(session: sf.Session) -> dict[str, str]:
 
 
 def folded(bench: Bench) -> dict[str, str]:
-    """What the log holds, read by an instance that has nothing."""
+    """The rows of the log, read by an instance with an empty directory."""
     cold = bench.active("cold", stores=STORES, take_over=False)
     found = rows(cold)
     cold.close()
@@ -52,7 +52,7 @@ def folded(bench: Bench) -> dict[str, str]:
 
 
 def back_up(bench: Bench) -> None:
-    """A copy of the log as it is now, taken as operators take it, beside whoever has it open."""
+    """A copy of the log in its present state, taken as operators take it, while processes have it open."""
     with (
         closing(sqlite3.connect(bench.root / "log")) as log,
         closing(sqlite3.connect(bench.root / "backup")) as copy,
@@ -81,7 +81,7 @@ def test_store_that_saw_another_history_is_rebuilt_with_that_reason(bench: Bench
     other.close()
     again = bench.active("a", stores=STORES)
     assert rows(again) == numbered(0, 7, "both") | numbered(7, 15, "kept")
-    # Beyond the end of the log the position alone says so.
+    # Beyond the end of the log the position alone shows it.
     assert again.counters.wipes == ({"position-ahead": 1} if seen > 8 else {"diverged": 1})
     again.close()
     assert folded(bench) == numbered(0, 7, "both") | numbered(7, 15, "kept")
@@ -147,7 +147,7 @@ def test_source_offsets_of_another_history_do_not_count(bench: Bench) -> None:
     bench.log.producer().append({IN: [Outgoing(b"k", b"kept", 5)] * 9})
     again = bench.active("a", **settings)
     assert again.task(0).source_offsets() == {IN: 4}
-    assert again.counters.wipes == {}  # no change was logged that the log has not
+    assert again.counters.wipes == {}  # every logged change is in the log
 
 
 def test_source_topic_as_changelog_that_diverged_is_read_again(bench: Bench) -> None:
@@ -182,7 +182,7 @@ def test_owners_by_turns_compaction_and_retention_are_no_divergence(bench: Bench
         if turn == 2:
             bench.embedded.compact(KV.topic, bench.clock.wall_ms())
     (bounds,) = bench.log.reader().bounds([KV]).values()
-    bench.embedded.truncate(KV, bounds.end - 1)  # where "b" stands
+    bench.embedded.truncate(KV, bounds.end - 1)  # the offset of "b"
     session = bench.active("b", stores=STORES)
     assert session.counters.wipes == {}
     assert rows(session) == expected

@@ -127,7 +127,7 @@ def test_reader_reaches_the_end_over_compacted_offsets(log: EmbeddedLog, clock: 
     assert ([record.value for record in found.records], found.next_offset, found.at_end) == ([b"2"], 3, True)
     put(log, ("b", None))
     log.compact("board", clock.wall_ms())
-    (found,) = reader.fetch(10)  # nothing is left, yet the position moves to the end
+    (found,) = reader.fetch(10)  # no record is left, yet the position moves to the end
     assert (list(found.records), found.next_offset, found.at_end) == ([], 4, True)
     assert log.reader().bounds([T0]) == {T0: Bounds(0, 4)}
 
@@ -161,7 +161,7 @@ def test_compaction_leaves_records_younger_than_the_lag(log: EmbeddedLog, clock:
 def test_history_of_old_events_is_not_compacted_before_their_append_is_old_as_well(
     log: EmbeddedLog, clock: ManualClock
 ) -> None:
-    """Versions that are written now with timestamps of years ago are the history of a store that just read them."""
+    """New versions with timestamps of years ago are the history of a store that just read them."""
     log.admin.create_topic("board", 1, TopicPolicy(COMPACT, min_compaction_lag_ms=DAY_MS))
     put(log, ("a", "1"), ("a", "2"), at_ms=1_000)
     assert log.compact("board", clock.wall_ms()) == 0
@@ -232,7 +232,7 @@ def test_compaction_in_chunks_of_any_size_equals_the_last_value_per_key(
 
 
 class Overtaken(Database):
-    """A connection before whose first write somebody else writes."""
+    """A connection before whose first write another connection writes."""
 
     instead: Callable[[], None] | None = None
 

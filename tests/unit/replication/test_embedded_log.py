@@ -1,6 +1,6 @@
-"""What only the embedded log can do: its address, its file, its write-ahead log, boots and bounds.
+"""The embedded log's own parts: its address, its file, its write-ahead log, boots and bounds.
 
-Rules of this file: real files in a temporary folder, time from a manual clock. What every log must do is in
+Rules of this file: real files in a temporary folder, time from a manual clock. The contract of every log is in
 `tests/contract/`, compaction and retention in `test_embedded_care.py`, several processes at once in
 `test_embedded_log_processes.py`.
 """
@@ -325,7 +325,7 @@ def test_header_bytes_are_laid_out_as_documented() -> None:
 
 
 def test_closing_twice_writes_into_no_file_that_was_opened_meanwhile(tmp_path: Path) -> None:
-    """A number of a file is given out again as soon as it is free."""
+    """The number of a file is used again as soon as it is free."""
     log = open_log(f"sqlite:///{tmp_path}/log")
     log.admin.create_topic("t", 1, TopicPolicy())
     writer = log.writer("w", group="g", owner="me")

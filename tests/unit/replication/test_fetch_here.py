@@ -1,6 +1,6 @@
-"""An applier borrows the fetch thread's reader: nothing lost, nothing twice, requests and the end wait for it.
+"""An applier borrows the fetch thread's reader: no record lost or doubled, requests and the end wait for it.
 
-Rules of this file: a real embedded log. A fetch that is held is held in the reader, so that the test knows where it is.
+Rules of this file: a real embedded log. A held fetch is held in the reader, so that the test knows its place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
 
 
 class Held(Wrapped):
-    """Its next fetch on an applier's thread stands still until `go`; `failure` is raised by the one after it."""
+    """Its next fetch on an applier's thread waits for `go`; the fetch after it raises `failure`."""
 
     def __init__(self, log: EmbeddedLog) -> None:
         super().__init__(log.reader())
@@ -63,7 +63,7 @@ def on_demand(reader: Any) -> FetchThread:
 
 
 def here(thread: FetchThread, records: int) -> Batch | Failure:
-    """The first thing that is at hand. The fetch thread has nothing to do soon after it has answered."""
+    """The first available batch. The fetch thread is idle soon after its answer."""
     for _ in range(ASKED_MAX):
         item = thread.fetch_here(records)
         if item is not None:

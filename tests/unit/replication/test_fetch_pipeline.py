@@ -1,7 +1,7 @@
-"""The fetch pipeline on a real embedded log: lanes that wait for nobody, bounded memory, errors, an end in time.
+"""The fetch pipeline on a real embedded log: lanes that wait for no other, bounded memory, errors, an end in time.
 
-Rules of this file: what is not the log's own is a wrapper around the fetch thread's reader. Appliers are the test's own
-calls; a slow one is one that does not call.
+Rules of this file: failures and waits come from a wrapper around the fetch thread's reader. Appliers are the test's own
+calls; a slow one does not call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
 
 
 def until_error(lane: Lane, kind: type[Exception]) -> tuple[list[Fetched], Exception]:
-    """What a lane gives before it raises."""
+    """The records of a lane before it raises."""
     came: list[Fetched] = []
     while True:
         try:
@@ -49,7 +49,7 @@ def until_error(lane: Lane, kind: type[Exception]) -> tuple[list[Fetched], Excep
         came += fetched
 
 
-# -- what comes --------------------------------------------------------------------------------------------------------
+# -- records -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_lane_gets_its_partitions_once_and_in_order(log: EmbeddedLog) -> None:
@@ -193,7 +193,7 @@ def test_random_histories_lose_nothing_and_double_nothing(log: EmbeddedLog) -> N
                         assert got == list(range(mine[one.source], one.next_offset))
                         mine[one.source] = one.next_offset
                 assert dict(lane.assignment()) == mine
-            for lane, mine in zip(lanes, expected, strict=True):  # whoever has a partition gets all of it
+            for lane, mine in zip(lanes, expected, strict=True):  # the owner of a partition gets all of it
                 lane.resume(mine)
                 before = dict(mine)
                 came = drain(lane, dict.fromkeys(mine, end)) if set(mine) <= owned(lane) else {}
@@ -205,7 +205,7 @@ def owned(lane: Lane) -> set[TopicPartition]:
     return {source for source, slot in lane.slots.items() if slot.owned}
 
 
-# -- nobody waits for another ------------------------------------------------------------------------------------------
+# -- no lane waits for another -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_lane_that_never_fetches_holds_nobody_back_and_its_memory_is_bounded(log
         assert drain(quick, {P1: COUNT + 3_000})[P1] == list(range(COUNT + 3_000))
         held = pipeline.statistics().credits.partitions[P0]
         assert held.paused
-        assert held.backlog + held.in_hand <= 3 + 3 + 2  # the mark, the credits, what was under way
+        assert held.backlog + held.in_hand <= 3 + 3 + 2  # the mark, the credits, the batches under way
         assert drain(slow, {P0: COUNT + 3_000})[P0] == list(range(COUNT + 3_000))
 
 
@@ -239,7 +239,7 @@ def test_appliers_in_threads_of_their_own_each_get_everything(log: EmbeddedLog) 
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert pipeline.statistics().credits.hand_bytes > 0  # the last batches are not given back yet
+        assert pipeline.statistics().credits.hand_bytes > 0  # the last batches are not returned yet
     assert came == {part: list(range(COUNT + 2_000)) for part in (P0, P1, P2)}
 
 

@@ -1,7 +1,7 @@
-"""The fetch thread on a real embedded log: nothing lost, nothing twice, requests in between, errors once, an end.
+"""The fetch thread on a real embedded log: no record lost or doubled, requests in between, errors once, an end.
 
-Rules of this file: what is not the log's own is a wrapper around its reader that fails or holds on command. A test
-knows where the fetch thread is by asking it (`call` is answered between two fetches), never by waiting for time.
+Rules of this file: failures and waits come from a wrapper around the log's reader, on command. A test learns the fetch
+thread's place by a `call` (which runs between two fetches), never by waiting for time.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def test_lost_position_is_raised_once_and_fetching_waits_for_a_request(log: Embe
                 thread.poll_next()
         assert raised.value.reason == "offset-out-of-range"
         fetches = thread.statistics().fetches
-        assert thread.call(lambda reader: reader.bounds([P0]))[P0].begin == 10  # a question changes nothing
+        assert thread.call(lambda reader: reader.bounds([P0]))[P0].begin == 10  # a call changes nothing
         assert thread.poll_next(timeout_s=0) == []
         assert thread.statistics().fetches == fetches
         thread.remove([P0])

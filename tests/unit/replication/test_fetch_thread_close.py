@@ -1,4 +1,4 @@
-"""The end of the fetch thread: from wherever it is, both sides are released, it is joined, its reader is closed.
+"""The end of the fetch thread: from any of its places, both sides are released, it is joined, its reader is closed.
 
 Rules of this file: as in test_fetch_thread.py.
 """

@@ -1,7 +1,7 @@
 """The hand-over between fetch thread and applying thread: each of its promises, then many batches with wake-ups.
 
-Rules of this file: real threads, joined with a time-out; who waits is told by the hand-over's own condition, so
-nothing here sleeps or depends on who is faster. Step by step it is played by the scripts of tests/scenarios/handover.
+Rules of this file: real threads, joined with a time-out; the hand-over's own condition shows which thread waits, so no
+test sleeps or depends on the faster thread. The scripts of tests/scenarios/handover play it step by step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCHES = 500
 
 
 class Worker(threading.Thread):
-    """A thread whose end and error are asked for."""
+    """A thread whose end and error tests can wait for."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,7 @@ def cast() -> Iterator[Cast]:
 
 
 def produce_all(handover: Handover[int], count: int) -> None:
-    """What a fetch thread does: a batch that was woken is offered again."""
+    """Act as the fetch thread: a batch that was woken is offered again."""
     for number in range(count):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Who cares for the log: one member, and beside the doors the worker in the server's place."""
+"""The member that cares for the log, and in a sidecar its worker in the server's place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 
 def cared_for_by(*sessions: sf.Session) -> list[str]:
-    """Who cares, once each knows the others."""
+    """The caring member, once each knows the others."""
     for _ in range(3):
         for session in sessions:
             session._instance.membership.heartbeat(session._lease_group)
@@ -63,7 +63,7 @@ def test_one_of_two_applications_members_cares_for_the_log(tmp_path: Path, opene
 
 
 class TiredLog:
-    """A log that fails once and is then cared for; the caller's stop is set by the last call."""
+    """A log that fails once and accepts care afterwards; the last call sets the caller's stop."""
 
     def __init__(self, stop: threading.Event) -> None:
         self.calls = 0

@@ -1,6 +1,6 @@
-"""Checksums of the embedded log: what is not as it was written is Corruption, and never given out.
+"""Checksums of the embedded log: a changed record is Corruption, and never returned.
 
-Rules of this file: damage is done by SQL behind the log's back, as a flipped byte in a cell would do it; damage to the
+Rules of this file: SQL damages the file behind the log's back, as a flipped byte in a cell would; damage to the
 bytes of the files is in `test_damage_log.py`.
 """
 
@@ -410,6 +410,6 @@ def test_upgrade_that_fails_changes_nothing(old_file: Path, monkeypatch: pytest.
 
 def test_damage_never_passes_for_an_answer_of_another_kind(log: EmbeddedLog) -> None:
     filled(log)
-    sql(log, "UPDATE partitions SET summed_offset = 320 WHERE id = 1")  # as if nothing had a checksum
+    sql(log, "UPDATE partitions SET summed_offset = 320 WHERE id = 1")  # as if no record had a checksum
     with pytest.raises(StandfastError, match="board-0"):
         contents(log, 0)

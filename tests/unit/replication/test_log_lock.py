@@ -1,7 +1,7 @@
-"""The lock of the embedded log while a process that has it is stopped: those who wait say whose it is, and read on.
+"""The lock of the embedded log while its holder is stopped: waiting processes name the holder, and read on.
 
-Rules of this file: a real process that stops itself (SIGSTOP) inside the lock, by a failpoint; it is continued or
-killed by its id.
+Rules of this file: a real process that stops itself (SIGSTOP) inside the lock, by a failpoint; the test continues or
+kills it by its id.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stopped:
     """A process that stopped in the middle of its append."""
 
     def __init__(self, path: str) -> None:
-        # Opening takes the lock without being at that place; the first write is the append.
+        # Opening takes the lock without reaching that place; the first write is the append.
         self.process = subprocess.Popen(
             [sys.executable, "-c", CHILD, path],
             env=os.environ | {VARIABLE: "log.locked=stop:1"},
@@ -141,10 +141,10 @@ def test_what_is_tried_again_anyway_is_unavailable_and_at_once_the_second_time(
     assert (told := log.lock_holder()) is not None
     assert told.pid == holder.pid
     assert told.held_ms >= 1_000
-    holder.end()  # which lets the lock go
+    holder.end()  # which releases the lock
     group.join("me")
     assert log.lock_holder() is None
-    assert [record.key for record in contents(log)] == [b"a"]  # the write that was stopped was rolled back
+    assert [record.key for record in contents(log)] == [b"a"]  # the stopped write was rolled back
     assert log.integrity_check() == []
 
 
@@ -207,11 +207,11 @@ def test_threads_of_one_connection_take_turns(log: EmbeddedLog) -> None:
 
 
 class Alarm(Exception):
-    """What a signal handler raises."""
+    """The exception of a signal handler."""
 
 
 def test_a_wait_for_the_lock_raises_what_a_signal_handler_raised_wherever_it_came(tmp_path: Path) -> None:
-    """Where Python lets handlers run: as a function of Python begins, and after a call of one of C."""
+    """Places where Python lets handlers run: as a function of Python begins, and after a call of one of C."""
     path = str(tmp_path / "log")
     holder, waiter = LogLock(path), LogLock(path)
     places = set()
@@ -235,7 +235,7 @@ def test_a_wait_for_the_lock_raises_what_a_signal_handler_raised_wherever_it_cam
             finally:
                 sys.setprofile(None)
         with waiter.hold(give_up_ms=1_000):
-            pass  # the wait that was broken off has let go
+            pass  # the interrupted wait has released it
     assert ("start", "c_return") in places, "no wait was broken off as its thread began"
     assert ("done", "call") in places, "no wait was broken off after its thread had begun"
     holder.close()

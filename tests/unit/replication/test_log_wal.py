@@ -1,4 +1,4 @@
-"""Commits that SQLite would drop from the middle of the log's WAL are damage; what a power loss may leave is none.
+"""Commits that SQLite would drop from the middle of the log's WAL are damage; the effects of a power loss are none.
 
 Rules of this file: a real log, whose files are copied beside the open one, as a kill leaves them; then bytes change.
 """

@@ -1,4 +1,4 @@
-"""Records of the members topic: bytes as earlier versions wrote them, later fields, and what no member wrote."""
+"""Records of the members topic: bytes as earlier versions wrote them, later fields, and foreign records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permissions as values: what an application needs, who it is for the brokers, how a lack is put into words."""
+"""Permissions as values: the needs of an application, its user at the brokers, the wording of a missing permission."""
 
 from __future__ import annotations
 

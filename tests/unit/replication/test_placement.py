@@ -1,4 +1,4 @@
-"""Who stands by for which task where the application's consumer group decides the actives."""
+"""Placement of standbys where the application's consumer group decides the actives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shown(placed: Placed) -> dict[str, str]:
     [
         ({}, 1, {}, 0),
         ({"a": plan("01")}, 0, {"a": ""}, 0),
-        ({"a": plan("01")}, 1, {"a": ""}, 2),  # nobody else: what fits is nothing, and it says so
+        ({"a": plan("01")}, 1, {"a": ""}, 2),  # no other member: no replica fits, and it reports so
         ({"a": plan("01"), "b": plan("23")}, 1, {"a": "23", "b": "01"}, 0),
         ({"a": plan("01"), "b": plan("23")}, 2, {"a": "23", "b": "01"}, 4),
         ({"a": plan("0123"), "b": plan()}, 1, {"a": "", "b": "0123"}, 0),  # never active and standby on one
@@ -115,7 +115,7 @@ def test_members_that_act_one_by_one_come_to_rest_and_no_task_loses_its_standby_
         for task in kept - mine:
             takers = [other for other, held in placed.standbys.items() if task in held]
             assert replicas == 0 or takers or not any(task in other.active for other in members.values())
-        # Everybody catches up by the next look.
+        # All members catch up by the next look.
         after = MemberPlan(one.active, mine, warm=frozenset(one.standby & mine))
         still = still + 1 if after == one else 0
         members[name] = after

@@ -1,4 +1,4 @@
-"""A log that is opened to read only passes on every read of the port, and no write."""
+"""A read-only log passes on every read of the port, and no write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSWERED_HERE = {"join", "heartbeat", "view", "leave", "owners"}
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[tuple[EmbeddedLog, ReadOnlyLog]]:
-    """A log with a topic, a record and a committed offset; and the same, to read only."""
+    """A log with a topic, a record and a committed offset; and the same, read-only."""
     log = EmbeddedLog(str(tmp_path / "log"))
     log.admin.create_topic("t", 1, TopicPolicy())
     log.producer().append({AT: [Outgoing(b"k", b"v", 1)]})

@@ -45,7 +45,7 @@ def test_standby_without_limit_applies_everything() -> None:
 @pytest.mark.parametrize(
     ("limit", "applied", "kept", "position"),
     [
-        (0, [], 3, 4),  # no committed offset: nothing at all
+        (0, [], 3, 4),  # no committed offset: nothing to apply
         (4, [], 3, 4),
         (5, [4], 2, 5),
         (6, [4, 5], 1, 6),
@@ -236,7 +236,7 @@ def test_size_of_a_record_counts_key_value_and_headers() -> None:
 def test_dropped_records_are_fetched_again_and_never_skipped() -> None:
     standby = Standby(0, 1, keep_max_records=2)
     standby.update(records(0, 1, 2, 3, 4))
-    # What the reader had in flight lies behind the hole and must not be taken.
+    # Records that the reader had in flight lie behind the hole and must not be applied.
     assert standby.update(records(5, 6), next_offset=9) == Kept(apply=(), kept=2, position=1)
     standby.set_limit(9)
     step = standby.on_commit_tick()

@@ -52,7 +52,7 @@ def test_source_topic_as_changelog_is_followed_up_to_the_committed_offset(
     group = bench.log.group("app")
     tailer = tail(bench, applier)
     tailed = tailer.changelogs[SOURCE]
-    assert tailed.machine.limit == 0  # nothing committed: nothing may be applied
+    assert tailed.machine.limit == 0  # nothing committed: no record may be applied
     assert tailer.poll_once(1).applied == 0
     assert tailed.paused
     group.commit({SOURCE: Committed(4)})

@@ -1,4 +1,4 @@
-"""Standbys that are far behind collect batches; who is at its end, or gets no more, has its rows written at once."""
+"""Standbys that are far behind collect batches; one at its end, or without more records, writes its rows at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def session(bench: Bench, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> sf.Session:
-    """A session with nothing, beside changelogs that are there."""
+    """A session with an empty directory, beside existing changelogs."""
     monkeypatch.setattr("standfast.replication.tail.tailer.BATCH_ROWS", BATCH)
     monkeypatch.setattr("standfast.replication.tail.tailer.FETCH_RECORDS_MAX", FETCHED * TASKS)
     bench.fill(STORES, TASKS, RECORDS)

@@ -1,4 +1,4 @@
-"""Who takes over a task: every rule, then random groups against the promise that exactly one member takes it.
+"""The member that takes over a task: every rule, then random groups against the promise of exactly one such member.
 
 Rules of this file: members are named a, b, c; a is the first by id.
 """
@@ -90,9 +90,9 @@ def test_no_task_is_taken_twice_or_from_a_live_member(
         ("abc", "a", 1, "b"),
         ("abc", "b", 1, "a"),
         ("abc", "c", 2, "ab"),
-        ("abc", "a", 5, "bc"),  # fewer members than replicas + 1: what fits
+        ("abc", "a", 5, "bc"),  # fewer members than replicas + 1: as many as fit
         ("a", "a", 1, ""),
-        ("abc", None, 1, ""),  # nobody owns it yet: taking it over comes first
+        ("abc", None, 1, ""),  # no owner yet: taking it over comes first
         ("bc", "a", 1, "b"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rules about topics: each just within its border, and just beyond it; and the command that puts it right."""
+"""Rules about topics: each just within its border, and just beyond it; and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def judged(
 
 
 class Case(NamedTuple):
-    """Within the border nothing is found; beyond it one finding of this rule, with this command."""
+    """Within the border there is no finding; beyond it one finding of this rule, with this command."""
 
     rule: str
     severity: str
@@ -312,7 +312,7 @@ def test_changelog_has_as_many_partitions_as_the_topic_its_tasks_read() -> None:
 def test_store_behind_a_repartition_has_the_partitions_of_that_topic() -> None:
     app = Application("app", (KV,), ("src",), ("app-x-repartition",))
     assert counted(app, kv=4, src=2, x=4) == []
-    assert counted(app, kv=2, src=2, x=4) == []  # which of them its tasks read is not known
+    assert counted(app, kv=2, src=2, x=4) == []  # it is unknown which of them its tasks read
     known = replace(
         app, changelogs=(replace(KV, group=1),), groups={0: frozenset({"src"}), 1: frozenset({"app-x-repartition"})}
     )
@@ -379,7 +379,7 @@ def test_changelog_is_not_made_with_fewer_replicas_than_a_write_needs(copies: in
         (2, "none", None),
         (3, "none", "has 3 partitions but the application has 2: run it with 3, or give the application a new name"),
         (1, "none", "let the topic grow: standfast topic alter app-kv-changelog --partitions 2 --log sqlite:///log"),
-        (3, "more", None),  # somebody else saw the source grow before us
+        (3, "more", None),  # another process saw the source grow before us
         (1, "more", "has 1 partitions but the application has 2"),
         (1, "fewer", None),  # it is going to follow its source
         (3, "fewer", "has 3 partitions but the application has 2"),

@@ -1,4 +1,4 @@
-"""Which changelogs are loaded in bulk, how they are split, what is skipped; and what owner and workers say."""
+"""The choice of changelogs for a bulk load, their split, skipped records; and the messages of owner and workers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ HOUR_MS = 3_600_000
 
 
 def test_only_what_is_surely_expired_is_skipped() -> None:
-    # Retention 2 h: segments of 1 h. At 10:30 the segment of 8:00 is the first that lives; one hour of lead: 7:00.
+    # Retention 2 h: segments of 1 h. At 10:30 the segment of 8:00 is the first live one; one hour of lead: 7:00.
     tail = Tail(observed_ms=10 * HOUR_MS + HOUR_MS // 2, lead_ms=HOUR_MS)
     assert skip_before_ms(tail, retention_ms=2 * HOUR_MS, lead_ms=HOUR_MS) == 7 * HOUR_MS
     assert skip_before_ms(tail, retention_ms=2 * HOUR_MS, lead_ms=HOUR_MS - 1) is None, "the tail has a larger lead"

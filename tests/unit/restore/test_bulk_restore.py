@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 class Told(Listener):
-    """What a listener hears of restores."""
+    """A listener's events of restores."""
 
     def __init__(self) -> None:
         self.batches: dict[str, list[tuple[int, int]]] = {}
@@ -93,7 +93,7 @@ def test_bulk_and_batches_restore_what_the_live_store_holds(bench: Bench, many_r
     assert digests(session) == expected
     assert session.task(0).stores.cut.stores == times
     assert loader(session).statistics().runs >= 10
-    spent = session.counters.restore_phases_ns  # workers tell theirs with the end of a job
+    spent = session.counters.restore_phases_ns  # workers report theirs with the end of a job
     assert all(spent[phase] > 0 for phase in ("fetch", "decode", "write", "ingest"))
     for name, batches in told.batches.items():
         assert batches == sorted(batches)
@@ -229,7 +229,7 @@ def test_session_may_be_closed_while_files_are_put_in_shape(
     assert digests(again) == digests(restored(bench, "batches", **BATCHES))
 
 
-# -- what is skipped --------------------------------------------------------------------------------------------------
+# -- skipped records --------------------------------------------------------------------------------------------------
 
 Rows = list[tuple[str, int, int, str | None]]  # key, window start, timestamp, value
 
@@ -296,11 +296,11 @@ def test_any_small_log_of_windows_restores_alike(
     by_batches.close()
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- failures ---------------------------------------------------------------------------------------------------------
 
 
 def kill_workers(session: sf.Session, times: int) -> int:
-    """Kill every worker that is seen while the session restores, so many times; returns how many there were."""
+    """Kill every worker seen while the session restores, so many times; returns the number killed."""
     killed: set[int] = set()
     deadline = time.monotonic() + 60
     while session.missing():

@@ -23,7 +23,7 @@ EXPECTED: list[LogicalRow] = [(b"a", 1, b"1"), (b"b", 2, b"2"), (b"c", 3, b"3"),
 ACTUAL: list[LogicalRow] = [(b"a", 1, b"1"), (b"c", 3, b"x"), (b"d", 5, b"4"), (b"e", 5, b"5")]
 WHOLE = LogFacts(0, compacted=False)
 
-# The first line that fits decides; a dot fits anything.
+# The first matching line decides; a dot matches any value.
 VERDICTS = """
 kind      below  later  begin>0  compacted  expired  versioned  last   verdict
 extra     no     .      yes      .          .        .          .      lost
@@ -41,7 +41,7 @@ TABLE = [line.split() for line in VERDICTS.strip().splitlines()[1:]]
 
 
 def said(kind: str, *facts: bool) -> str:
-    """The verdict that the table has: below, later, begin>0, compacted, expired, versioned, last."""
+    """The table's verdict: below, later, begin>0, compacted, expired, versioned, last."""
     words = [kind, *("yes" if one else "no" for one in facts)]
     *_, verdict = next(line for line in TABLE if all(a in (".", b) for a, b in zip(line, words, strict=False)))
     return kind if verdict == "(kind)" else verdict
@@ -55,7 +55,7 @@ def outcome_of(
     facts: LogFacts = WHOLE,
     **how: Any,
 ) -> Outcome:
-    """The merge of two sorted sides, of which no key has a later record."""
+    """The merge of two sorted sides without a key that has a later record."""
     tally = Tally(WHOLE, versioned=versioned, last=True, **how)
     for _, one, other in tally.differing(named(expected, versioned), named(actual, versioned)):
         tally.differs(one, other, below=one is not None, later=False)

@@ -1,7 +1,7 @@
-"""The digest of logical rows: golden values, equality with Spark's own algorithm, and that order does not matter.
+"""The digest of logical rows: golden values, equality with Spark's own algorithm, and independence of order.
 
-Rules of this file: XXH64 is written out once more here, from its published description, so that the library and
-Spark's way of chaining columns are both checked against something that is neither.
+Rules of this file: XXH64 stands here once more, from its published description, so that the library and Spark's way of
+chaining columns are both checked against a third implementation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def xxh64(data: bytes, seed: int) -> int:
 
 
 def spark_hash_long(value: int, seed: int) -> int:
-    """XXH64.hashLong of Spark: what xxhash64 does with a bigint column."""
+    """XXH64.hashLong of Spark, which xxhash64 uses for a bigint column."""
     hashed = (seed + P5 + 8) & M
     hashed = (rotated(hashed ^ rotated((value & M) * P2 & M, 31) * P1 & M, 27) * P1 + P4) & M
     return mixed(hashed)

@@ -203,7 +203,7 @@ def store_rows(spec: StoreSpec, records: list[Record], batch: int) -> tuple[list
     return list(store.logical_rows()), rows.observed_ms
 
 
-RETENTION_MS = 120_000  # the smallest at which a segment is as short as it gets
+RETENTION_MS = 120_000  # the smallest at which segments have their least length
 LATE = st.tuples(st.integers(0, 10), st.integers(0, 59_999)).map(lambda pair: pair[0] * 60_000 + pair[1])
 BYTES_SERDE = serde.bytes
 

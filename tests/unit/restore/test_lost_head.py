@@ -1,4 +1,4 @@
-"""A compacted changelog that lost its head beside rows that have not seen it: they may be the last copy."""
+"""A compacted changelog that lost its head beside rows at an earlier position: they may be the last copy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(session: sf.Session, first: int, last: int) -> None:
 
 
 def behind(bench: Bench) -> sf.Session:
-    """An active instance whose log holds 505 records; the rows of instance "b" have seen only the first 500."""
+    """An active instance whose log holds 505 records; the rows of instance "b" are at the first 500."""
     first = bench.active(stores=STORES)
     second = bench.session("b", stores=STORES, take_over=False)
     second.assign(standby=[0])

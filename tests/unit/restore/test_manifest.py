@@ -1,4 +1,4 @@
-"""The one manifest of "SST files + a position": what is kept, what is refused, what is checked before an ingest."""
+"""The one manifest of "SST files + a position": its fields, refusals, and the checks before an ingest."""
 
 from __future__ import annotations
 

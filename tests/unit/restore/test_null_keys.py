@@ -1,6 +1,6 @@
-"""Records without a key in a changelog: every reader of it skips and counts them, and makes the rows of the others.
+"""Records without a key in a changelog: every reader skips and counts them, and makes the rows of the others.
 
-No store writes such a record, and Kafka Streams passes over it when it restores. The embedded log and the broker take
+No store writes such a record, and Kafka Streams skips it when it restores. The embedded log and the broker take
 one only into a topic that is not compacted.
 """
 
@@ -43,7 +43,7 @@ DELETING: dict[str, Any] = {"changelog": {"cleanup.policy": "delete"}}
 
 
 def spoilt(records: Sequence[Record], seed: int) -> tuple[list[Record], int]:
-    """The records with others among them that have no key, and how many these are."""
+    """The records with keyless ones among them, and the number of these."""
     rng = Random(seed)
     mixed: list[Record] = []
     for record in records:
@@ -145,7 +145,7 @@ def test_records_without_a_key_beyond_the_limit_of_a_store_are_not_counted(tmp_p
 
 
 def test_manifest_names_them_only_where_there_are_any(tmp_path: Path) -> None:
-    """So that a version that does not know of them reads all others."""
+    """So that a version without that field reads all others."""
     for skipped in (0, 4):
         part = ManifestPartition(0, 0, 10, 10, (), -1, 0, 4, 0, 4 - skipped, 0, 0, None, skipped)
         whole = Manifest("app", "kv", keyvalue().definition(), "t", "id", 1, (part,), Made("run", 0, "1", "1", "lz4"))
@@ -158,14 +158,14 @@ def test_manifest_names_them_only_where_there_are_any(tmp_path: Path) -> None:
 
 
 def spoil(bench: Bench, name: str, count: int, at_ms: int = LATE_MS) -> TopicPartition:
-    """Records of somebody else in a store's changelog."""
+    """Another client's records in a store's changelog."""
     changelog_of = TopicPartition(f"app-{name}-changelog", 0)
     bench.log.producer().append({changelog_of: [Outgoing(None, b"v", at_ms)] * count})
     return changelog_of
 
 
 def filled(bench: Bench) -> tuple[list[Any], dict[tuple[str, int], Digest]]:
-    """All kinds of stores with rows, then records without a key, then rows again; what the live stores hold."""
+    """All kinds of stores with rows, then records without a key, then rows again; returns the live stores' rows."""
     stores = four_stores(**DELETING)
     first = bench.active("live", stores=stores)
     operate(first.task(0), Random(1), 100)

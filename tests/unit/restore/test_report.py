@@ -1,4 +1,4 @@
-"""Reports: words for people, and pages that show any name as the text that it is.
+"""Reports: words for people, and pages that show any name as plain text.
 
 Rules of this file: pages are made of whole summary documents and read back by an HTML parser; no Spark is started.
 """

@@ -51,7 +51,7 @@ def at(position: int, **changes: object) -> LocalPosition:
         (None, replace(LOG, limit=60), FromBeginning(WHERE, "no-local-state", 10, 60)),
         (None, replace(LOG, limit=0), FromBeginning(WHERE, "no-local-state", 10, 10)),
         (None, replace(LOG, limit=101), FromBeginning(WHERE, "no-local-state", 10, 100)),
-        # An open transaction from 100 to 120: what was processed in it is waited for, and is not ahead of the log.
+        # An open transaction from 100 to 120: a restore waits for its processed records; they are not ahead of the log.
         (None, replace(LOG, limit=110, written=120), FromBeginning(WHERE, "no-local-state", 10, 110)),
         (None, replace(LOG, limit=130, written=120), FromBeginning(WHERE, "no-local-state", 10, 120)),
         (at(100), replace(LOG, limit=110, written=120), Resume(WHERE, "resume", 100, 110)),
@@ -68,7 +68,7 @@ def at(position: int, **changes: object) -> LocalPosition:
         (None, replace(LOG, begin=100), FromBeginning(WHERE, "no-local-state", 100, 100)),
         (at(9), BOTH, Reinitialise(WHERE, "truncated", 10, 100)),
         (at(0, rows=False), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
-        # the offset at the position was the marker of one's own last transaction
+        # the offset at the position was the marker of the task's own last transaction
         (at(8, marker=True), BOTH, Reinitialise(WHERE, "truncated", 10, 100)),
         (at(9, marker=True), LOG, Resume(WHERE, "resume", 10, 100)),
         (at(99, marker=True), replace(LOG, begin=100), Resume(WHERE, "resume", 100, 100)),
@@ -110,7 +110,7 @@ def test_position_older_than_ninety_percent_of_delete_retention_may_have_missed_
 @pytest.mark.parametrize(
     ("local", "log"),
     [
-        (at(100, at_ms=0), LOG),  # nothing was written since, so nothing was deleted
+        (at(100, at_ms=0), LOG),  # no write since, so no deletion
         (at(50, at_ms=0), replace(LOG, cleanup=DELETE, retention_ms=60_000)),
         (at(50, at_ms=0), replace(LOG, delete_retention_ms=-1)),
     ],
@@ -181,7 +181,7 @@ def test_missing_head_of_a_log_that_nothing_shortens_is_refused(local: LocalPosi
         (None, replace(KEPT_FOR_EVER, cleanup=COMPACT)),
         (at(9), replace(KEPT_FOR_EVER, retention_ms=1_000)),
         (at(9), replace(KEPT_FOR_EVER, cleanup=COMPACT | DELETE)),
-        (at(10), KEPT_FOR_EVER),  # everything that is gone was read here
+        (at(10), KEPT_FOR_EVER),  # all removed records were read here
     ],
 )
 def test_missing_head_that_is_explained_is_no_reason_to_refuse(local: LocalPosition | None, log: LogState) -> None:
@@ -196,7 +196,7 @@ def test_missing_head_that_is_explained_is_no_reason_to_refuse(local: LocalPosit
         (at(8, marker=True), LOG),
         (at(9), replace(LOG, limit=60)),
         (at(9), replace(LOG, diverged_at=5)),
-        (at(9), replace(LOG, retention_ms=1_000)),  # which means nothing to a topic that is only compacted
+        (at(9), replace(LOG, retention_ms=1_000)),  # a topic that is only compacted ignores it
     ],
 )
 def test_compacted_log_that_lost_its_head_beside_rows_that_have_not_seen_it_is_refused_until_accepted(
@@ -210,8 +210,8 @@ def test_compacted_log_that_lost_its_head_beside_rows_that_have_not_seen_it_is_r
     assert "accept_missing_history" in refused.fix
     assert isinstance(plan(local, log, accept_empty_log=True), Refuse)
     assert isinstance(plan(local, log, accept_missing_history=True), Reinitialise)
-    assert isinstance(plan(replace(local, rows=False), log), Reinitialise)  # nothing is here that could be lost
-    assert not isinstance(plan(replace(local, position=10), log), Refuse)  # all that is gone was read here
+    assert isinstance(plan(replace(local, rows=False), log), Reinitialise)  # no rows here that could be lost
+    assert not isinstance(plan(replace(local, position=10), log), Refuse)  # all removed records were read here
 
 
 def test_begin_of_a_recreated_topic_says_nothing_about_the_rows_here() -> None:

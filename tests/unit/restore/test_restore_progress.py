@@ -1,4 +1,4 @@
-"""Restore progress: rate over the window, time left, fraction, and when a restore counts as stuck.
+"""Restore progress: rate over the window, time left, fraction, and stuck restores.
 
 Rules of this file: the meter starts at offset 100, ends at 1,100, and its clock at 0, unless a test says otherwise.
 """
@@ -85,7 +85,7 @@ def test_end_may_move_while_a_restore_runs() -> None:
 def test_restore_without_movement_below_the_end_is_stuck(now_ms: int, stuck: bool) -> None:
     one = meter(stuck_ms=10_000)
     one.advance(200, records=1, bytes_=0, now_ms=1_000)
-    one.advance(200, records=0, bytes_=0, now_ms=5_000)  # a poll that brought nothing is no movement
+    one.advance(200, records=0, bytes_=0, now_ms=5_000)  # a poll without records is no movement
     assert one.snapshot(now_ms).stuck is stuck
 
 

@@ -1,4 +1,4 @@
-"""Several tasks restore together: whose rows wait, and when they are written."""
+"""Several tasks restore together: the rows that wait, and their writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Batches(sf.Listener):
 
 @pytest.fixture
 def written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Changelogs of several tasks, read 100 records of each at a time."""
+    """Changelogs of several tasks, read in rounds of 100 records of each."""
     monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_ROWS", BATCH)
     monkeypatch.setattr("standfast.restore.replay.restorer.PIECE_RECORDS", 100 * TASKS)
     bench.fill(STORES, TASKS, RECORDS)

@@ -1,4 +1,4 @@
-"""Runs of a range: the rows of a batch, within a budget, as sorted files; and what a task's stores make of them."""
+"""Runs of a range: the rows of a batch, within a budget, as sorted files; and their result in a task's stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIN = WindowStore("win", serde.string, serde.string, window_size_ms=60_000, rete
 
 
 def build(folder: Path, spec: StoreSpec, records: list[Record], **how: Any) -> list[ManifestPartition]:
-    """Runs of these records, given in pieces of ten."""
+    """Runs of these records, in pieces of ten."""
     settings: dict[str, Any] = {
         "folder": folder,
         "prefix": "p",
@@ -97,7 +97,7 @@ def test_memory_stays_within_the_budget_and_superseded_rows_do_not_count(tmp_pat
     assert sum(run.entries for run in runs) == 1_000
     again = [Record(at, at, b"k%05d" % (at % 20), b"v" * 100) for at in range(5_000)]
     assert len(build(tmp_path, KV, again, budget_bytes=40_000, prefix="q")) == 1
-    # Values of very different sizes: what is held is counted, not guessed from an average.
+    # Values of very different sizes: held bytes are counted, not guessed from an average.
     mixed = [Record(at, at, b"big%d" % at, b"v" * 5_000) for at in range(4)]
     mixed += [Record(at, at, b"small", b"v") for at in range(4, 1_000)]
     mixed += [Record(at, at, b"last%d" % at, b"v" * 5_000) for at in range(1_000, 1_010)]

@@ -1,6 +1,6 @@
 """Work side by side: order, budget, errors. No Spark; threads meet at events.
 
-Rules of this file: a thread waits for what another one does, never for a time.
+Rules of this file: a thread waits for another thread's step, never for a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spark's table of a store, without Spark: versions of a time as the store itself answers, bounded batches.
+"""Spark's table of a store, without Spark: versions at a time as the store itself returns them, bounded batches.
 
 Rules of this file: real stores; no Spark is started.
 """

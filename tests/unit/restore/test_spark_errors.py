@@ -1,4 +1,4 @@
-"""What a user is told where Spark fails or cannot be used: without Spark.
+"""Error messages where Spark fails or cannot be used: without Spark.
 
 Rules of this file: errors as Java words them; no Spark is started.
 """

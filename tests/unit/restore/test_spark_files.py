@@ -63,7 +63,7 @@ def rows_of(at_rest: StoreAtRest) -> list[tuple[object, ...]]:
 
 
 def both(bucket: Bucket, place: Place, store: str) -> tuple[StoreAtRest, list[tuple[object, ...]]]:
-    """The store as it is fetched, and the rows of the same on this machine."""
+    """The fetched store, and the rows of the same on this machine."""
     with open_place(Place("app", TaskId(0, 0), str(bucket.folder / "app/0_0")), store) as whole:
         rows = rows_of(whole)
         assert rows
@@ -119,7 +119,7 @@ def test_file_that_contradicts_the_database_is_an_error_that_names_both(bucket: 
         open_place(task, "kv", stores_in(task)["kv"].definition),
     ):
         pass
-    file.write_text(dump({name: one for name, one in stores.items() if name != "ver"}))  # one that it does not know of
+    file.write_text(dump({name: one for name, one in stores.items() if name != "ver"}))  # the file lacks that store
     with pytest.raises(InvalidRequest, match="other definitions of ver"):
         read_database(task)
 
@@ -195,7 +195,7 @@ def test_folder_of_another_user_s_making_is_refused(bucket: Bucket, task: Place,
 
 
 def test_damaged_files_say_what_they_say_of_a_directory_of_this_machine(bucket: Bucket, task: Place) -> None:
-    """Never other rows: as the directory itself, but that damage in files of other stores alone is not met."""
+    """Never other rows: as in the directory itself, but that damage in files of other stores alone is not met."""
     rng, folder = random.Random(7), bucket.folder / "app/0_0"
     local = Place("app", TaskId(0, 0), str(folder))
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}

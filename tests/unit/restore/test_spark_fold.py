@@ -1,6 +1,6 @@
-"""What Spark's tasks do with a partition, without Spark: rows of a rebuild, and the merge of a verify.
+"""The work of Spark's tasks on a partition, without Spark: rows of a rebuild, and the merge of a verify.
 
-Rules of this file: every fold is compared with what a store makes of the same records, applied in order;
+Rules of this file: every fold is compared with a store that applied the same records in order;
 differences are planted by hypothesis.
 """
 
@@ -98,7 +98,7 @@ def test_rebuilt_rows_have_the_digest_of_rows_that_were_applied(kind: str, draws
         expected = digest(live.committed_view(spec.name))
         assert digest(view_of) == expected
         assert answer["digest"] == expected.hex()
-        # Physically too: what comes later finds the same rows.
+        # Physically too: later reads and writes find the same rows.
         assert physical(taken, spec) == physical(live, spec)
         live.close()
         taken.close()

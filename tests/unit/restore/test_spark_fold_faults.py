@@ -1,7 +1,8 @@
 """Verify's merge on logs that are compacted, truncated and full of gaps, with faults planted in the store.
 
-Rules of this file: an oracle in ten lines says for each key what must be told; hypothesis makes logs, compactions as
-Kafka does them (up to an offset, tombstones after a while), truncated heads, records beyond the position, and faults.
+Rules of this file: an oracle in ten lines gives the expected verdict for each key; hypothesis makes logs, compactions
+as Kafka does them (up to an offset, tombstones after a while), truncated heads, records beyond the position, and
+faults.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def drawn(rng: random.Random) -> Case:
 
 
 def cleaned(records: list[Record], upto: int, begin: int, *, tombstones_too: bool) -> list[Record]:
-    """What a log keeps: below `upto` the last record of a key only, and nothing below `begin`."""
+    """The records that a log keeps: below `upto` the last one of each key only, and none below `begin`."""
     last = {one.key: one.offset for one in records if one.offset < upto}
     kept = []
     for one in records:
@@ -68,7 +69,7 @@ def cleaned(records: list[Record], upto: int, begin: int, *, tombstones_too: boo
 
 def expected(key: bytes, truth: Any, found: Any, records: list[Record], kept: list[Record], facts: tuple[int, int, bool]
              ) -> str | None:  # fmt: skip
-    """The verdict on a key: of `records` the log keeps `kept`; None if nothing is to be told."""
+    """The verdict on a key: of `records` the log keeps `kept`; None without a verdict to report."""
     limit, begin, expired = facts
     last = next((one for one in reversed(records) if one.key == key and one.offset < limit), None)
     known = last is not None and last in kept
@@ -101,7 +102,7 @@ def merged(stores: TaskStores, spec: StoreSpec, kept: list[Record], limit: int, 
 
 
 def told_and_wanted(case: Case) -> tuple[Outcome, dict[str, list[bytes]]]:
-    """What the merge says of a case, and keys by the verdict that they must get."""
+    """The merge's report of a case, and keys by the expected verdict."""
     spec, records, limit = SPECS[case.kind], case.records, case.limit
     kept = cleaned(records, case.cleaned_to, case.begin, tombstones_too=case.tombstones_too)
     expired = any(one.value is None and one.offset >= limit and one not in kept for one in records)

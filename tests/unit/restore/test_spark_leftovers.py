@@ -1,4 +1,4 @@
-"""Folders of rebuilds and reports after a kill: files of a run that was cut short do not refuse the next run."""
+"""Folders of rebuilds and reports after a kill: files of an interrupted run do not refuse the next run."""
 
 from __future__ import annotations
 

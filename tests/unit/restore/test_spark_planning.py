@@ -1,4 +1,4 @@
-"""What Spark's driver plans before a job, for many partitions: without Spark, and in time that grows with their number.
+"""The plan of Spark's driver before a job, for many partitions: without Spark, in time that grows with their number.
 
 Rules of this file: manifests and logs of a thousand partitions, written directly; processor time, since the machine may
 be busy.
@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def snapshot(folder: Path, topic_id: str) -> None:
-    """A folder with nothing but a manifest of many files."""
+    """A folder with only a manifest of many files."""
     sha256 = hashlib.sha256().hexdigest()
 
     def part(number: int) -> ManifestPartition:

@@ -1,6 +1,6 @@
 """A partition in parts, without Spark: rows, counts and verdicts are those of the partition as a whole.
 
-Rules of this file: records, pieces and keys are drawn by hypothesis; what a bucket gets is what Spark's shuffle and
+Rules of this file: records, pieces and keys are drawn by hypothesis; a bucket gets the records that Spark's shuffle and
 sort would give it (`spark_folds`). Both sides run the same code of tasks, one with the partition whole.
 """
 
@@ -61,7 +61,7 @@ def content(folder: Path, spec: StoreSpec, answer: dict[str, Any]) -> dict[str, 
 def worked(
     shape: StoreShape, pieces: list[list[Record]], store: Any, folder: Path
 ) -> tuple[dict[str, Any], Outcome, list[Any]]:
-    """What tasks that rebuild and compare in one pass say of a partition, its buckets added up."""
+    """The report of tasks that rebuild and compare a partition in one pass, its buckets added up."""
     job = RebuildJob(shape, str(folder), "0" * 12, file_bytes=1, read_back=True)
     answers, looks, found = [], [], []
     split = shape.splits.get(0)
@@ -97,7 +97,7 @@ def test_partition_in_parts_has_the_rows_counts_and_verdicts_of_the_whole(
         folder = Path(name)
         for one in ("whole", "parts"):
             (folder / one).mkdir()
-        # A store that is not all of what the log says: rows are missing, extra and different.
+        # A store that differs from the log: rows are missing, extra and different.
         rng = random.Random(seed)
         kept = [one for one in records if one.offset < limit and rng.random() < 0.9]
         store = applied(folder / "live", spec, [*kept, *(one for one in records if rng.random() < 0.05)])

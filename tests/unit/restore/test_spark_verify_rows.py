@@ -1,4 +1,4 @@
-"""What a task of a verify keeps and tells the driver, without Spark: bounded, and without values unless asked.
+"""Differences that a verify task keeps and sends to the driver, without Spark: bounded, by default without values.
 
 Rules of this file: Arrow batches and stores in memory; no Spark is started.
 """

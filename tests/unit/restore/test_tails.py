@@ -1,4 +1,4 @@
-"""How a restore ends, or does not begin: every shape of a log's tail that the embedded log can make.
+"""Ends and refusals of a restore: every shape of a log's tail that the embedded log can make.
 
 The shapes of row C3 that only transactions of Kafka make (markers, aborted records) belong to the tests of that log.
 """
@@ -134,7 +134,7 @@ def test_empty_log_beside_local_rows_is_refused_until_accepted(bench: Bench) -> 
     assert error.value.reason == "log-empty"
     refused.close()
     view = bench.session(stores=STORES, take_over=False)
-    with pytest.raises(sf.StateLost):  # and nothing was changed by refusing
+    with pytest.raises(sf.StateLost):  # and the refusal changed nothing
         view.assign(active=[0])
     view.close()
     accepted = bench.active(stores=STORES, accept_empty_log=True)

@@ -1,7 +1,7 @@
 """Verify: a store against its changelog, folded to the store's position.
 
-Rules of this file: real sessions on the embedded log and RocksDB; what is wrong is planted into the RocksDB of a closed
-task, as a fault of the machine would put it there.
+Rules of this file: real sessions on the embedded log and RocksDB; faults are planted into the RocksDB of a closed task,
+as a fault of the machine would be.
 """
 
 from __future__ import annotations

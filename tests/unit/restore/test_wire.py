@@ -1,4 +1,4 @@
-"""Bytes of manifests and of lines between processes, as earlier versions wrote them; and bytes that are none."""
+"""Bytes of manifests and of lines between processes, as earlier versions wrote them; and invalid bytes."""
 
 from __future__ import annotations
 

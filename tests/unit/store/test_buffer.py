@@ -34,7 +34,7 @@ def test_pending_rows_are_a_sorted_range_also_after_more_puts(
     buffer = WriteBuffer()
     rows: dict[bytes, bytes | None] = {}
     for number, (family, key, row) in enumerate(puts):
-        if number == scanned_at:  # sorts what is there; later keys must be sorted in
+        if number == scanned_at:  # sorts the present keys; later keys must be sorted in
             buffer.pending("a", None, None, reverse=False)
         buffer.put(family, key, row)
         if family == "a":

@@ -1,4 +1,4 @@
-"""A child process and the process that started it: what each learns when the other hangs, floods it or dies.
+"""A child process and its parent: the view of each when the other hangs, floods it or dies.
 
 Rules of this file: real processes, really killed. Silence is judged by the test's own clock.
 """
@@ -58,7 +58,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def told(child: Child, wanted: str) -> list[dict[str, Any]]:
-    """Answers up to one that has this name."""
+    """Answers up to one with this name."""
     found: list[dict[str, Any]] = []
     wait_for(lambda: any(wanted in one for one in hear(child, found)), WAIT_S)
     return found
@@ -70,7 +70,7 @@ def hear(child: Child, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ended(child: Child, found: list[dict[str, Any]] | None = None) -> str:
-    """How it ended, once it has."""
+    """The exit, once the child has ended."""
     wait_for(lambda: hear(child, [] if found is None else found) is not None and child.ended is not None, WAIT_S)
     return str(child.ended)
 
@@ -138,7 +138,7 @@ def test_killed_child_is_an_end_after_what_it_had_said(start: Start) -> None:
     order(child, "kill")
     assert ended(child, found) == "signal 9"
     assert [one["number"] for one in found] == [1]
-    order(child, "echo")  # is for nobody, and no error
+    order(child, "echo")  # has no receiver, and is no error
 
 
 def test_kill_returns_what_the_child_had_said(start: Start) -> None:
@@ -252,7 +252,7 @@ def test_program_that_cannot_be_started_is_an_oserror(start: Start, monkeypatch:
 def test_child_ends_with_its_parent_and_lets_go_of_the_lent_lock(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """It is at work, and a forked process keeps the ends of its pipes: only the parent's own end tells it."""
+    """It is at work, and a forked process keeps the ends of its pipes: only the parent's own end shows it."""
     command = [sys.executable, "-P", "-m", MODULE, "parent", str(tmp_path / "lock")]
     forked = None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
@@ -283,7 +283,7 @@ def _readable(child: Child) -> bool:
 
 
 def _free(path: Path) -> bool:
-    """Whether nobody has the lock of the file."""
+    """Whether no process has the lock of the file."""
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -293,7 +293,7 @@ def _free(path: Path) -> bool:
 
 
 def _gone(pid: int) -> bool:
-    """Whether the process has ended, also if nobody has waited for it."""
+    """Whether the process has ended, also if no parent has waited for it."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):

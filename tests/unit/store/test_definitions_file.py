@@ -1,4 +1,4 @@
-"""The file of definitions beside a task's database: always the database's own, or not there."""
+"""The file of definitions beside a task's database: always the database's own, or absent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Open = Callable[..., TaskStores]
 
 
 def beside(path: Path) -> dict[str, Any] | None:
-    """What the file says, after a look that the database says the same."""
+    """The definitions in the file, after a check that the database has the same."""
     with at_rest.open_task(path) as engine:
         kept = at_rest.definitions_of(engine, str(path))
     file = path / STORES_FILE

@@ -1,4 +1,4 @@
-"""The guard of disk space in sessions and at the data door, on real small disks, without processes."""
+"""The guard of disk space in sessions and at the RESP server, on real small disks, without processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def guard_of(path: Path, floor_bytes: int = FLOOR) -> DiskGuard:
 
 @contextmanager
 def desk_on(root: Path, clock: ManualClock, **settings: Any) -> Iterator[Desk]:
-    """A data door over a session whose state and log are on this disk."""
+    """A RESP server over a session whose state and log are on this disk."""
     with open_session(root, clock, **{"memory_bytes": 4 * MIB, "disk_floor_bytes": FLOOR, **settings}) as session:
         session.assign(active=[0])
         session.wait_ready(TIMEOUT_S)
@@ -128,7 +128,7 @@ def test_without_a_floor_nothing_is_refused(small_disk: Mount) -> None:
     assert guard.free_bytes == 0 and not guard.full
 
 
-# -- the data door ----------------------------------------------------------------------------------------------------
+# -- the RESP server --------------------------------------------------------------------------------------------------
 
 WRITES: list[tuple[Any, ...]] = [
     ("SET", "k", "v"),
@@ -381,7 +381,7 @@ def test_a_standby_waits_at_the_floor_and_catches_up(small_disk: Mount, tmp_path
 
 
 def test_request_that_meets_a_task_whose_commit_is_in_doubt_is_not_in_doubt_itself(bench: Bench) -> None:
-    """It was answered -UNKNOWN with the commit's own error, until the task was open again: a read as well."""
+    """The reply was -UNKNOWN with the commit's own error, until the task was reopened: for a read as well."""
     task = bench.active().task(0)
     task.fail(sf.CommitUnknown("log x: whether the last transaction is in it is not known"))
     answer = failure_of(task)

@@ -1,4 +1,4 @@
-"""What the machine refuses: no file descriptors, a state directory that cannot be, an instance id that is none."""
+"""Refusals of the machine: no file descriptors, an impossible state directory, an invalid instance id."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_file_at_the_place_of_the_state_directory_is_named(tmp_path: Path, below
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system that is mounted read-only; where nothing may be mounted, a folder of mode 0500."""
+    """A folder on a file system that is mounted read-only; where mounting is impossible, a folder of mode 0500."""
     folder = tmp_path / "mounted"
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -91,7 +91,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 def test_read_only_state_directory_says_what_to_do(read_only: Path, tmp_path: Path) -> None:
     if os.geteuid() == 0 and not os.statvfs(read_only).f_flag & os.ST_RDONLY:
-        read_only.chmod(0o700)  # root may write wherever nothing is mounted: nothing to see here
+        read_only.chmod(0o700)  # root may write wherever no file system is mounted: no refusal to see here
         return
     with pytest.raises(sf.InvalidRequest, match=r"mounted.*(mounted read-only: mount it for writing|chown)"):
         session(read_only / "state", tmp_path)

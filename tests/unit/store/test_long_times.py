@@ -1,4 +1,4 @@
-"""Values at the edges as Kafka Streams has them: ends beyond 2**63-1, a history of 0, sessions over a range of keys."""
+"""Values at the edges as in Kafka Streams: ends beyond 2**63-1, a history of 0, sessions over a range of keys."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_history_of_0_tells_the_latest_version_only_and_refuses_what_is_older(op
     assert store.get("a", as_of=19) is None
     assert store.get("a", as_of=20) == store.get("a", as_of=1_000) == store.get("a")
     assert store.put("b", "1", 30) == sf.VALID_TO_UNDEFINED
-    assert store.get("a", as_of=25) == store.get("a")  # the latest is told at any time that it is valid at
+    assert store.get("a", as_of=25) == store.get("a")  # the latest is returned at any time at which it is valid
     assert store.get("a", as_of=19) is None
     assert store.delete("a", 30) == sf.VersionedRecord("2", 20, sf.VALID_TO_UNDEFINED)
     assert store.get("a") is None

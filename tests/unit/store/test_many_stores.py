@@ -1,4 +1,4 @@
-"""A task of many stores opens in time and writes that grow as their number, not as its square."""
+"""A task of many stores opens in time, and its writes grow as their number, not as its square."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROWTH_MAX = 6  # four times as many stores; one file of settings for each new s
 
 
 def bytes_written() -> int:
-    """What this process gave to the operating system to write, so far."""
+    """Bytes that this process has given to the operating system to write."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return int(dict(line.split(": ") for line in lines)["wchar"])
 

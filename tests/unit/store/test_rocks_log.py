@@ -1,4 +1,4 @@
-"""RocksDB's own log costs neither memory for each segment of time nor more than its bound of the disk."""
+"""RocksDB's own log takes neither memory for each segment of time nor more than its bound of the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 FAMILIES = 120
 GROWTH_MAX_MIB = 2.0
-# Families come and go as the segments of a window store do; the first ones warm everything up.
+# Families come and go as the segments of a window store do; the first ones warm all caches up.
 SEGMENTS = f"""
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sorted files and what they become in a database."""
+"""Sorted files, and their rows in a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Savepoints: what a rollback leaves is, to the order of its entries, what was there before."""
+"""Savepoints: a rollback leaves the earlier content, to the order of its entries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def carry_out(buffer: WriteBuffer, outside: dict[bytes, Any], steps: list[tuple[
 
 
 def content(buffer: WriteBuffer) -> Any:
-    """Everything that a commit or a read would see, in order."""
+    """The whole content for a commit or a read, in order."""
     rows = [(family, list(found.items())) for family, found in buffer.rows.items()]
     scans = [buffer.pending(family, None, None, reverse=False) for family in buffer.rows]
     return rows, scans, [(name, list(found.items())) for name, found in buffer.changes.items()], buffer.size_bytes
@@ -108,7 +108,7 @@ def test_undo_functions_run_from_the_latest_to_the_first_and_only_once() -> None
 def test_inner_savepoint_ends_by_itself_and_the_outer_one_undoes_all_of_it(
     first: list[Any], before: list[Any], inner: list[Any], after: list[Any], keep_inner: bool, keep_outer: bool
 ) -> None:
-    """Of what is kept, everything is as if the rest had never been written."""
+    """Kept changes stand as if the others had never been written."""
     buffer, outside = WriteBuffer(), dict[bytes, Any]()
     other, others = WriteBuffer(), dict[bytes, Any]()
     for steps, kept in ((first, True), (before, keep_outer), (inner, keep_inner and keep_outer), (after, keep_outer)):
@@ -194,7 +194,7 @@ def _write_early(task: TaskStores) -> None:
 def _write_late(task: TaskStores) -> None:
     task.store("kv").delete("a")
     task.store("kv").put("b", "2", 2)
-    task.store("win").put("a", "2", 10_000_000, 1)  # hides everything before
+    task.store("win").put("a", "2", 10_000_000, 1)  # hides all earlier rows
     task.store("ses").remove("a", 1, 2)
     task.store("ses").put("a", 1, 10_000_000, "2")
     task.store("ver").put("a", "2", 10_000_000)

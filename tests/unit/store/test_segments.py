@@ -1,4 +1,4 @@
-"""Segments of time: lengths and liveness as Kafka Streams has them, and family names."""
+"""Segments of time: lengths and liveness as in Kafka Streams, and family names."""
 
 from __future__ import annotations
 

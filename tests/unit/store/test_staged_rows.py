@@ -1,4 +1,4 @@
-"""Changelog records that are staged piece by piece and written at once: the same rows as in one piece, or nothing."""
+"""Changelog records that are staged piece by piece and written at once: the same rows as in one piece, or none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from standfast.store.task.task_stores import TaskStores
 from support.stores import MINUTE_MS, Open, at, keyvalue, session, versioned, window
 
 RECORDS = 400
-# How a store's changelog names a row of this key at this time.
+# The key by which a store's changelog names a row of this key at this time.
 KEYS: dict[str, Callable[[bytes, int], bytes]] = {
     "kv": lambda key, time_ms: key,
     "win": lambda key, time_ms: window_key.pack(key, time_ms, 0),

@@ -1,4 +1,4 @@
-"""The state directory: its owner, its markers, what is set aside; foreign ones are refused and stay untouched."""
+"""The state directory: its owner, its markers, set-aside parts; foreign ones are refused and stay untouched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds what the test's parameter says, until the test ends or kills it."""
+    """Another process that holds the parameter's lock, until the test ends or kills it."""
     command = [sys.executable, "-c", request.param, str(tmp_path / "0_0" if request.param == HOLD_TASK else tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

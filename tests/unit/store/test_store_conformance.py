@@ -19,7 +19,7 @@ OPERATIONS = 400
 
 
 class Side:
-    """A task of one side; `take_again` closes everything and opens it anew, from what was committed."""
+    """A task of one side; `take_again` closes everything and reopens it, from the committed state."""
 
     def __init__(self, open_client: Callable[[], Any]) -> None:
         self._open = open_client

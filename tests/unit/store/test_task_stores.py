@@ -194,7 +194,7 @@ def test_an_engine_switch_starts_from_the_log_both_ways(open_task: Open) -> None
 def test_a_failed_write_poisons_the_task_until_it_is_opened_again(open_task: Open) -> None:
     task = open_task(keyvalue())
     task.store("kv").put("a", "1")
-    task.engine.close()  # the database goes away under the task
+    task.engine.close()  # the database is closed under the task
     with pytest.raises(Closed):
         task.commit(at(1))
     for write in (lambda: task.commit(at(1)), lambda: task.apply({}, at(1))):
@@ -325,7 +325,7 @@ def test_a_write_beyond_twice_the_bound_is_refused_and_changes_nothing(open_task
 def test_put_all_sets_all_or_none_also_into_an_empty_buffer(open_task: Open) -> None:
     task = open_task(keyvalue(), buffer_bytes=1_000)
     kv = task.store("kv")
-    kv.put_all((f"k{number}", "v" * 400) for number in range(9))  # any one write fits into an empty buffer
+    kv.put_all((f"k{number}", "v" * 400) for number in range(9))  # any single write fits into an empty buffer
     assert len(list(kv.all())) == 9
     with pytest.raises(Backpressure):
         kv.put_all([("a", "b"), ("c", "d")])

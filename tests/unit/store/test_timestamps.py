@@ -1,4 +1,4 @@
-"""Timestamps that a log refuses are refused where they are given: at a put or a send, never at the commit.
+"""Timestamps that a log refuses are refused at their put or send, never at the commit.
 
 Rules of this file: the least timestamp is that of the log. A session on the embedded log whose limits say 1 stands for
 Kafka; test_kafka_bad_input.py has the real one.
@@ -64,7 +64,7 @@ def test_timestamp_beyond_the_bound_is_refused_and_costs_no_commit(
     task.commit({SRC: 1})
     assert contents(session) == [[("k", "kept")], [], [], []]
     assert task.store("ver").rows.observed_ms == task.store("win").rows.observed_ms == -1
-    PUTS[put](task, TIMESTAMP_MAX_MS)  # the last one that is taken
+    PUTS[put](task, TIMESTAMP_MAX_MS)  # the last accepted one
     task.commit({SRC: 2})
     assert task.source_offsets() == {SRC: 2}
 

@@ -1,6 +1,6 @@
 """Rows of an older segment survive SIGKILL, though newer segments were committed long after them.
 
-Kafka Streams 4.3.1 loses them: each segment is a database without WAL, and the newest one's offset is trusted. Here
+Kafka Streams 4.3.1 loses them: each segment is a database without WAL, and it trusts the newest one's offset. Here
 1,000 rows go to one segment, then 60,000 rows of 1 kB to the next, with commits all along, and the process is killed.
 """
 

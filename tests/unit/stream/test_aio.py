@@ -1,4 +1,4 @@
-"""The asyncio face of the session does what the session does."""
+"""The asyncio session behaves as the session does."""
 
 from __future__ import annotations
 

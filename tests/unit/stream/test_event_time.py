@@ -1,4 +1,4 @@
-"""Event time in use: what a watermark brings and in which order, late records, idleness, and what a task passes on."""
+"""Event time in use: effects of a watermark and their order, late records, idleness, and a task's own watermarks."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_downstream_task_that_alone_began_again_learns_who_is_idle(bench: Bench)
     one.commit()
     again = one.runner(1, 0)
     assert again is not downstream
-    assert again.status().watermark_waits_for == "app-x-repartition/0@0_1"  # it does not know yet that 0_1 is idle
+    assert again.status().watermark_waits_for == "app-x-repartition/0@0_1"  # it has not yet read that 0_1 is idle
     bench.clock.advance(REPEAT_MS)
     write(bench, "in", ("k", "1", 200))
     one.run()

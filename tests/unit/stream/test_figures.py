@@ -1,4 +1,4 @@
-"""Figures that are read by a thread: those of now, or the last ones with their age while a reading does not end."""
+"""Figures read by a thread: the present ones, or the last ones with their age while a reading does not end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_S = 20.0
 
 
 class Source:
-    """Counts its readings, and keeps one waiting if it is told to."""
+    """Counts its readings, and holds one back on a test's command."""
 
     def __init__(self) -> None:
         self.readings = 0
@@ -50,7 +50,7 @@ def test_while_a_reading_hangs_the_last_figures_are_given_with_their_age(source:
     clock.advance(5_000)
     assert figures.take(0.01) == (1, 5_000)
     clock.advance(1_000)
-    # It is on its way for longer than the call would wait: nobody waits, and no second reading is begun.
+    # It takes longer than a call would wait: no caller waits, and no second reading begins.
     assert figures.take(1.0) == (1, 6_000)
     assert source.readings == 2
     source.go_on.set()

@@ -1,4 +1,4 @@
-"""The fluent layer: every step, what goes through a topic, and joins of a stream with a table."""
+"""The fluent layer: every step, topics between steps, and joins of a stream with a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[[Stream], Any]
 
 
 def through(drive: Drive, step: Step, *records: tuple[Any, Any, int], **given: Any) -> list[sf.Record]:
-    """What comes out of one step."""
+    """The results of one step."""
     app = sf.App("app", **given)
     step(app.stream("in")).to("out")
     driver = drive(app)
@@ -160,7 +160,7 @@ def test_serdes_of_the_source_serve_until_a_step_changes_the_type(drive: Drive) 
     assert [driver.read(topic)[0][:2] for topic in ("same", "mapped", "default")] == [(1, 2), (1, 3), ("1", [2])]
 
 
-# --- what goes through a topic ---
+# --- topics between steps ---
 
 
 def internal(app: sf.App) -> list[str]:

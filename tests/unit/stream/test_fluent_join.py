@@ -1,4 +1,4 @@
-"""Tables, and joins of a stream with a table: which value is met, null keys and values, order by timestamps."""
+"""Tables, and joins of a stream with a table: the joined value, null keys and values, order by timestamps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_join_gives_the_tables_value_of_that_moment(drive: Drive) -> None:
     driver.pipe("prices", "a", 10, 1)
     driver.pipe("orders", "a", 1, 2)
     driver.pipe("prices", "a", 20, 3)
-    assert values(driver) == [[1, 10]]  # the table alone brings forth nothing
+    assert values(driver) == [[1, 10]]  # the table alone gives no result
     driver.pipe("orders", "a", 2, 4)
     assert values(driver) == [[2, 20]]
 

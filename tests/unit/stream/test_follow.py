@@ -1,4 +1,4 @@
-"""Placement `group` without a consumer: the caller says what is active, standbys follow from the group's members."""
+"""Placement `group` without a consumer: the caller assigns the actives, standbys follow from the group's members."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_task_that_its_last_owner_gave_up_is_opened_where_the_group_wants_it(ben
     rounds(bench, first, second, thief)
     assert roles(first)[0] == [0]
     first.wait_ready(30)
-    # No consumer gives its records again, so the caller has to show that it knows what it lost.
+    # No consumer gives its records again, so the caller has to acknowledge its loss.
     with pytest.raises(sf.Fenced):
         put(first, 0, "k", 1)
     first.reopen(0)
@@ -127,7 +127,7 @@ def test_uncommitted_changes_of_a_partition_that_left_are_forgotten(bench: Bench
     first.on_revoke(None, source(0))
     with pytest.raises(sf.InvalidRequest, match="partition 0 is not assigned"):
         first.task(0)
-    first.commit({("in", 0): 2, ("in", 1): 1})  # what is left of the batch: its offset counts no more
+    first.commit({("in", 0): 2, ("in", 1): 1})  # the rest of the batch: its offset counts no more
     first.on_assign(None, source(0))
     first.wait_ready(30)
     assert first.task(0).source_offsets() == {TopicPartition("in", 0): 1}

@@ -1,4 +1,4 @@
-"""A program whose task cannot go on ends with the reason, after the others have committed, and is heard until then."""
+"""A program whose task cannot go on ends with the reason, after the others have committed, and reports until then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN_S = 60
 
 
 def retry(bench: Bench, one: Running, rounds: int, error: type[Exception]) -> Exception:
-    """Run until the loop raises, with its clock moved past each delay; the error it raises."""
+    """Run until the loop raises, with its clock moved past each delay; returns the error."""
     for _ in range(rounds):
         try:
             one.run()
@@ -197,7 +197,7 @@ def test_error_of_closing_does_not_take_the_place_of_the_reason(tmp_path: Path) 
 
 
 def test_changed_definition_is_raised_as_what_it_is(tmp_path: Path) -> None:
-    """By the call that comes next, and by app.run(), not as Unavailable, which is tried again for ever."""
+    """The next call and app.run() raise it, not as Unavailable, which is retried for ever."""
     address = f"sqlite:///{tmp_path}/log"
     log = sf.open_log(address)
     log.admin.create_topic("in", 1, sf.TopicPolicy())
@@ -229,7 +229,7 @@ def test_error_of_background_work_keeps_its_kind_at_every_call(bench: Bench) -> 
     assert len(depths) == 1  # it does not grow with each call
 
 
-# --- what a program prints ---
+# --- the output of a program ---
 
 PROGRAM = """
     import logging, sys
@@ -263,7 +263,7 @@ CAUGHT = """
 
 
 def program(folder: Path, *, setup: str = "", run: str = "app.run()") -> subprocess.CompletedProcess[str]:
-    """A program of a user, as a process of its own."""
+    """A user's program, as a process of its own."""
     text = textwrap.dedent(PROGRAM).format(folder=folder, setup=setup, run=textwrap.dedent(run))
     return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=RUN_S, check=False)
 

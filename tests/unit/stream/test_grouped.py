@@ -1,4 +1,4 @@
-"""What a windowed or plain aggregation needs of its store, and what is refused where it is declared."""
+"""Requirements of a windowed or plain aggregation on its store, and refusals at its declaration."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_statistics_name_tasks_by_group_and_partition(bench: Bench) -> None:
     assert [(store.store, store.partition) for store in statistics.tasks[4].stores] == [("totals", 1)]
 
 
-# -- what a task's commit keeps, and what it sends ---------------------------------------------------------------------
+# -- kept times and sent records of a task's commit --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
@@ -272,7 +272,7 @@ def test_a_commit_after_which_nothing_changed_does_nothing(bench: Bench) -> None
     task.commit({})
     assert heard == [{TopicPartition("src", 0): 1}]
     first.close()
-    bench.active(listeners=[Ears()]).task(0).commit()  # what was read back is no change
+    bench.active(listeners=[Ears()]).task(0).commit()  # restored rows are no change
     assert len(heard) == 1
 
 

@@ -1,4 +1,4 @@
-"""What an application keeps between runs is found again when a step is added, or the start says that it is not."""
+"""An application's kept state is found again when a step is added, or the start reports that it is not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_timers_of_an_unnamed_step_are_there_when_a_step_was_added_before_it(ben
 
 
 def test_timers_kept_under_a_counted_name_are_refused_until_the_step_is_named_so(bench: Bench) -> None:
-    set_a_timer(bench, timed(name="Timed-1"))  # as an unnamed step was called when one step stood before it
+    set_a_timer(bench, timed(name="Timed-1"))  # the earlier name of an unnamed step behind one other step
     with pytest.raises(
         sf.BadConfig, match=r"'Timed': its timers would begin empty, .* app-Timed-1-timers-changelog: .*name='Timed-1'"
     ):
@@ -227,7 +227,7 @@ def test_join_that_would_share_the_topic_of_another_step_is_refused() -> None:
         stream.join(table, lambda value, found: found, name="by-place")
 
 
-# --- what is left ---
+# --- leftovers ---
 
 
 def test_store_that_no_processor_claims_any_more_is_reported_at_the_start(
@@ -308,7 +308,7 @@ def test_source_that_is_added_first_loses_no_state_and_takes_over_no_clock(
     assert other.app.drops.total == 0
     other.close()
     write(bench, "in", ("a", "1", 5_000_000))
-    back = Running(bench, numbered(before=False), stores=stores, watermark_interval_ms=0)  # the number is given back
+    back = Running(bench, numbered(before=False), stores=stores, watermark_interval_ms=0)  # it is number 0 again
     write(bench, "in", ("a", "1", 5_000_001))
     back.run()
     back.commit()

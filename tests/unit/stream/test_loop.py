@@ -21,7 +21,7 @@ STORES = [sf.KeyValueStore("count", sf.serde.string, sf.serde.int64)]
 
 
 class Count(sf.Processor):
-    """Counts records by key; asks for a commit at key "commit", fails at key "fail"."""
+    """Counts records by key; requests a commit at key "commit", fails at key "fail"."""
 
     closed = 0
 
@@ -110,7 +110,7 @@ def test_commit_asked_for_by_a_processor_follows_the_current_record(bench: Bench
 
 def test_full_buffer_commits_after_the_current_record(bench: Bench) -> None:
     feed(bench, [f"key-{number}" for number in range(2_000)])
-    session, loop = Running(bench, cache_max_bytes=1)  # raised to the smallest cache there is
+    session, loop = Running(bench, cache_max_bytes=1)  # raised to the smallest cache size
     while loop.poll_once():
         pass
     assert session.counters.commits["committed"] >= 3

@@ -1,4 +1,4 @@
-"""The loop and tasks that fail: restart strategies, others go on, what is whose failure."""
+"""The loop and tasks that fail: restart strategies, other tasks go on, the owner of a failure."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_task_that_the_session_closed_meanwhile_is_no_failure_of_the_task(bench:
 
 
 def test_task_whose_commit_may_have_happened_is_opened_again_as_soon_as_the_log_answers(bench: Bench) -> None:
-    """Its error was another than the one that the loop met, which took it for a task that somebody else had closed."""
+    """Its error differed from the loop's, which took the task for one that another caller had closed."""
     create(bench, 1, "in")
     write(bench, "in", ("a", "1", 1))
     seen = Seen()
@@ -215,7 +215,7 @@ def test_task_whose_commit_may_have_happened_is_opened_again_as_soon_as_the_log_
 
 @contextmanager
 def _offsets_that_meet_no_answer(one: Running) -> Iterator[None]:
-    """The log takes the changes of a commit, and does not answer when its source offsets follow."""
+    """The log takes the changes of a commit, and does not reply when its source offsets follow."""
     group = one.session.task(0)._group
 
     def unanswered(*_: object) -> None:

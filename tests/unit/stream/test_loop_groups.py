@@ -168,7 +168,7 @@ def test_instance_that_dies_is_replaced_and_nothing_is_lost_or_doubled(bench: Be
     one.commit()
     bench.settle(one.session, other.session)
     write(bench, "in", *(("k", "1", number) for number in range(5)))
-    one.run()  # and no commit
+    one.run()  # without a commit
     one.close()
     bench.settle(other.session)
     other.run()

@@ -1,4 +1,4 @@
-"""What the loop does with tasks that another instance took over while this one stood still.
+"""The loop with tasks that another instance took over while this one stalled.
 
 Rules of this file: two instances on one log, driven by hand; a clock that only the test moves runs the lease out.
 """
@@ -54,7 +54,7 @@ def feed(bench: Bench, count: int) -> None:
 
 
 def taken_over(bench: Bench) -> tuple[Instance, Instance]:
-    """The first instance stood still, the second has its tasks, and went on to the end of the input."""
+    """The first instance stalled, the second has its tasks, and went on to the end of the input."""
     feed(bench, 5)
     first = start(bench, "a")
     first.work()
@@ -69,7 +69,7 @@ def taken_over(bench: Bench) -> tuple[Instance, Instance]:
 def test_task_whose_next_record_was_purged_by_its_new_owner_is_given_up(bench: Bench) -> None:
     first, second = taken_over(bench)
     bench.log.admin.delete_records({MIDDLE: second.session.task(TaskId(1, 0)).source_offsets()[MIDDLE]})
-    first.loop.poll_once()  # the fetch finds nothing where it stands
+    first.loop.poll_once()  # the fetch finds no record at its position
     bench.clock.advance(20)
     first.loop.poll_once()
     first.work()

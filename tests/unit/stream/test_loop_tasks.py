@@ -1,4 +1,4 @@
-"""The loop over several tasks: which record comes next, fairness, full inputs, pause and stop."""
+"""The loop over several tasks: the choice of the next record, fairness, full inputs, pause and stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 COUNT = sf.KeyValueStore("count", TEXT, INT)
 
 
-# --- which record comes next ---
+# --- the next record ---
 
 
 @pytest.mark.parametrize("fetched", [1, 2, 3, 7, 1_000])
@@ -48,7 +48,7 @@ def test_input_that_is_not_at_its_end_is_waited_for(bench: Bench, monkeypatch: p
     write(bench, "b", *((f"b{stamp}", "1", stamp) for stamp in (6, 3)))
     monkeypatch.setattr(loops, "FETCH_RECORDS_MAX", 1)
     one.loop.poll_once()
-    assert seen.keys == []  # one record was fetched; the other input has not been looked at
+    assert seen.keys == []  # one record was fetched; the other input has not been read yet
     for _ in range(5):
         one.loop.poll_once()
     assert seen.keys == ["a5", "b6", "b3"]
@@ -105,7 +105,7 @@ def test_reader_pauses_an_input_that_runs_full_and_resumes_it(bench: Bench, monk
         held.append(bool(one.loop._held))
     assert max(waiting) <= 20 + 15
     assert held[0] is False
-    assert held.count(True) >= 2  # and resumed, or nothing below could be
+    assert held.count(True) >= 2  # and resumed, or the checks below would fail
     assert len(seen.keys) == 100
     assert seen.keys == [key for key, _, _ in keys("k", 100)]
 
@@ -173,7 +173,7 @@ def real_app(bench: Bench, make: Callable[[sf.App], None], **given: Any) -> sf.A
 
 
 class NoticedClock(SystemClock):
-    """Tells when the loop lies down, and for how long."""
+    """Signals when the loop sleeps, and for how long."""
 
     def __init__(self) -> None:
         self.slept: dict[float, threading.Event] = defaultdict(threading.Event)
@@ -187,7 +187,7 @@ class NoticedClock(SystemClock):
 
 @pytest.fixture
 def shut_wait_ms(monkeypatch: pytest.MonkeyPatch) -> float:
-    """How long a paused loop lies down; no wait for records is ever so long."""
+    """The sleep of a paused loop; no wait for records has this length."""
     monkeypatch.setattr(loops, "SHUT_WAIT_MS", 0.5)
     return 0.5
 
@@ -221,7 +221,7 @@ def test_stop_ends_the_run_from_a_wait_within_a_deadline_and_commits(bench: Benc
     with Stopped(app) as run:
         assert arrived.wait(30)
         clock.any.clear()
-        assert clock.any.wait(30)  # nothing is left: it waits for records
+        assert clock.any.wait(30)  # no record is left: it waits for new ones
         app.stop()
         run.thread.join(5)
         assert not run.thread.is_alive()

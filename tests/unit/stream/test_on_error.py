@@ -1,4 +1,4 @@
-"""`on_error` of a source or a step covers all that a record causes: held and final results, topics, timers."""
+"""`on_error` of a source or a step covers all effects of a record: held and final results, topics, timers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_held_result_that_fails_is_left_out_by_itself_and_the_others_go_on(drive
     driver.commit()
     assert came(driver) == [("a", 1), ("b", 1)]
     assert app.drops.counts == {"result": 1}
-    assert dict(driver.store("seen").all()) == {"a": 1, "b": 1, "bad": 2}  # what was counted was counted
+    assert dict(driver.store("seen").all()) == {"a": 1, "b": 1, "bad": 2}  # counted records stay counted
     pipe(driver, "a", "bad")
     driver.commit()
     assert came(driver) == [("a", 2)]
@@ -164,7 +164,7 @@ def test_final_result_counts_once_though_the_record_that_closed_its_window_fails
     driver = drive(app)
     pipe(driver, "bad", "a")
     pipe(driver, "closer", stamp=70)
-    assert (came(driver), app.drops.counts) == ([], {"process": 1})  # the closing was taken back with its record
+    assert (came(driver), app.drops.counts) == ([], {"process": 1})  # the closing was rolled back with its record
     assert [letter.key for letter in driver.read("bad")] == [b"closer"]
     pipe(driver, "next", stamp=71)
     assert came(driver) == [("a", 1)]
@@ -182,7 +182,7 @@ def unreadable(raw: bytes) -> Any:
     return JSON.deserialize(raw)
 
 
-PICKY = sf.serde.Serde("picky", JSON.serialize, unreadable)  # it reads not all that it writes
+PICKY = sf.serde.Serde("picky", JSON.serialize, unreadable)  # it cannot read all that it writes
 
 
 @pytest.mark.parametrize("caching", [True, False])

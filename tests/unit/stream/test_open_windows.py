@@ -1,4 +1,4 @@
-"""The index of open windows against a plain set, with limits so small that it must let go all the time."""
+"""The index of open windows against a plain set, with limits so small that it drops entries all the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = st.lists(
 
 
 def take_all(index: OpenWindows, through: int, stored: set[Entry]) -> list[Entry]:
-    """What final results do: take, and refill from the store while that may hold more."""
+    """Act as final results do: take, and refill from the store while that may hold more."""
     taken = []
     while True:
         taken += index.take(through)

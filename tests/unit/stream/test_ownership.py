@@ -1,7 +1,7 @@
-"""A task that another instance took over: every call says so, until the caller names the partition again.
+"""A task that another instance took over: every call raises that, until the caller assigns the partition again.
 
-Rules of this file: two real instances on one log. The pure part is tried at its edges; the sessions show that no way
-leads around it.
+Rules of this file: two real instances on one log. The pure part is tested at its edges; the sessions show that no call
+bypasses it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def sources(*partitions: int) -> list[TopicPartition]:
 
 
 def notice(bench: Bench, session: sf.Session) -> None:
-    """The session looks at the group, and closes what is another's."""
+    """The session reads the group, and closes tasks of other owners."""
     bench.clock.advance(200)
     session.poll_once()
     session.poll_once()
 
 
 def lost(bench: Bench, *, partitions: tuple[int, ...] = (0,), **settings: Any) -> tuple[sf.Session, sf.Session, Task]:
-    """An instance that saw that another one has its task 0; that other one; the task as the first still holds it."""
+    """An instance that noticed the loss of its task 0; the new owner; the task as the first still holds it."""
     first = bench.active(partitions=partitions, stores=KV, **settings)
     task = first.task(0)
     task.store("kv").put("k", "kept")
@@ -85,7 +85,7 @@ def test_commit_in_flight_of_an_owner_that_is_taken_over_is_not_acknowledged_at_
     second: list[sf.Session] = []
 
     def reach(name: str) -> None:
-        """The first stands still here, and goes on once the second has the task."""
+        """The first stalls at this place, and goes on once the second has the task."""
         if name == place and not second:
             second.append(bench.active("b", stores=KV, guarantee="at_least_once"))
 
@@ -241,7 +241,7 @@ def test_shared_task_that_was_lost_and_came_back_needs_a_word_of_its_owner(bench
     second = bench.session("b", **settings)
     bench.settle(second)
     bench.settle(first)
-    assert first.ready  # it is at home wherever it runs
+    assert first.ready  # a shared task may run on any member
     with pytest.raises(sf.Held, match="live member"):
         first.reopen(0)
     with pytest.raises(sf.Fenced):

@@ -1,7 +1,7 @@
-"""Bad input to the processing layer: what is refused, what it says, and that nothing changed.
+"""Bad input to the processing layer: the refusals, their messages, and that no state changed.
 
-Each row is a call that is wrong; what has a test of its own elsewhere (sources, timers, schedules, aggregations,
-windows) is not repeated here.
+Each row is a wrong call; parts with tests of their own elsewhere (sources, timers, schedules, aggregations, windows)
+are not repeated here.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def test_topic_that_is_written_and_read_is_handed_on_and_given_to_the_test(drive
 
 def test_what_caches_hold_back_goes_all_the_way_down_at_a_commit(drive: Drive) -> None:
     app = sf.App("app", stores=[sf.KeyValueStore(name, TEXT, INT) for name in ("first", "second")])
-    # The group that is upstream was declared later, so that it has the larger number.
+    # The upstream group was declared later, so that it has the larger number.
     early = app.stream("early", value=INT)
     late = app.stream("in").group_by_key().count("second").to_stream().repartition("x", value=INT)
     late.merge(early).group_by_key(value=INT).reduce(lambda one, other: one + other, "first").to("out")

@@ -1,4 +1,4 @@
-"""Punctuation at every boundary, by hand. Histories by chance are in `test_punctuation_model.py`.
+"""Punctuation at every boundary, by hand. Random histories are in `test_punctuation_model.py`.
 
 Rules of this file: pure; the only part is the queue.
 """
@@ -29,7 +29,7 @@ Log = list[tuple[str, int]]
 
 
 class Bench:
-    """A queue whose callbacks write down their name and the time they are given."""
+    """A queue whose callbacks note their name and the time they get."""
 
     def __init__(self) -> None:
         self.queue = PunctuationQueue()
@@ -45,7 +45,7 @@ class Bench:
         return self.queue.schedule(first_due_ms, interval_ms, callback)
 
     def fired(self, now_ms: int | None) -> Log:
-        """What fires at `now_ms`; the count must agree."""
+        """The schedules that fire at `now_ms`; the count must agree."""
         before = len(self.log)
         expected = self.queue.can_punctuate(now_ms)
         count = self.queue.may_punctuate(now_ms)

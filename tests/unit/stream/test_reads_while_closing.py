@@ -1,6 +1,6 @@
-"""A task that closes while another thread is in the middle of a range: the range ends with an error, and all is let go.
+"""A task closes while another thread is in the middle of a range: the range ends with an error, and all is released.
 
-Where the other thread stands is decided by a serde or by rows that wait there, so nothing depends on time.
+A serde or rows that wait decide the other thread's place, so no test depends on time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROWS = 600  # more than one chunk of a scan
 
 
 class Stop:
-    """Where a reading thread waits in the middle of a step."""
+    """The place where a reading thread waits in the middle of a step."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -98,7 +98,7 @@ def test_task_closes_while_another_thread_is_within_a_range_and_opens_again(
     found = task.store(store).all()
     closed_within_a_step(stop, found, task.close)
     stop.armed = False
-    again = open_task(*stores_that_stop(stop, engine))  # the directory was let go of
+    again = open_task(*stores_that_stop(stop, engine))  # the directory was released
     assert len(list(again.store("kv").all())) == (ROWS if engine == "rocksdb" else 0)
 
 
@@ -233,7 +233,7 @@ def test_scans_that_never_stop_keep_no_partition_from_moving_and_answer_whole_or
     stopped = threading.Event()
 
     def scan() -> list[Any]:
-        """How many rows each answer had, or what it said."""
+        """The number of rows in each answer, or its error."""
         found = []
         while not stopped.is_set():
             with closing(Client(socket)) as client:

@@ -1,4 +1,4 @@
-"""A replica follows the changelogs of an application that it is no part of."""
+"""A replica follows the changelogs of an application without being a member of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STORE_ARGUMENTS = ("kv:keyvalue:value=string", "win:window:size=1h", "ses:sessio
 
 
 class Starts(Listener):
-    """Where standbys began."""
+    """The offsets where standbys began."""
 
     def __init__(self) -> None:
         self.at: dict[tuple[str, int], int] = {}
@@ -289,7 +289,7 @@ def test_the_command_follows_answers_reads_and_goes_on_after_kill(
     finally:
         code, errors = end(again, signal.SIGTERM)
     assert code == 0, errors
-    # Five puts of each store in each of two tasks; nothing below the stored position was read again.
+    # Five puts of each store in each of two tasks; no record below the stored position was read again.
     assert sum(one["records"] for one in counted) == 5 * 4 * 2
 
 

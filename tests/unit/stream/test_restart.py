@@ -1,6 +1,6 @@
 """Restart strategies at every boundary, and against their definitions over all failures.
 
-Rules of this file: times are small numbers; the models look at the whole list of failures each time.
+Rules of this file: times are small numbers; the models read the whole list of failures each time.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_time_that_goes_back_or_is_none_is_refused_and_not_counted(bad: int) -> 
     assert history.failed(100) == 7
 
 
-# --- a task that does not come on ---
+# --- a task that makes no progress ---
 
 QUICK = ExponentialDelay(initial_ms=1, max_ms=1_000)
 
@@ -199,7 +199,7 @@ def test_five_failures_in_a_row_at_one_offset_are_the_last() -> None:
 def test_failure_elsewhere_begins_the_row_anew_and_a_commit_does_not() -> None:
     history = RestartHistory(QUICK)
     for number, at in enumerate(["a", "a", "a", "a", "b", "a", "a", "a", "a"]):
-        history.committed()  # of what came before it, or of another partition
+        history.committed()  # of an earlier record, or of another partition
         assert history.failed(number, at) is not None
     assert history.failed(10, "a") is None
 

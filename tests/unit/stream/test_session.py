@@ -202,7 +202,7 @@ def test_standby_that_promoted_itself_is_a_standby_again_when_its_owner_comes(be
     standby = bench.session("b", lease_ms=1_000)
     standby.assign(standby=[0])
     bench.settle(standby)
-    assert standby.tasks()[0].role == "active"  # nobody else is there
+    assert standby.tasks()[0].role == "active"  # no other instance is there
     standby.task(0).store("kv").put("k0", "gone")
     owner = bench.active("a", lease_ms=1_000)
     bench.settle(standby)
@@ -380,7 +380,7 @@ def test_wrong_topic_policy_is_refused_with_the_fix(bench: Bench) -> None:
     assert len(refused.value.problems) == 2
     assert "set cleanup.policy=compact on the topic" in refused.value.problems[0]
     assert f"set retention.ms={2 * DAY_MS} on the topic" in refused.value.problems[1]
-    assert bench.log.admin.describe_topic("app-ses-changelog") is None  # nothing was created
+    assert bench.log.admin.describe_topic("app-ses-changelog") is None  # no topic was created
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_observed_time_from_the_log_survives_a_discard(bench: Bench) -> None:
     first = bench.active()
     fill(first, 60)
     first.close()
-    # The changelog alone no longer says how far stream time had come; the commit's metadata does.
+    # The changelog alone no longer shows the reached stream time; the commit's metadata does.
     bench.embedded.truncate(TopicPartition("app-win-changelog", 0), 60)
     cold = bench.active("cold")
     task = cold.task(0)
@@ -496,6 +496,6 @@ def test_what_stops_the_background_work_is_raised_at_the_next_call(bench: Bench)
 
     session = bench.session(background=True, clock=SystemClock(), listeners=[Broken()])
     session.assign(active=[0])
-    for _ in range(2):  # as what it is: who meets Unavailable tries again, for ever
+    for _ in range(2):  # with its own error: a caller that meets Unavailable retries for ever
         with pytest.raises(ZeroDivisionError, match="a listener of the application fails"):
             session.wait_ready(30)

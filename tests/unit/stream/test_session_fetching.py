@@ -1,7 +1,7 @@
 """Sessions with their threads: one fetch thread for all, errors that hit one task, and an end without leftovers.
 
-Rules of this file: real sessions on the embedded log under the machine's clock. A test waits for what it expects, with
-a limit that only a failure reaches. Fetches are small, so that a restore takes many of them.
+Rules of this file: real sessions on the embedded log under the machine's clock. A test waits for a condition, with a
+limit that only a failure reaches. Fetches are small, so that a restore takes many of them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_close_in_the_middle_of_a_restore_is_quick_and_the_next_session_goes_on(
 
 
 class Holding:
-    """A log whose first reader, which is the fetch thread's, does not return from a fetch until it may."""
+    """A log whose first reader, the fetch thread's, does not return from a fetch until it may."""
 
     def __init__(self, log: Log) -> None:
         self.fetching, self.released = threading.Event(), threading.Event()
@@ -202,7 +202,7 @@ def test_session_closes_while_the_log_holds_the_fetch_thread(bench: Bench, monke
     assert time.monotonic() - began < 10
     holding[0].released.set()
     until(lambda: not fetch_threads(), "the thread ends once the log lets go")
-    again = threaded(bench)  # the directory is free, and nothing of it was lost
+    again = threaded(bench)  # the directory is free, and no row of it was lost
     again.assign(active=[0])
     again.wait_ready(WAIT_S)
     assert rows(again, 0) == 1_000

@@ -1,10 +1,10 @@
-"""Exceptions that a real signal handler raises in the middle of a commit, at any moment.
+"""Exceptions of a real signal handler in the middle of a commit, at any moment.
 
     put, put, ... ── timer armed ── commit ──> it returns, or the handler's exception comes out of it
                                                     └──> reopen, in the same process ──> state = log, nothing is locked
 
 Rules of this file: signals come from the kernel (setitimer), so no two runs are alike; the seed of the delays is
-printed. The exceptions are kept, as a debugger or an interactive session keeps them: their frames could keep locks.
+printed. The exceptions are kept, as in a debugger or an interactive session: their frames could keep locks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEYS = 20
 
 
 class Alarm(Exception):
-    """What a handler of an application raises."""
+    """The exception of an application's handler."""
 
 
 class Timer:
@@ -87,7 +87,7 @@ def apply(task: Any, number: int) -> None:
 
 
 def check(session: sf.Session, bench: Bench, offset: int, guarantee: str) -> None:
-    """State is what the log folds to, and has the first `offset` records: each once, or at least once."""
+    """State is the log's fold, and has the first `offset` records: each once, or at least once."""
     task = session.task(0)
     counts = dict(task.store("counts").all())
     windows = sorted(number for _, number in task.store("windows").all())
@@ -104,7 +104,7 @@ def check(session: sf.Session, bench: Bench, offset: int, guarantee: str) -> Non
 
 
 def logged(bench: Bench) -> tuple[dict[str, int], list[int]]:
-    """What the changelog of the counts folds to, and the numbers in the output."""
+    """The fold of the counts' changelog, and the numbers in the output."""
     changelog, out = TopicPartition("app-counts-changelog", 0), TopicPartition("out", 0)
     folded: dict[bytes, bytes | None] = {}
     written = []
@@ -125,7 +125,7 @@ def logged(bench: Bench) -> tuple[dict[str, int], list[int]]:
 def test_round_of_restoring_that_is_broken_off_passes_over_no_record(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str, role: str
 ) -> None:
-    """What was read from the log by then, and not applied, is read again."""
+    """Records read from the log by then, and not applied, are read again."""
     kv = [sf.KeyValueStore("kv", TEXT, TEXT)]
     bench.fill(kv, 2, 2_000)
     monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 100)
@@ -149,7 +149,7 @@ def test_round_of_restoring_that_is_broken_off_passes_over_no_record(
     assert len(list(session.read("kv", 0, allow_stale=True).store.all())) == 2_000
 
 
-# Python drops what a handler raises within a callback of a weak reference, and goes on: so does the commit.
+# Python drops a handler's exception within a callback of a weak reference, and goes on: so does the commit.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("background", [False, True], ids=["driven", "threads"])
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])

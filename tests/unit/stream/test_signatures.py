@@ -1,4 +1,4 @@
-"""What help() lists of options is what the signatures take, and every option has a description with its unit."""
+"""The options in help() equal those of the signatures, and every option has a description with its unit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_options_have_the_names_and_types_of_the_settings(options: Any, settings
     declared = {one.name: one.type for one in fields(settings)}
     given = {name: kind.__forward_arg__ for name, kind in options.__annotations__.items()}
     assert given.items() <= declared.items()
-    if options in (SessionOptions, SourceOptions):  # the others leave some out
+    if options in (SessionOptions, SourceOptions):  # the others omit some
         assert declared.keys() - given.keys() <= {"key", "value"}
 
 

@@ -92,7 +92,7 @@ def test_a_standby_takes_over_with_equal_rows_and_never_shows_what_is_not_commit
     produce(bench, 50, 10)
     pump(bench, first.task(0), 40, commit=False)
     before, counted = rows(first), rows(first, "counts")
-    bench.clock.advance(1_200)  # the active is gone, with what it had not committed
+    bench.clock.advance(1_200)  # the active is gone, with its uncommitted rows
     second._instance.membership.heartbeat(second._group)
     bench.settle(second)
     second.wait_ready(30)
@@ -120,7 +120,7 @@ def test_rows_are_those_below_the_committed_offset_whoever_owns_the_task(
         step = rng.randrange(20)
         produce(bench, produced, step)
         produced += step
-        pump(bench, owner.task(0), rng.randint(committed, produced), commit=False)  # seen by nobody
+        pump(bench, owner.task(0), rng.randint(committed, produced), commit=False)  # no other task sees them
         owner.task(0).discard()
         committed = rng.randint(committed, produced)
         pump(bench, owner.task(0), committed)
@@ -150,7 +150,7 @@ def test_a_crash_between_log_and_local_batch_replays_the_tail(bench: Bench) -> N
     writer.transact(
         {counts: [Outgoing(*change) for change in changes["counts"]]}, GroupCommit("app", {SOURCE: Committed(30)})
     )
-    first.close()  # the local batch never came
+    first.close()  # the local batch was lost
     again = bench.session(stores=[TABLE, COUNTS])
     again.assign(active=[0])
     assert rows(again) == at_ten
@@ -169,7 +169,7 @@ def test_a_local_position_ahead_of_the_commit_loses_no_row_under_at_least_once(b
     bench.log.group("app").commit({SOURCE: Committed(12)})  # as if the kill had come before the group commit
     again = table(bench, guarantee="at_least_once")
     assert rows(again) == before
-    assert again.task(0).source_offsets() == {SOURCE: 30}  # every changelog is whole: nothing need be replayed
+    assert again.task(0).source_offsets() == {SOURCE: 30}  # every changelog is whole: no record needs a replay
     assert statistics(again).lag == 0
     again.close()
     exactly = table(bench)

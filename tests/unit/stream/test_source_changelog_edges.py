@@ -1,4 +1,4 @@
-"""A source topic as changelog: records a store cannot have, offline tools, and what is refused."""
+"""A source topic as changelog: records a store cannot have, offline tools, and refusals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BAD = [
 
 
 def produce_bad(bench: Bench) -> None:
-    """The embedded log takes records without a key only where nothing is compacted."""
+    """The embedded log takes records without a key only in uncompacted topics."""
     bench.log.admin.delete_topic("prices")
     bench.log.admin.create_topic("prices", 2, TopicPolicy())
     bench.log.producer().append({SOURCE: BAD})
@@ -166,7 +166,7 @@ def test_commands_find_the_store_of_another_group(bench: Bench, capsys: pytest.C
     capsys.readouterr()
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Source topics that grow under a running application: tasks without a restart, on both logs.
 
-Rules of this file: the application runs as a user runs it, in a thread of its own; the test writes to the log and
-waits for what must come.
+Rules of this file: the application runs as a user runs it, in a thread of its own; the test writes to the log and waits
+for the expected result.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_new_partitions_are_read_from_their_beginning_by_tasks_of_their_own(
     until(lambda: running.rows("visits", 0) == {"a": 2}, "the first records", running)
     with caplog.at_level(logging.WARNING, logger="standfast"):
         place.log.admin.add_partitions(place.source, 4)
-        place.write(place.source, 3, "d", "d", "d")  # before anybody knows the partition
+        place.write(place.source, 3, "d", "d", "d")  # before any member has discovered the partition
         until(lambda: running.rows("visits", 3) == {"d": 3}, "records of the new partition", running)
     assert running.active() == {"0_0", "0_1", "0_2", "0_3"}
     assert place.partitions(f"{place.name}-visits-changelog") == 4
@@ -374,7 +374,7 @@ def test_downstream_task_waits_for_the_watermark_of_a_new_upstream_task(bench: B
     bench.clock.advance(1_000)
     running.run()
     running.commit()
-    assert running.runner(1).watermark_ms() == 19_999  # before: it would wait for nobody but 0_0
+    assert running.runner(1).watermark_ms() == 19_999  # before: it would wait only for 0_0
     running.close()
 
 

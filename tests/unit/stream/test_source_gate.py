@@ -1,4 +1,4 @@
-"""Which source partitions of the application's own consumer may be read, and from where."""
+"""Source partitions of an external consumer: which may be read, and from which offset."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_task_held_back_for_another_goes_on_where_the_consumer_stands() -> None:
     gate.assigned({P[0]: TASK[P[0]]})
     carry_out(gate, task(0, "first", 7))
     assert carry_out(gate, {}) == Moves(pause=(P[0],))
-    assert gate.is_read("first")  # what the consumer gave already may be processed
+    assert gate.is_read("first")  # records that the consumer has already given may be processed
     assert carry_out(gate, task(0, "first", 7)) == Moves(resume=(P[0],))  # no seek: processed, not yet committed
 
 
@@ -70,7 +70,7 @@ def test_partition_that_left_and_came_back_begins_anew() -> None:
 def test_a_partition_is_read_exactly_while_it_is_assigned_and_its_task_is_open(events: list[tuple[str, int]]) -> None:
     gate = SourceGate()
     openings: dict[int, object] = {}
-    assigned: dict[int, object] = {}  # the opening that the consumer was last sought for
+    assigned: dict[int, object] = {}  # the opening for which the consumer last sought
     reading: set[int] = set()
     for event, number in events:
         if event == "assign" and number not in assigned:

@@ -1,4 +1,4 @@
-"""What may be committed with the state of a task: one rule, in the library and at the data door of the sidecar."""
+"""Offsets that may be committed with the state of a task: one rule, in the library and at the sidecar's RESP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources: where a record's time comes from, what becomes of records that fail, and that those leave no trace."""
+"""Sources: the origin of a record's time, the fate of records that fail, and that these leave no trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERRORS = "__streams.errors."
 
 
 class PassOn(sf.Processor):
-    """Forwards what it sees."""
+    """Forwards its records."""
 
     def init(self, context: sf.Context) -> None:
         self.context = context
@@ -220,7 +220,7 @@ STORES = [sf.KeyValueStore("kv", TEXT, JSON), sf.KeyValueStore("uncached", TEXT,
 
 
 class Leaves(sf.Processor):
-    """Leaves traces of every kind, then fails if the value says so."""
+    """Leaves traces of every kind, then fails on such a value."""
 
     def init(self, context: sf.Context) -> None:
         self.context = context
@@ -309,7 +309,7 @@ def test_record_that_fails_far_below_the_source_is_taken_back_whole(drive: Drive
     driver.commit()
     assert [record.value for record in driver.read("copy")] == [1, 5]
     assert [record.value for record in driver.read("checked")] == [1, 5]
-    assert [record.value for record in driver.read("sums")] == [6]  # what was held back as well
+    assert [record.value for record in driver.read("sums")] == [6]  # suppressed results included
 
 
 def test_failing_record_moves_stream_time_like_any_other(drive: Drive) -> None:

@@ -1,6 +1,6 @@
 """The two clocks that records move: at every boundary, then against their definition over the whole history.
 
-Rules of this file: the model keeps no clock; it looks at every prefix of the history anew and takes the largest.
+Rules of this file: the model keeps no clock; it reads every prefix of the history again and takes the largest.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ EVENTS = st.lists(
 
 
 def defined_at(history: Sequence[Event], policy: Policy) -> int | None:
-    """What the partitions say after the history, forgetting all that was said before."""
+    """The time of the partitions after the history, without any earlier result."""
     inputs = [*FIRST, *({LATER} if Added(LATER) in history else ())]
     largest = {
         one: max((e.timestamp_ms for e in history if isinstance(e, Seen) and e.partition == one), default=None)
@@ -377,7 +377,7 @@ def defined_at(history: Sequence[Event], policy: Policy) -> int | None:
 
 
 def defined(history: Sequence[Event], policy: Policy) -> int | None:
-    """The largest of all that was ever said: the clock never goes back."""
+    """The largest of all results so far: the clock never goes back."""
     said = [defined_at(history[:end], policy) for end in range(len(history) + 1)]
     return max((at for at in said if at is not None), default=None)
 
@@ -392,7 +392,7 @@ def apply(clock: TaskStreamTime, event: Event) -> None:
 
 
 def known_only(events: Sequence[Event]) -> list[Event]:
-    """Without what a partition says before it was added."""
+    """Without the times of a partition before it was added."""
     at = events.index(Added(LATER)) if Added(LATER) in events else len(events)
     return [event for place, event in enumerate(events) if place >= at or event.partition != LATER]
 
@@ -410,7 +410,7 @@ def test_task_stream_time_is_the_definition_over_all_prefixes(events: list[Event
 def test_task_stream_time_after_a_restart_is_as_if_there_had_been_none(
     events: list[Event], cut: int, policy: Policy
 ) -> None:
-    """Idle partitions are active after a restart, so they are told idle again, in the same order."""
+    """Idle partitions are active after a restart, so they are reported idle again, in the same order."""
     before, after = TaskStreamTime(FIRST, policy), TaskStreamTime(FIRST, policy)
     for event in events[:cut]:
         apply(before, event)

@@ -1,4 +1,4 @@
-"""Tables: what a table answers, that deletes reach it and its readers, and what is refused until it can be right."""
+"""Tables: their answers, deletes that reach them and their readers, and refusals until an answer can be right."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_table_is_not_merged_into_a_stream_unless_it_is_said_to_be_one() -> None
     app.stream("in").merge(table.to_stream()).to("out")
 
 
-# --- what stays ---
+# --- deletes and old values ---
 
 
 def test_function_of_map_values_is_never_given_none_and_a_delete_stays_one(drive: Drive) -> None:
@@ -130,7 +130,7 @@ def test_deletes_reach_the_table_its_topic_and_the_next_opening(drive: Drive) ->
     assert came(driver) == [("a", 1, 1), ("a", None, 1)]
 
 
-# --- what a table's source takes ---
+# --- inputs of a table's source ---
 
 
 def bench_table(bench: Bench, directory: str, make: Callable[[sf.App], object]) -> Running:
@@ -146,7 +146,7 @@ def number(record: sf.Record) -> int:
 
 def test_table_skips_what_cannot_be_read_and_a_restore_has_the_same_rows(bench: Bench) -> None:
     create(bench, 1, "prices")
-    # What INT reads is 8 bytes.
+    # INT reads 8 bytes.
     rows = [("a", "\0" * 7 + "\1", 1), ("b", "short", 2), ("c", "\0" * 7 + "\3", 3)]
     write(bench, "prices", *rows)
 

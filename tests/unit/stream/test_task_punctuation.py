@@ -1,4 +1,4 @@
-"""Punctuation in a task: which clock fires what and when, what a callback may do, and where scheduling is refused."""
+"""Punctuation in a task: schedules and firing times of each clock, the powers of a callback, refused scheduling."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_input_that_is_silent_for_longer_than_idle_after_ms_is_left_out(drive: D
     driver.advance_wall_clock(400)
     assert probe.times == []  # "more" is silent for exactly that long
     driver.advance_wall_clock(1)
-    assert probe.times == [50]  # its absence moved the clock to where records had been
+    assert probe.times == [50]  # its idleness moved the clock to the time of its last records
     pipe(driver, 60)
     assert probe.times == [50, 60]
 
@@ -223,7 +223,7 @@ def test_wall_clock_never_goes_back_with_the_machines_clock(bench: Bench) -> Non
     assert probe.contexts[0].wall_clock_ms == before + 5
 
 
-# --- what a callback sees and may do ---
+# --- a callback's view and powers ---
 
 
 def test_callback_sees_no_record(drive: Drive) -> None:

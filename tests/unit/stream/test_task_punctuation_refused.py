@@ -1,4 +1,4 @@
-"""Punctuation in a task: commit, failure and restart, and where scheduling is refused."""
+"""Punctuation in a task: commit, failure and restart, and refused scheduling."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_schedules_are_made_anew_after_a_restart_and_stream_time_goes_on(drive: 
     assert probe.fired == [("a", 25), ("w", 160), ("a", 25)]
 
 
-# --- where scheduling is refused ---
+# --- refused scheduling ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Timers per key: when they fire and in which order, what a callback may do, and that they survive."""
+"""Timers per key: their firing times and order, the powers of a callback, and that they survive."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_timer_set_by_a_record_at_or_before_the_clock_waits_for_the_next_waterma
 @pytest.mark.parametrize(
     ("time_ms", "expected"),
     [
-        (5, [("a", 10), ("n", 5), ("c", 20)]),  # before the clock, and before what fires now
+        (5, [("a", 10), ("n", 5), ("c", 20)]),  # before the clock, and before the timer firing now
         (10, [("a", 10), ("n", 10), ("c", 20)]),
         (15, [("a", 10), ("n", 15), ("c", 20)]),
         (20, [("a", 10), ("c", 20), ("n", 20)]),
@@ -212,7 +212,7 @@ def test_processing_time_needs_no_watermarks(drive: Drive) -> None:
     assert fired == [50]
 
 
-# --- what a callback sees and may do ---
+# --- a callback's view and powers ---
 
 
 def test_callback_sees_no_record_and_the_timers_time(drive: Drive) -> None:

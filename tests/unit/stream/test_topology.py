@@ -1,4 +1,4 @@
-"""The topology: how nodes fall into sub-topologies, how many partitions they have, what is refused, how it prints."""
+"""The topology: the split of nodes into sub-topologies, their numbers of partitions, refusals, and its text."""
 
 from __future__ import annotations
 

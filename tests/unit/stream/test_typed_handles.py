@@ -1,4 +1,4 @@
-"""A store asked for by its definition is the store of that name, and a definition that differs is refused."""
+"""A store requested by its definition is the store of that name, and a different definition is refused."""
 
 from __future__ import annotations
 

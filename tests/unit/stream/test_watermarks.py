@@ -123,7 +123,7 @@ def test_record_ends_idleness_before_its_watermark_is_told() -> None:
     source = SourceWatermarks(Punctuated(lambda value, timestamp_ms: timestamp_ms), now_ms=0, idle_after_ms=100)
     assert source.on_periodic(101) == (Idle(),)
     assert source.on_record("v", 7, 500) == (Active(), Watermark(7))
-    assert source.on_periodic(600) == ()  # its time began anew
+    assert source.on_periodic(600) == ()  # its time restarted
     assert source.on_periodic(601) == (Idle(),)
 
 

@@ -1,4 +1,4 @@
-"""The valve that is a task's event-time clock, at every boundary.
+"""The valve, a task's event-time clock, at every boundary.
 
 Rules of this file: by hand, one rule of the field per test; histories at random are in `test_watermarks_model.py`.
 """
@@ -98,7 +98,7 @@ def test_idle_input_is_left_out_and_the_clock_goes_on_at_once() -> None:
     valve.on_watermark(B, 4)
     assert valve.on_idle(B) == Advanced(10)
     assert valve.on_idle(B) is None
-    assert valve.on_watermark(B, 11) is None  # not listened to
+    assert valve.on_watermark(B, 11) is None  # no input of this valve
     assert valve.on_watermark(A, 12) == Advanced(12)
 
 

@@ -41,7 +41,7 @@ def aggregation(driver: Driver) -> Any:
     return next(one for one in runner._processors if isinstance(one, WindowedAggregate))
 
 
-# --- which windows are updated ---
+# --- updated windows ---
 
 
 def test_record_at_the_start_is_in_the_window_and_at_the_end_in_the_next() -> None:
@@ -103,7 +103,7 @@ def test_record_without_a_value_counts_but_is_not_reduced() -> None:
         driver.pipe("in", "a", None, 1)
         assert starts(results(driver)) == [("a", 0, [None])]
     with driven(TEN, joined, caching=False) as driver:
-        driver.pipe("in", "a", None, 1_000)  # moves nothing
+        driver.pipe("in", "a", None, 1_000)  # moves no clock
         driver.pipe("in", "a", "x", 1)
         driver.pipe("in", "a", "y", 2)
         assert starts(results(driver)) == [("a", 0, "x"), ("a", 0, "xy")]
@@ -117,7 +117,7 @@ def test_timestamp_of_a_result_is_the_largest_of_its_inputs() -> None:
 
 
 def test_timestamp_that_is_no_time_changes_nothing() -> None:
-    # The source lets only sound ones through; the aggregation checks again.
+    # The source forwards only valid ones; the aggregation checks again.
     with driven(TEN, caching=False) as driver:
         for stamp in (-1, TIME_MAX + 1):
             with pytest.raises(InvalidRequest, match="timestamp"):
@@ -287,7 +287,7 @@ def test_longer_grace_does_not_give_a_window_again_nor_change_it() -> None:
         pipe(driver, ("a", 2), ("b", 3), ("c", 200))
         assert starts(results(driver)) == [("a", 10, 1)]
         assert driver.store(STORE).fetch("a", 0) == 1
-        assert drops(driver) == {"late_window": 2}  # of a window that was given, and of one that would never be given
+        assert drops(driver) == {"late_window": 2}  # of a given window, and of one that would never be given
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])

@@ -1,8 +1,8 @@
 """Windows at every boundary, then against their definitions by brute force.
 
-Rules of this file: times are small numbers; one key, because keys never meet. A `Run` is the smallest aggregation
-there is: a dict of rows, each the list of the times of its records. Aligned windows and sessions, and what all kinds
-share; the rows of sliding windows are in `test_windows_sliding.py`.
+Rules of this file: times are small numbers; one key, because keys never meet. A `Run` is the smallest possible
+aggregation: a dict of rows, each the list of the times of its records. Aligned windows and sessions, and common rules
+of all kinds; the rows of sliding windows are in `test_windows_sliding.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from standfast.stream.windows import (
 TIMES = st.lists(st.integers(0, 60), max_size=14)
 LENGTHS = st.integers(1, 25)
 GRACES = st.integers(0, 20)
-NO_HURRY = 1_000_000  # a grace that nothing exceeds
+NO_HURRY = 1_000_000  # a grace that no record exceeds
 
 
 # --- aligned windows ---
@@ -95,7 +95,7 @@ def test_unlimited_window_begins_at_its_start_and_has_no_end() -> None:
 @pytest.mark.parametrize(
     ("windows", "window", "last_open"),
     [
-        (TumblingWindows(10), Window(0, 10), 9),  # closed by the first record that is not in it
+        (TumblingWindows(10), Window(0, 10), 9),  # closed by the first record outside of it
         (TumblingWindows(10, grace_ms=5), Window(0, 10), 14),
         (HoppingWindows(10, 5, grace_ms=5), Window(5, 15), 19),
         (HoppingWindows(10, 5, 5), Window(0, 10), 14),

@@ -1,7 +1,7 @@
 """Sliding windows: the rows that records make and update, against their definition by brute force.
 
-Rules of this file: as in `test_windows.py`: small times, one key, and a `SlidingRun` is the smallest aggregation there
-is. What records within grace do is exact; what later ones do is bounded from both sides.
+Rules of this file: as in `test_windows.py`: small times, one key, and a `SlidingRun` is the smallest possible
+aggregation. The effects of records within grace are exact; those of later ones are bounded from both sides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from standfast.stream.windows import TIME_MAX, SlidingChange, SlidingPlan, Slidi
 TIMES = st.lists(st.integers(0, 60), max_size=14)
 LENGTHS = st.integers(1, 25)
 GRACES = st.integers(0, 20)
-NO_HURRY = 1_000_000  # a grace that nothing exceeds
+NO_HURRY = 1_000_000  # a grace that no record exceeds
 
 
 class SlidingRun:
@@ -114,7 +114,7 @@ def test_late_record_updates_every_open_sliding_window_and_no_closed_one(
 
 
 @given(times=TIMES, difference=LENGTHS, grace=GRACES)
-@example(times=[7, 3, 6], difference=4, grace=2)  # 6 cannot know of 3, whose left window was never written
+@example(times=[7, 3, 6], difference=4, grace=2)  # 6 cannot see 3, whose left window was never written
 @example(times=[8, 2, 1], difference=4, grace=3)  # the window right of 1 is not made, though it would hold 2
 @example(times=[7, 20, 9, 11, 9], difference=8, grace=4)  # the second 9 makes [10, 18] out of a row with the first
 def test_sliding_windows_hold_all_that_came_within_grace_and_at_most_what_came_later(
@@ -139,7 +139,7 @@ def test_sliding_windows_hold_all_that_came_within_grace_and_at_most_what_came_l
 
 
 def test_record_too_late_for_its_left_window_goes_only_into_the_rows_that_are_there() -> None:
-    # Observed 35, grace 20: closed is what ends before 15. The record at 1 could be in [1, 15] at most.
+    # Observed 35, grace 20: windows that end before 15 are closed. The record at 1 could be in [1, 15] at most.
     windows = SlidingWindows(14, grace_ms=20)
     assert windows.plan(1, [(21, 35)], 35) == SlidingPlan((), (Window(0, 14),))
     plan = windows.plan(1, [(1, 12), (21, 35)], 35)
@@ -218,7 +218,7 @@ def test_record_defines_the_window_left_of_it_and_the_window_right_of_it(
 def test_late_sliding_record_is_dropped_by_window_at_the_boundary(
     timestamp: int, updated: list[int], dropped: list[tuple[int, int]]
 ) -> None:
-    # Observed 100, grace 5: closed is what ends before 95. The row at 85 ends exactly there.
+    # Observed 100, grace 5: windows that end before 95 are closed. The row at 85 ends exactly there.
     plan = SlidingWindows(10, grace_ms=5).plan(timestamp, [(85, 95), (90, 100)], observed_ms=100)
     assert [change.window.start for change in plan.changes if change.source == change.window.start] == updated
     assert list(plan.dropped) == dropped

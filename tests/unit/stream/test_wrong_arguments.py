@@ -1,10 +1,10 @@
-"""Wrong arguments to the public names: one error of ours that says what is wrong and what to give, and nothing changed.
+"""Wrong arguments to the public names: one error of ours that names the mistake and its fix, and no state changed.
 
-    WRONG      values of every sort that a caller hands in by mistake
+    WRONG      values of every sort that a caller passes by mistake
     a case     a call with one argument left open, and which of WRONG are right for it
 
-Rules of this file: each case is tried with every value of WRONG that is not right for it. Wrong names and numbers of
-arguments are Python's own to refuse, but for settings that are handed on.
+Rules of this file: each case is tried with every value of WRONG that is not right for it. Python itself refuses wrong
+names and numbers of arguments, except in settings that are passed on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def wrong_for(right: str) -> Iterator[tuple[str, Any]]:
 
 
 def refused_each(what: str, right: str, call: Call) -> list[str]:
-    """What of WRONG was taken, or refused in another way than by an error of ours that says something."""
+    """The values of WRONG that were taken, or refused in another way than by an error of ours with a message."""
     found = []
     for name, value in wrong_for(right):
         try:
@@ -220,7 +220,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sf.Session]:
 
 
 def callbacks(owner: sf.Session) -> dict[str, tuple[str, Call]]:
-    """What a consumer of one's own calls."""
+    """The calls by an external consumer."""
     return {
         "on_assign(partitions)": ("", lambda bad: owner.on_assign(None, bad)),
         "on_assign(a partition)": ("", lambda bad: owner.on_assign(None, [bad])),
@@ -397,7 +397,7 @@ class _AnyApp(_Names):
 
 @pytest.mark.parametrize("name", steps(_AnyApp()))  # type: ignore[arg-type]
 def test_steps_of_an_application(name: str) -> None:
-    """Each value in an application of its own: what is refused must not stay declared either."""
+    """Each value in an application of its own: a refused one must not stay declared either."""
     right = steps(sf.App("app", stores=four_stores()))[name][0]
     found = []
     for told, bad in wrong_for(right):
