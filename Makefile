@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark docs pins clean
+.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark docs docs-pictures pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -140,6 +140,10 @@ bench-spark: $(VENV)/.spark ## rebuild and verify on Spark: 1, 4 and 16 million 
 docs: $(VENV)/.dev ## the documentation site into build/docs/html; a warning or a broken link within it is an error
 	@echo "==> docs: build/docs/html/index.html"
 	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/docs/doctrees docs build/docs/html
+
+docs-pictures: $(VENV)/.dev ## pictures of page, report and terminal from real runs, two minutes; needs Debian's chromium
+	@echo "==> docs-pictures: docs/pictures"
+	@$(BIN)/python docs/pictures.py
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \
