@@ -64,8 +64,8 @@ def configure(level: str, kind: Literal["text", "json"], stream: TextIO | None =
     """Let standfast's lines go to stderr in this form; a second call changes level and form."""
     handler = Lines(stream or sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
-    # uvicorn's warnings and errors only. By itself it would write them in a form of its own, also under the JSON format,
-    # and each repeat of a request that cannot be read.
+    # Only warnings and errors of uvicorn. By itself it would write them in a form of its own, also under the JSON
+    # format, and one for each request that cannot be read.
     for name, least in (("standfast", LEVELS[level]), (SERVER, max(LEVELS[level], logging.WARNING))):
         root = logging.getLogger(name)
         root.handlers = [handler]
