@@ -1,10 +1,10 @@
-"""Every setting there is, typed, in one place: its name, its default, how it is read, what it is for.
+"""Every setting, typed, in one place: its name, its default, its reader, its purpose.
 
     section.key of the file   =   a section below, and a field of it without its unit: `lease_ms` is written `lease`
-    [stores.NAME]                 one store of the sidecar; bytes to bytes, the doors do not look into them
+    [stores.NAME]                 one store of the sidecar; bytes to bytes, the servers do not look into them
     [kafka]                       any setting of librdkafka, for a log at kafka://; secrets only as `NAME_file`
 
-Rules of this file: plain frozen data. A setting is `shown` (its value may be printed) or `hidden`: one that says
+Rules of this file: plain frozen data. A setting is `shown` (its value may be printed) or `hidden`: a field that is
 neither cannot be written, so a secret is never printed by forgetting. Secrets are in files; only paths stand here.
 Sizes in bytes, times in milliseconds; None where nothing was set.
 """
@@ -54,6 +54,7 @@ def hidden(default: Any, reader: Reader, text: str) -> Any:
 
 
 def _log_address(value: Any) -> str:
+    # Before the check below, whose error repeats the address: user and password must not come into a message.
     if isinstance(value, str) and value.partition("://")[0] not in ("sqlite", "kafka") and "@" in value:
         raise ValueError("expected sqlite:///PATH or kafka://HOST:PORT, without user and password")
     parse_address(value)
@@ -65,7 +66,7 @@ _INTERVAL = at_least(DURATION, "1ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSection:
-    """[app]: the application, its log, where its state is."""
+    """[app]: the application, its log, and the folder of its state."""
 
     name: str | None = shown(None, named("application"), "name of the application; begins the names of its changelogs")
     log: str | None = hidden(
@@ -79,6 +80,7 @@ class AppSection:
     gate: Literal["all", "task"] = shown(
         "all", one_of("all", "task"), "process when all tasks are whole, or each alone"
     )
+    # "off" and not a missing value, because TOML has no null.
     discovery_interval_ms: int | None = shown(
         60_000, or_off(_INTERVAL), "how often new source partitions are looked for"
     )
@@ -95,8 +97,9 @@ class StoreSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSection:
-    """[group]: members of one application watching each other."""
+    """[group]: how the members of an application watch each other."""
 
+    # Short because a process renews the lease: RocksDB replaying a WAL holds the interpreter, and every thread in it.
     lease_ms: int = shown(1_500, at_least(DURATION, "100ms"), "how long a member may be silent")
     max_stall_ms: int = shown(
         30_000, at_least(DURATION, "100ms"), "without progress for so long, a member does not renew its lease"
@@ -105,7 +108,7 @@ class GroupSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpsSection:
-    """[ops]: the small read-only door of an instance that is a library in somebody's process."""
+    """[ops]: the small read-only HTTP server of an instance that is a library in an application's process."""
 
     host: str = shown("127.0.0.1", TEXT, "address of that door")
     metrics_port: int | None = shown(None, number(0, 65_535), "its port; 0 takes a free one")
@@ -130,7 +133,7 @@ class StateSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSection:
-    """[serve]: the sidecar's process and its RESP door."""
+    """[serve]: the sidecar's process and its RESP server."""
 
     run_dir: Path | None = shown(None, PATH, "folder of sockets, lock and info file; left out: STATE_DIR/APP/run")
     socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP door in the run folder")
@@ -169,7 +172,7 @@ class HttpSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSection:
-    """[limits]: a limit on everything that a client can make us hold or wait for."""
+    """[limits]: bounds for everything that a client can make the sidecar hold or wait for."""
 
     connections: int = shown(1_000, number(1, 100_000), "connections of the RESP door")
     idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a quiet connection is closed, unless it writes")
@@ -197,7 +200,7 @@ class LimitsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSection:
-    """[auth]: who may do what, where a socket's mode does not say it."""
+    """[auth]: permissions of clients, where a socket's mode does not settle them."""
 
     tokens_file: Path | None = shown(
         None, PATH, "tokens with their roles, mode 0600; left out: no tokens are asked for"
@@ -216,7 +219,7 @@ class LoggingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """[stores.NAME]: one store. Which of the times it needs depends on its kind."""
+    """[stores.NAME]: one store. Its kind decides which of the times it needs."""
 
     kind: str = shown("keyvalue", one_of(*TRAITS), "keyvalue, window, ...")
     timestamped: bool | None = shown(None, SWITCH, "whether each value carries a timestamp; left out: as the kind does")
@@ -252,7 +255,7 @@ _OF_SOME_KINDS = {one.name for traits in TRAITS.values() for one in traits.setti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings. `kafka` holds librdkafka's by their names; `NAME.file` is the file of a secret."""
+    """All settings. `kafka` holds librdkafka's settings by name; `NAME.file` is the file of a secret."""
 
     app: AppSection = field(default_factory=AppSection)
     store: StoreSection = field(default_factory=StoreSection)
@@ -280,14 +283,14 @@ class Config:
 
     @property
     def run_dir(self) -> Path | None:
-        """Where sockets, lock and info file are; None without a state directory or a name."""
+        """The folder of sockets, lock and info file; None without a state directory or a name."""
         if self.serve.run_dir is not None or self.app.state_dir is None or self.app.name is None:
             return self.serve.run_dir
         return self.app.state_dir / self.app.name / "run"
 
     @property
     def tls(self) -> bool:
-        """Whether the HTTP door speaks TLS."""
+        """Whether the HTTP server speaks TLS."""
         return self.http.tls_certificate is not None
 
 
@@ -311,5 +314,5 @@ def setting_name(field_name: str) -> str:
 
 
 def settings_of(section: Any) -> dict[str, Field[Any]]:
-    """The settings of a section by their names in the file."""
+    """The settings of a section, by name in the file."""
     return {setting_name(one.name): one for one in fields(section)}
