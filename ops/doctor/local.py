@@ -46,7 +46,6 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
             problems.setdefault(str(directory), str(error))  # the reason that its opening gave is the nearer one
         if task is not None:
             tasks += 1
-            # RocksDB keeps every table file open.
             sst_files += sum(path.suffix == ".sst" for path in directory.iterdir())
     aside = tuple((str(path), _size(path)) for path in sorted((state_path / ".aside").glob("*")))
     bad_instance = ""

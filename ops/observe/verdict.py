@@ -1,8 +1,9 @@
-"""One word for a status document, and why: what the command line and the page say first.
+"""The verdict on a status document: one word and the reason, the first line of command line and page.
 
-    status document (+ what a sidecar adds) ──> Verdict: READY, RESTORING, FAILED, ...
+    status document (+ a sidecar's additions) ──> Verdict: READY, RESTORING, FAILED, ...
 
-Rules of this file: pure; decides and formats, knows neither page nor terminal. Sizes in bytes, durations in seconds.
+Rules of this file: pure; it decides and formats, and knows neither page nor terminal. Sizes in bytes, durations in
+seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Verdict:
 
 
 def verdict(status: Json) -> Verdict:
-    """One word and why."""
+    """The verdict; the worst condition comes first."""
     tasks = status["tasks"]
     failed = [task["task"] for task in tasks if task["state"] == "failed"]
     active = [task for task in tasks if task["role"] == "active"]
@@ -36,6 +37,7 @@ def verdict(status: Json) -> Verdict:
         return Verdict("DOWN", "bad", "the instance does not run; what is shown was read from its files")
     if status.get("draining") or status.get("sidecar", {}).get("draining"):
         return Verdict("DRAINING", "busy", f"{len(tasks)} tasks to close")
+    # Before readiness: a sidecar without tasks, because its application fell silent, must not be READY.
     idle = status.get("sidecar", {}).get("idle")
     if idle:
         return Verdict("IDLE", "warn", idle)
@@ -88,7 +90,7 @@ def _progress(status: Json) -> str:
 
 
 def stores_of(status: Json) -> Iterable[tuple[Json, Json]]:
-    """Each task with each of its stores."""
+    """(task, store) of each store of each task."""
     for task in status["tasks"]:
         for store in task["stores"]:
             yield task, store
