@@ -23,10 +23,10 @@ from standfast.ops.observe.verdict import Json, duration, size, store_key, store
 
 BEHIND_MS = 60_000
 RISK = 0.1
-RISK_RECORDS = 1_000  # fewer are read before retention comes
+RISK_RECORDS = 1_000
 LAGS_KEPT = 60  # a minute, at a sample a second
 DONE_KEPT = 20
-DONE_MS = 60_000  # a short restore would else be over before a person sees it
+DONE_MS = 60_000
 SAMPLE_MS = 900  # a little below a tick of the feed, which may come early
 
 
