@@ -180,7 +180,7 @@ class Broker:
         if self._port != 0 and not is_free(self._port):
             raise Held(f"port {self._port} on {HOST} is taken by another process: name another, or 0 for a free one")
         path = self.directory / PORTS_FILE
-        # The last ports, so that clients reconnect, and the quorum's address in the data folder stays right.
+        # The last ports, so that clients reconnect after a kill.
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         last, last_controller = before.get("port", 0), before.get("controller_port", 0)
         port = self._port or (last if last and is_free(last) else free_port())

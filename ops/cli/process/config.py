@@ -1,6 +1,6 @@
 """Commands about settings: `config show [--origin]`, `config schema`, `config validate`.
 
-Rules of this file: tells what a file, the environment and flags amount to; changes nothing, prints no secret.
+Rules of this file: it shows the settings of file, environment and flags together; changes nothing, prints no secret.
 """
 
 from __future__ import annotations

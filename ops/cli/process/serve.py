@@ -1,6 +1,6 @@
-"""The commands `standfast serve`, the sidecar, and `standfast drain`, which has one stop its work.
+"""The commands `standfast serve`, which runs the sidecar, and `standfast drain`, which makes one stop its work.
 
-Rules of this file: arguments only; what runs is in `serve`.
+Rules of this file: arguments only; `standfast.ops.sidecar.serve` runs the sidecar.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from standfast.ops.cli.arguments import add_flags
 if TYPE_CHECKING:
     from standfast.ops.config.types import Config
 
-CLOSE_S = 30.0
+CLOSE_S = 30.0  # for closing the tasks, after the wait for their writers
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,6 +66,7 @@ def run_serve(args: argparse.Namespace) -> int:
         print("the settings are fine and the log answers")
         return 0
 
+    # From the same sources as at the start, so that flags and environment still win after a SIGHUP.
     def reload() -> Config:
         return config_of(args).config
 

@@ -1,6 +1,6 @@
 """Commands about rows: get, scan, fetch; of a running instance, or of files.
 
-Rules of this file: arguments and tables. Live answers come over the HTTP door, offline ones from files opened
+Rules of this file: arguments and tables. Live answers come over the HTTP API, offline ones from files opened
 read-only; both are the same documents.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 HOW = "milliseconds since the epoch, or ISO as 2013-01-01T08:00:00Z"
-# Why a door refuses rows, by its reason or else its error: those that --stale or --partition reads, and those not here.
+# Error codes (or errors) of refused reads: rows that --stale or --partition would read, and rows of other instances.
 BEHIND = frozenset({"NOT_ACTIVE", "RESTORING", "NotActive", "NotReady"})
 ELSEWHERE = frozenset({"NOT_ASSIGNED", "NotAssigned"})
 
@@ -129,7 +129,7 @@ def _live_rows(args: argparse.Namespace, request: ReadRequest) -> Json:
 
 
 def _flags_for(args: argparse.Namespace, refusal: Json) -> str:
-    """The flags that read what the door refused to read, "" if none does. The door itself tells its own parameters."""
+    """The flags of this command that would read the refused rows, or "". The server's error names its parameters."""
     why = str(refusal.get("reason") or refusal.get("error"))
     if why in ELSEWHERE:
         return "" if args.partition is None else "--partition with one that is held, or another instance"
@@ -154,7 +154,7 @@ def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -
         if not tasks:
             raise InvalidRequest(f"{args.offline} has no task of partition {request.partition}")
     with open_tasks(tasks) as opened:
-        # Tasks of other groups have other stores; if none has this one, the first says so.
+        # Tasks of other groups have other stores; if no task has this one, the first raises the error.
         having = [stores for stores in opened if request.store in stores.definitions] or opened
         parts = [stores.part(request.store) for stores in having]
         answer = read(parts, request)

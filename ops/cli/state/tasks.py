@@ -1,6 +1,6 @@
 """Commands about state: status, tasks, lag, health; of a running instance, or of files.
 
-Rules of this file: arguments and tables. Live answers come over the HTTP door, offline ones from files opened
+Rules of this file: arguments and tables. Live answers come over the HTTP API, offline ones from files opened
 read-only; both are the same documents.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
-OLD_MS = 2_000  # figures of the log that are not of now any more
+OLD_MS = 2_000  # figures of the log above this age are marked as old
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,7 +74,7 @@ def run_health(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_status(status: Json, out: Output) -> None:
-    """The whole status for people."""
+    """Print the whole status for people."""
     from standfast.ops.observe.verdict import verdict
 
     found = verdict(status)
@@ -104,7 +104,7 @@ def show_status(status: Json, out: Output) -> None:
 
 
 def show_tasks(status: Json, out: Output) -> None:
-    """One line for each store of each task."""
+    """Print one line for each store of each task."""
     columns = ("task", "role", "state", "store", "kind", "position", "end", "lag", "keys~", "SST bytes", "segments")
     rows = [
         [task[name] for name in ("task", "role", "state")]
@@ -117,7 +117,7 @@ def show_tasks(status: Json, out: Output) -> None:
 
 
 def show_lag(status: Json, out: Output) -> None:
-    """Where each store stands in its changelog."""
+    """Print the position of each store in its changelog."""
     columns = ("store", "partition", "role", "begin", "position", "end", "lag", "limit", "paused")
     rows = [
         [store["store"], store["partition"], task["role"]]
@@ -186,12 +186,13 @@ def _offsets(sources: dict[str, int]) -> str:
 
 
 def _running_status(args: argparse.Namespace, out: Output) -> Json:
-    """Of the instance itself, or of its files where it has no HTTP door: App.run() opens none by itself."""
+    """The status of the instance, or of its files if it has no HTTP server: App.run() opens none by itself."""
     from standfast.ops.observe.offline import tasks_of
     from standfast.ops.shared.run_file import doorless_owner
     from standfast.store.task.state_dir import kept_instance
 
-    if args.url is None and args.run_dir is None and args.document != "lag":  # the ends of changelogs are in no file
+    # Not for lags, since the ends of changelogs are in no file.
+    if args.url is None and args.run_dir is None and args.document != "lag":
         path = state_path_of(args).resolve()  # its name is the application's
         pid = doorless_owner(path)
         if pid is not None:
