@@ -197,5 +197,5 @@ def log_of(args: argparse.Namespace) -> Log:
         if Path(where.path).is_file() and not Path(where.path).stat().st_size:
             raise damaged(where.path, "is empty, it has 0 bytes: restore a copy, or remove it to begin a new log")
     else:
-        check_listening(where.servers)
+        check_listening(where.servers)  # at once, where the client would try until its time-out
     return open_log(address)

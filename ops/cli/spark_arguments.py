@@ -33,6 +33,7 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     """Flags of every command that runs on Spark."""
     where = parser.add_argument_group("Spark")
     where.add_argument("--master", metavar="M", help="where to run (default: local[*], or what spark-submit says)")
+    # native is the default because it is the faster one (620,000 to 790,000 rows/s warm) and needs no download.
     where.add_argument(
         "--source",
         choices=("native", "connector"),
@@ -58,6 +59,7 @@ def add_rebuilding(parser: argparse.ArgumentParser) -> None:
 
 def add_splitting(parser: argparse.ArgumentParser) -> None:
     """The flag of every command whose tasks are partitions, or parts of them."""
+    # A split shuffles, which writes and reads everything once more: partitions of one size fill the cores without it.
     parser.add_argument(
         "--split-mb",
         type=int,
@@ -69,6 +71,7 @@ def add_splitting(parser: argparse.ArgumentParser) -> None:
 
 def add_at_once(parser: argparse.ArgumentParser) -> None:
     """The flag of every command that works on several stores."""
+    # Spark's order is first in, first out: the tasks of the next store fill the cores that the first one leaves free.
     parser.add_argument(
         "--stores-at-once",
         type=int,
@@ -129,7 +132,7 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
             jars = tuple(str(folder / jar.file_name) for jar in pinned.jars)
         else:
             packages = tuple(filter(None, os.environ.get(PACKAGES, default_package()).split(",")))
-            excludes = EXCLUDES
+            excludes = EXCLUDES  # the connector would bring 50 MB of Hadoop that pyspark has already
     elif args.kafka_jars and args.source != "connector":
         raise InvalidRequest("--kafka-jars goes with --source connector: the native source needs no jars")
     home, major = (None, 0) if java is None else (java.home, java.major)
@@ -155,7 +158,7 @@ def session_for(args: argparse.Namespace, out: Output, name: str) -> Iterator[An
     check_libraries()
     place = place_of(args, out)
     with session(name, place) as spark:
-        if not place.local:
+        if not place.local:  # a library that executors lack would else be an error deep within a task
             check_executors(spark)
         yield spark
 

@@ -32,6 +32,7 @@ def check_kinds(log: Log, declared: Iterable[tuple[StoreArgument, TopicInfo]]) -
 def _newest_of(reader: LogReader, info: TopicInfo) -> list[Record]:
     """The newest records of the first partition with records."""
     bounds = reader.bounds([TopicPartition(info.name, number) for number in range(info.partitions)])
+    # One partition is enough: all records of a changelog have the key layout of its kind.
     for partition, one in bounds.items():
         found = newest_records(reader, partition, one, LOOK_RECORDS)
         if found:
@@ -44,6 +45,7 @@ def read_records(reader: LogReader, partition: TopicPartition, bounds: Bounds, l
     records: list[Record] = []
     reader.assign({partition: bounds.begin})
     position = bounds.begin
+    # Up to an end that was read before, or a topic that is written to all the time would never end.
     while position < bounds.end and len(records) < limit:
         for batch in reader.fetch(min(limit - len(records), FETCH_RECORDS)):
             records += [record for record in batch.records if record.offset < bounds.end]

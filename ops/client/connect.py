@@ -166,6 +166,7 @@ class SidecarClient(Closing):
         tls: TlsFiles | None = None,
     ) -> None:
         info = read_info(run_dir)
+        # Before any call: another protocol may mean other things by the same commands.
         if info["protocol"] != PROTOCOL:
             raise InvalidRequest(f"the sidecar speaks protocol {info['protocol']}, this client {PROTOCOL}: update one")
         self.app: str = info["app"]
@@ -195,7 +196,8 @@ class SidecarClient(Closing):
         # A new generation fences every connection and discards its uncommitted changes.
         self._forget_tasks()
         if answer["lease_ms"] is not None and self._beats is None:
-            # At a third of the lease, so that two heartbeats may be lost.
+            # At a third of the lease, so that two heartbeats may be lost. A daemon: the lease of a program that ended
+            # without `close` must run out.
             self._beats = threading.Thread(
                 target=self._beat, args=(answer["lease_ms"] / 3_000,), name="standfast-heartbeat", daemon=True
             )
@@ -250,7 +252,7 @@ class SidecarClient(Closing):
 
     def close(self) -> None:
         """Disconnect; the tasks stay assigned until their lease ends or the next assignment. Twice is fine."""
-        self._closed.set()
+        self._closed.set()  # first, so that no heartbeat renews a lease that the caller has given up
         self._forget_tasks()
         if self._beats is not None:
             self._beats.join()
@@ -259,6 +261,7 @@ class SidecarClient(Closing):
         """One call of the HTTP API; returns its document. Raises the error of the answer."""
         if self._closed.is_set():
             raise Closed(f"the client of application {self.app!r} is closed")
+        # One connection per call: HTTPConnection takes one thread, and heartbeats come from another.
         connection = self._door.connection(TIMEOUT_S)
         headers = {"Content-Type": "application/json"}
         if self._token is not None:

@@ -19,7 +19,7 @@ from standfast.store.results import PUT_NOT_VALID, ValueAndTimestamp, VersionedR
 from standfast.store.specs import StoreSpec
 
 T = TypeVar("T")
-PAGE_ROWS = 1_000
+PAGE_ROWS = 1_000  # a whole range in one reply could pass `limits.reply_max`, which cuts the connection off
 TIME_MAX_MS = 2**63 - 1
 
 

@@ -32,7 +32,7 @@ _ERRORS: dict[str, type[StandfastError]] = {
     "LOADING": NotReady,
     "READONLY": NotReady,
     "BEHIND": NotReady,
-    "NOTASSIGNED": InvalidRequest,
+    "NOTASSIGNED": InvalidRequest,  # not Redis' MOVED, by which cluster clients would redirect
     "FENCED": Fenced,
     "BUSY": Backpressure,
     "MISCONF": DiskFull,
@@ -89,7 +89,7 @@ class Wire:
         except OSError:
             made.close()
             raise
-        self._socket, self._reader = made, made.makefile("rb")
+        self._socket, self._reader = made, made.makefile("rb")  # buffered: a reply is many short reads
         if self._hello:
             self._exchange(self._hello)
 
@@ -105,6 +105,7 @@ class Wire:
 
     def _reply(self) -> Any:
         line = self._reader.readline()
+        # A line without its end is cut off, and its number would be another one.
         if not line.endswith(b"\r\n"):
             raise EOFError("the connection ended")
         kind, rest = line[:1], line[1:-2]
@@ -132,6 +133,7 @@ class Wire:
 def error_of(text: str) -> StandfastError:
     """The library's error for an error reply."""
     word, _, message = text.partition(" ")
+    # All wrong requests begin with ERR, as in Redis, so only the text shows an unknown store.
     if word == "ERR" and ("no store" in message or "no such store" in message):
         return UnknownStore(message)
     return _ERRORS.get(word, InvalidRequest)(message if word in _ERRORS or word == "ERR" else text)

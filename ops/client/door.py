@@ -73,6 +73,7 @@ class Door:
 
     def connection(self, timeout_s: float) -> HTTPConnection:
         """A connection, opened by its first request."""
+        # http.client takes no proxy from the environment, which would see tokens and keys.
         if self.context is None:
             return HTTPConnection(self.host, self.port, timeout=timeout_s)
         return _Named(self.host, self.port, timeout_s, self.context, self.server_name or self.host)
@@ -95,6 +96,7 @@ class _Named(HTTPSConnection):
 
     def connect(self) -> None:
         context, name = self._chosen
+        # http.client expects the certificate to name the host it connects to, which on loopback is an address.
         raw = socket.create_connection((self.host, self.port), self.timeout)
         try:
             self.sock = context.wrap_socket(raw, server_hostname=name)
@@ -116,6 +118,7 @@ def door_at(address: str, tls: TlsFiles | None = None) -> Door:
     host = _UNSPECIFIED.get(split.hostname, split.hostname)
     if split.scheme == "https":
         return Door(host, port, tls.context(), tls.server_name)
+    # Files for TLS on a plain address: the caller believes in an encryption that is not there.
     if tls.given:
         raise InvalidRequest(f"{address} is plain http, which has no certificates: write https, or leave them out")
     return Door(host, port)
@@ -132,7 +135,8 @@ def token_of(path: Path) -> str:
         raise BadConfig([f"{path}: cannot be read: {error.strerror or error}"]) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise BadConfig([f"{path}: others can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
-    text = raw.strip()
+    text = raw.strip()  # editors end a file with a line break
+    # The token goes into a header, which a control character could end.
     if not text or len(text) > TOKEN_BYTES_MAX or not text.isascii() or not text.decode().isprintable():
         raise BadConfig([f"{path}: holds no token: one line of text is wanted"])
     return text.decode()

@@ -106,6 +106,7 @@ def _text(loaded: Loaded, name: str, shown: Any) -> Any:
     """The text `${NAME}` if the file has just that; text around a variable may be secret where the value may be."""
     text = loaded.texts.get(name)
     whole = isinstance(text, str) and _VARIABLE.fullmatch(text) is not None
+    # `${NAME}` alone holds nothing secret, and shows an operator where the value is.
     if text is None or whole:
         return text if whole else shown
     return HIDDEN if shown == HIDDEN or name == "app.log" else text

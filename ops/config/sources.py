@@ -73,6 +73,7 @@ def from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
     for name, value in flags.items():
         if value is not None:
             head, _, rest = name.partition(".")
+            # A name of [kafka] stays whole, since librdkafka's names have dots; the parts of a store's are tables.
             yield Given("command line", (head, *(rest.split(".") if head == "stores" else [rest])), value)
 
 
@@ -127,7 +128,7 @@ def _filled(value: Any, env: Mapping[str, str], missing: list[str], depth: int =
     def put(found: re.Match[str]) -> str:
         name = found[2]
         if found[1]:
-            return f"${{{name}}}"
+            return f"${{{name}}}"  # written as `$${`
         if not _VARIABLE_NAME.fullmatch(name):
             missing.append("${...} must hold the name of an environment variable; write $${ for the text itself")
         elif name not in env:

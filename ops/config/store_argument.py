@@ -102,6 +102,7 @@ def store_spec(store: StoreArgument, policy: TopicPolicy) -> StoreSpec:
     given: dict[str, Any] = {one.name: options[one.word] for one in traits.settings if one.word in options}
     for one in store.from_topic:
         if one.name not in given:
+            # Versioned stores keep old versions by a delay of compaction, windows and sessions rows by their age.
             by_age = traits.kept_by == RETENTION
             given[one.name] = _from_topic(store, one, policy.retention_ms if by_age else policy.min_compaction_lag_ms)
     if "plain" in options:

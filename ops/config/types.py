@@ -92,6 +92,7 @@ class StoreSection:
 
     memory_bytes: int = shown(256 << 20, at_least(SIZE, "1MiB"), "block cache and write buffers")
     cache_bytes: int = shown(10 << 20, SIZE, "record caches of all tasks; 0: every put is logged")
+    # Below the 1,048,588 bytes of a batch that a Kafka broker takes by default.
     value_max_bytes: int = shown(1_000_000, at_least(SIZE, "1B"), "the largest value")
 
 
@@ -101,6 +102,7 @@ class GroupSection:
 
     # Short because a process renews the lease: RocksDB replaying a WAL holds the interpreter, and every thread in it.
     lease_ms: int = shown(1_500, at_least(DURATION, "100ms"), "how long a member may be silent")
+    # The process that renews would go on for an owner that hangs, and no standby would take over.
     max_stall_ms: int = shown(
         30_000, at_least(DURATION, "100ms"), "without progress for so long, a member does not renew its lease"
     )
@@ -118,12 +120,17 @@ class OpsSection:
 class StateSection:
     """[state]: the disk, and restores."""
 
+    # Writes end before the disk is full, so that deletes, commits and flushes, which make room, can go on.
     disk_floor_bytes: int = shown(256 << 20, SIZE, "with less free space the sidecar is not ready and refuses writes")
     restore_workers: int | None = shown(
         None, number(0, 64), "processes of a bulk restore; left out: one a core, at most 4"
     )
+    # Much memory makes few files (500,000 rows of 112 bytes make two), and compacting many costs as much as folding.
     restore_memory_bytes: int = shown(512 << 20, at_least(SIZE, "16MiB"), "rows that these processes may hold together")
+    # Below a million records, batches are faster than workers on two cores.
     bulk_restore_records: int | None = shown(None, number(1), "records from which a cold store is restored in bulk")
+    # Consent to data loss, which nothing else may give: rows beside an empty log may be the last copy, and below the
+    # head of a compacted log records are missing because a person removed them.
     accept_empty_log: bool = shown(False, SWITCH, "an operator's word that rows beside an empty log may go")
     accept_missing_history: bool = shown(False, SWITCH, "an operator's word that a log without its head is enough")
     accept_unreadable_rows: bool = shown(
@@ -137,6 +144,7 @@ class ServeSection:
 
     run_dir: Path | None = shown(None, PATH, "folder of sockets, lock and info file; left out: STATE_DIR/APP/run")
     socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP door in the run folder")
+    # The default run directory lies below the application's, of mode 0700, which the group cannot enter.
     group: str | None = shown(None, GROUP, "group that may use the socket (mode 0660); needs its own run_dir")
     uids: tuple[int, ...] = shown(
         (),
@@ -144,6 +152,7 @@ class ServeSection:
         "users that may connect beside our own and root; none: the group",
     )
     lease_ms: int = shown(10_000, at_least(DURATION, "100ms"), "how long the app may be silent before its tasks close")
+    # One deadline for all steps: several that overlap add up to no bound at all.
     drain_timeout_ms: int = shown(20_000, _INTERVAL, "the one deadline of an orderly stop")
     workers: int = shown(1, number(1, 64), "processes for restores and standbys")
 
@@ -157,6 +166,7 @@ class HttpSection:
     allow_remote: bool = shown(False, SWITCH, "whether host may be reachable from other machines")
     tls_certificate: Path | None = shown(None, PATH, "our certificate and its chain, PEM")
     tls_key_file: Path | None = shown(None, PATH, "its private key, PEM")
+    # Secrets by file only: values of settings reach logs, process lists and `config show`.
     tls_key_password_file: Path | None = shown(None, PATH, "password of that key")
     client_ca: Path | None = shown(None, PATH, "authorities of clients' certificates, PEM: turns mutual TLS on")
     client_names: tuple[str, ...] = shown(
@@ -167,6 +177,7 @@ class HttpSection:
     )
     page: bool = shown(True, SWITCH, "whether the ops page is served")
     allow_quit: bool = shown(False, SWITCH, "whether POST /quitquitquit drains as POST /v1/drain does")
+    # Off, because no other page, log line or metric shows a key or a value.
     peek: bool = shown(False, SWITCH, "whether the page may show the newest records of a changelog, keys and values")
 
 
@@ -175,15 +186,18 @@ class LimitsSection:
     """[limits]: bounds for everything that a client can make the sidecar hold or wait for."""
 
     connections: int = shown(1_000, number(1, 100_000), "connections of the RESP door")
+    # Not for connections that took part in their task's session: a quiet topic must end no application.
     idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a quiet connection is closed, unless it writes")
     command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
     key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key; with its 16 bytes of times")
+    # Checked at the headers, since hiredis makes room for their numbers: 12 bytes reserved 0.8 GB.
     command_max_bytes: int = shown(8 << 20, at_least(SIZE, "1KiB"), "one command with all its arguments")
     batch_ops: int = shown(10_000, number(1, 1 << 20), "commands of one MULTI, or keys of one command")
     batch_max_bytes: int = shown(16 << 20, at_least(SIZE, "1KiB"), "their bytes")
     reply_max_bytes: int = shown(
         32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"
     )
+    # Twenty clients that read nothing took 1.1 GB, each within its own limit.
     replies_max_bytes: int = shown(
         256 << 20, at_least(SIZE, "64KiB"), "those of all clients together; more cuts off who has most of them"
     )

@@ -161,6 +161,7 @@ def list_of(reader: Reader) -> Reader:
     """A list; text is split at commas."""
 
     def parse(value: Any) -> tuple[Any, ...]:
+        # Text comes from variables and flags, which have no lists.
         found = [one.strip() for one in value.split(",") if one.strip()] if isinstance(value, str) else value
         if not isinstance(found, list) or len(found) > LIST_MAX:
             raise ValueError(f"expected a list of at most {LIST_MAX} values")

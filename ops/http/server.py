@@ -3,7 +3,7 @@
     client ──> [ at most 32 connections and requests ] ──> application ──> session (its own lock, committed rows)
 
 Rules of this file: the socket, the thread, limits and the info file. It can be imported without the extra `serve`; only
-an open server needs it. Beyond loopback only where that was asked for. Requests are not logged: their paths hold keys.
+an open server needs it. Beyond loopback only with `allow_remote`. Requests are not logged: their paths hold keys.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Health:
             if verbose or not check.ok or check.degraded
         ]
         lines.append(f"{self.what} check {'passed' if self.ok else 'failed'}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n"  # the last line is the verdict, as etcd and the Kubernetes API server write it
 
     def document(self) -> dict[str, Any]:
         """The answer as JSON."""
@@ -120,6 +120,8 @@ class Health:
 
 def startup(facts: Facts, exclude: Iterable[str] = ()) -> Health:
     """Whether clients may call the instance."""
+    # Kubernetes starts the application only after this probe of a native sidecar, and the application is the one that
+    # assigns tasks: waiting here for the log or a restore would be a deadlock.
     checks = (
         Check("config", ok=True),
         Check("locks", facts.locked, "the locks of run and state directory are not held yet"),
@@ -167,6 +169,7 @@ def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
             not facts.disk_full and (free is None or free >= floor),
             facts.disk_full or f"{free} bytes are free, the floor is {floor}",
         ),
+        # Degraded only: an instance whose standby lags can process, and taking it out of service would help none.
         Check("standbys", True, "; ".join(facts.standbys_behind[:5]), degraded=bool(facts.standbys_behind)),
         Check("log", not facts.log_trouble, facts.log_trouble or facts.log_error, degraded=_log_degraded(facts)),
     )

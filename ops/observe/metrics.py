@@ -39,8 +39,8 @@ from standfast.stream.session.session import Session
 from standfast.stream.session.statistics import SessionStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-CACHE_MS = 1_000
-PROTOCOL = "1"  # of the servers: /v1 and the SF commands
+CACHE_MS = 1_000  # a reading takes the session's lock, however many scrapers there are
+PROTOCOL = "1"  # version of /v1 and of the SF commands
 
 
 class Metrics:
@@ -72,7 +72,7 @@ class Metrics:
 
     def _samples(self) -> Iterator[Sample]:
         started_ms = self._clock.monotonic_ms()
-        yield "build_info", _versions(), 1
+        yield "build_info", _versions(), 1  # before the reading, which may fail: the version is known all the same
         try:
             found = list(self._read())  # whole or not at all: half of the series would look like a revocation
         except StandfastError as error:
@@ -89,6 +89,7 @@ class Metrics:
         else:
             yield "state_dir_free_bytes", (), disk.free
             yield "state_dir_size_bytes", (), disk.total
+        # Prometheus expects these two of a collector that works at scrape time.
         yield "collect_errors_total", (), self._errors
         yield "collect_duration_seconds", (), (self._clock.monotonic_ms() - started_ms) / 1_000
 
@@ -119,8 +120,9 @@ class SidecarMetrics(Metrics):
         super().__init__(lambda: sidecar_samples(read()), clock, state_path)
 
 
+# Workers send their numbers, because prometheus_client's mode for several processes forbids custom collectors.
 def sidecar_samples(reading: SidecarReading) -> Iterator[Sample]:
-    """(short name, label values, value) of everything a sidecar knows."""
+    """(short name, label values, value) of all of a sidecar's metrics."""
     yield from session_samples(replace(reading.statistics, ready=reading.ready))
     if reading.data_door is not None:
         yield from data_door_samples(reading.data_door)

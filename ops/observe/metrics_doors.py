@@ -73,6 +73,7 @@ class HttpNumbers:
         if verb not in HTTP_METHODS:
             return OTHER
         parts = path.split("/", 3)
+        # Two segments only: the names of stores and partitions behind them would be one series each.
         if path in KNOWN_ROOTS:
             return f"{verb} {path}"
         if len(parts) > 2 and parts[1] == "v1" and parts[2] in KNOWN_PATHS:
@@ -114,6 +115,7 @@ def counted(app: App, numbers: HttpNumbers) -> App:
             await send(message)
 
         numbers.inflight += 1
+        # In a finally, so that a client that hangs up is counted too.
         try:
             await app(scope, receive, counting)
         finally:

@@ -42,6 +42,7 @@ PROMOTION_OUTCOMES = ("completed",)
 DROP_REASONS = ("null_key", "late_window")
 RESTORE_REASONS = (NO_LOCAL_STATE, RESUME)  # the ordinary reasons
 RESTORED_FOR = ("assign", "promote")
+# No phase for checkpoints: a position is written in the batch of its rows.
 PHASES = ("fetch", "decode", "write", "ingest", "compact", "idle")
 READS = ("get", "scan")
 WIPE_REASONS = ("corrupt", DIVERGED, POSITION_AHEAD, TRUNCATED, TOMBSTONES_EXPIRED, TOPIC_RECREATED)
@@ -174,10 +175,13 @@ def _held_samples(statistics: SessionStatistics) -> Iterator[Sample]:
 
 
 def _store_samples(task: TaskStatistics, store: StoreStatistics) -> Iterator[Sample]:
+    # Hits and misses of the block cache are missing, since RocksDB counts them only with all of its statistics on:
+    # 100,000 gets then took 292 to 379 ms of processor time instead of 246 to 300.
     labels = (store.store, str(store.partition))
     yield "task_info", (*labels, task.role, task.state), 1
     for op, count in store.ops.items():
         yield "store_ops_total", (*labels, op), count
+    # Each of these is a series per store and partition, of which the budget is 30.
     for name, value in (
         ("changelog_records_total", store.logged_records),
         ("changelog_bytes_total", store.logged_bytes),
@@ -198,6 +202,7 @@ def _store_samples(task: TaskStatistics, store: StoreStatistics) -> Iterator[Sam
         ("late_records_dropped_total", store.late_dropped),
     ):
         yield name, labels, value
+    # Timestamps and not ages: an age would change between scrapes, and stand still when scraping ends.
     if store.position_at_ms > 0:
         yield "checkpoint_timestamp_seconds", labels, store.position_at_ms / MS
     if task.role == "standby":

@@ -179,7 +179,8 @@ def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
     try:
         opened = []
         for task in tasks:
-            check_marker(task.path, task.app, str(task.task))
+            check_marker(task.path, task.app, str(task.task))  # RocksDB would open a directory of any other program
+            # Read-only takes no lock of RocksDB, so a live owner goes on.
             engine = RocksEngine(task.path, shared=shared, read_only=True)
             engines.append(engine)
             opened.append(OfflineStores(task, engine))

@@ -153,6 +153,7 @@ def parse_place(token: str) -> tuple[int, bytes | int]:
 
 def _place(partition: int, place: bytes | int) -> str:
     shape = [partition, place.hex(), 0] if isinstance(place, bytes) else [partition, None, place]
+    # Opaque to clients, so that its form may change, and safe in a query.
     return base64.urlsafe_b64encode(json.dumps(shape).encode()).decode()
 
 
@@ -163,6 +164,7 @@ def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[J
     key, low, high = (_key(part, request, text) for text in (request.key, request.key_from, request.key_to))
     prefix = None if request.prefix is None else _bounded(part, prefix_to_raw(request.prefix, request.key_format))
     # Opened without timestamps, a store with one row per key gives the raw value with its timestamp in front.
+    # This saves a second read of each row.
     store = open_store(replace(spec, timestamped=False) if stamped else spec, part.rows)
     if not set(store.families()) <= part.rows.engine.families():
         return  # declared, but nothing was ever written
@@ -205,6 +207,7 @@ def _key(part: Part, request: ReadRequest, text: str | None) -> bytes | None:
 
 
 def _bounded(part: Part, key: bytes) -> bytes:
+    # An error and no empty answer: the caller would take such a row for absent.
     limit = part.rows.limits.key_bytes
     if len(key) > limit:
         raise TooLarge(f"a key of {len(key)} bytes is over the limit of {limit}: no row of the store can have it")

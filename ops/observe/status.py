@@ -121,6 +121,7 @@ def not_ready_reasons(missing: Iterable[str], tasks: Iterable[Task]) -> list[str
     """Reasons against processing; empty if the instance may process. Standbys and their lag never count."""
     reasons = list(missing)
     for task in tasks:
+        # The gate names a restoring task already, with its progress.
         whole = task.role == "standby" or task.state is TaskState.RUNNING
         if not whole and not any(reason.startswith(f"task {task.id}") for reason in reasons):
             reasons.append(f"task {task.id} is {task.state.value}" + (f": {task.error}" if task.error else ""))

@@ -175,6 +175,7 @@ def _known(kind: Any, document: Json) -> dict[str, Any]:
 
 def _histogram(document: Json) -> Histogram:
     found = Histogram(tuple(one["le"] for one in document["buckets"]))
+    # The document has cumulative counts, as Prometheus has them, and no bucket for infinity: JSON cannot write it.
     below = 0
     for index, count in enumerate([*(one["count"] for one in document["buckets"]), document["count"]]):
         found.counts[index] = count - below

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 Json = Mapping[str, Any]
 Level = Literal["ok", "busy", "warn", "bad"]
-LAG_HIGH = 10_000
-DISK_LOW = 0.1
+LAG_HIGH = 10_000  # the bound of the alert StandfastStandbyLagHigh
+DISK_LOW = 0.1  # the bound of the alert StandfastDiskSpaceLow
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ def verdict(status: Json) -> Verdict:
     if whole < len(active):
         return Verdict("RESTORING", "busy", f"{whole} of {len(active)} tasks whole{_progress(status)}")
     if not status["ready"]:
+        # The log's error first: the tasks that wait for it are only its consequence.
         if status.get("log_error"):
             return Verdict("NOT READY", "bad", status["log_error"])
         return Verdict("NOT READY", "bad", "; ".join(status["missing"][:3]) or "see /readyz?verbose")
@@ -59,6 +60,7 @@ def _degraded(status: Json) -> Iterable[str]:
     yield from status.get("health", {}).get("degraded", ())
     if status.get("standbys_missing"):
         yield f"{status['standbys_missing']} standbys have no instance to be on"
+    # The lock's holder explains the log's error, so only one of the two is named.
     lock = status.get("log_lock")
     if lock:
         yield f"process {lock['pid']} has kept everybody from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
@@ -75,11 +77,13 @@ def _degraded(status: Json) -> Iterable[str]:
 
 
 def _far(store: Json) -> bool:
+    # A paused standby waits for the active's commit, which is as it should be.
     return bool(store["lag"] > LAG_HIGH and not store.get("paused"))
 
 
 def _progress(status: Json) -> str:
     restores = status["restores"]
+    # Over all restores by records, since tasks differ in size by orders of magnitude.
     total = sum(max(one["end"] - one["start"], 0) for one in restores)
     if not total:
         return ""

@@ -34,6 +34,7 @@ from standfast.ops.page.model import (
 DATA = Path(__file__).with_name("data")
 ROWS_MAX = 200
 TASKS_MAX = 2_000  # a thousand tasks are 0.47 MB of page, rendered in 40 ms
+# A state is a word and a shape too, since not every reader sees colours.
 SHAPES = {"running": "●", "restoring": "◐", "standby": "○", "failed": "▲", "created": "◌", "closed": "■"}
 LEVELS = {"ok": "●", "busy": "◐", "warn": "◆", "bad": "▲"}
 PLAIN = str.maketrans("", "", "._-")

@@ -22,7 +22,7 @@ from typing import Literal
 from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of
 
 BEHIND_MS = 60_000
-RISK = 0.1
+RISK = 0.1  # this bound and the next are those of the alert StandfastRetentionRisk
 RISK_RECORDS = 1_000
 LAGS_KEPT = 60  # a minute, at a sample a second
 DONE_KEPT = 20
@@ -209,7 +209,7 @@ def percentile(histogram: Json, share: float) -> str:
 def restore_phases(status: Json) -> str:
     """`fetch 40 %, decode 20 %, write 40 % of 12 s`: the phases of all restores so far; empty before the first."""
     phases = dict(status.get("counters", {}).get("restore_phases_ns", {}))
-    phases.pop("idle", None)  # waiting for the log is no work that could be made faster here
+    phases.pop("idle", None)  # waiting for the log with nothing to do, which is no share of the work
     whole = sum(phases.values())
     shares = [f"{name} {spent * 100 // whole} %" for name, spent in phases.items() if whole and spent * 100 >= whole]
     return f"{', '.join(shares)} of {duration(whole / 1e9)}" if shares else ""

@@ -74,7 +74,7 @@ class OpsPage:
         self._files = {name: (DATA / name).read_bytes() for name in FILES}
         self.routes: list[Route] = [
             Route("/", self._page, methods=["GET"]),
-            Route("/page.json", self._json, methods=["GET"]),
+            Route("/page.json", self._json, methods=["GET"]),  # for polling, where a proxy lets no stream through
             Route("/page-events", _Events(self.feed)),
             *(Route(f"/{name}", self._file, methods=["GET"]) for name in FILES),
         ]

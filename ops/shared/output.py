@@ -66,6 +66,7 @@ class Output:
         kept = [at for at, column in enumerate(columns) if self.wide or column not in wide]
         columns = [columns[at] for at in kept]
         cells = [[shown(row[at]) for at in kept] for row in rows]
+        # Plain columns elsewhere: `awk` and `grep` want one line for each row, whatever the terminal's width.
         if self.pretty:
             _draw(columns, cells, title, right, fold, self.wide)
         else:

@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     parent, program = int(arguments[0]), arguments[1]
     if not bind_to_parent(parent):
         raise SystemExit(1)  # the parent ended before the binding, which would not fire any more
+    # exec and not a child: the starter has recorded this process id, and signals it.
     os.execv(program, arguments[1:])  # noqa: S606
 
 

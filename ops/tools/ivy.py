@@ -49,6 +49,7 @@ def ivy_module(coordinates: list[tuple[str, str, str, str]]) -> str:
         '<info organisation="standfast" module="jars"/><configurations><conf name="default"/></configurations>',
         "<dependencies>",
     ]
+    # Not transitive: the pinned list is complete, and a resolved dependency would be a jar without a digest.
     for group, artifact, version, classifier in coordinates:
         named = f'<artifact name="{artifact}" type="jar" ext="jar" m:classifier="{classifier}"/>' if classifier else ""
         lines.append(

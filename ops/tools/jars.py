@@ -104,6 +104,7 @@ def ensure_jars(jar_set: JarSet, java: Java, say: Say, cache: Path | None = None
         fetched = folder / "jars"
         coordinates = [jar.parts for jar in jar_set.jars]
         try:
+            # Maven first: it takes 11 s for Kafka's jars and Ivy 45 s, and a mirror is set up in its settings.
             if by_maven:
                 fetch_by_maven(coordinates, fetched, folder)
             else:
@@ -152,6 +153,7 @@ def fetch_by_maven(coordinates: list[tuple[str, str, str, str]], target: Path, f
 
 def pom(coordinates: list[tuple[str, str, str, str]], *, transitive: bool = False) -> str:
     """A Maven project that depends on these jars; without `transitive`, on nothing else."""
+    # The pinned list is complete; a resolved dependency would be a jar without a digest.
     nothing_else = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     lines = [
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>',

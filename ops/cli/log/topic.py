@@ -53,6 +53,7 @@ def run_create(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest("how many partitions? give --partitions N")
     policy = changed(TopicPolicy(), _settings(args))
     with closing(_new_log(args, policy, out) or log_of(args)) as log:
+        # Creating is idempotent for an application, but a person's settings would be passed over in silence.
         if log.admin.describe_topic(args.topic) is not None:
             raise InvalidRequest(f"topic {args.topic!r} is there already: change it with standfast topic alter")
         _tell(out, log.admin.create_topic(args.topic, args.partitions, policy))

@@ -92,6 +92,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
             local=_local(settings.state_dir, app, args.local),
         )
         _show(out, plan)
+        # A mistyped name would else look like a reset that had nothing left to do.
         if plan.empty and (near := difflib.get_close_matches(app, set(log.admin.groups()) - {app}, 1, 0.6)):
             out.note(f"the log has an application {near[0]!r}: did you mean that one?")
         if args.dry_run or plan.empty:
@@ -110,6 +111,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
         try:
             carry_out(log, plan, on_step)
         except StandfastError:
+            # An application that started now would meet offsets of the beginning beside changelogs of before.
             if steps:
                 out.note(
                     f"the reset is not complete, {steps} of {len(plan.lines())} steps are done: give the same command "
@@ -118,6 +120,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
             raise
     out.document(_document(plan, dry_run=False, done=True))
     out.line(f"{app}: reset, {steps} steps done")
+    # Rows beside an empty changelog are refused at the start: they may be the last copy.
     if plan.local is None:
         out.note("state directories, here and on other machines, must be cleared too before it starts there")
     return OK

@@ -44,6 +44,7 @@ def run_drain(args: argparse.Namespace) -> int:
         wait_ms = parse_duration(args.wait)
     except ValueError as error:
         raise InvalidRequest(f"--wait is {args.wait!r}: {error}") from error
+    # The sidecar answers once its tasks are closed.
     args.timeout = max(args.timeout, wait_ms / 1_000 + CLOSE_S)
     client_of(args).post("/v1/drain", {"wait_ms": wait_ms})
     print("drained")
@@ -55,7 +56,7 @@ def run_serve(args: argparse.Namespace) -> int:
     from standfast.ops.cli.arguments import config_of
     from standfast.ops.shared.extras import SERVE, require
 
-    require("serve", *SERVE, "uvloop", "hiredis")
+    require("serve", *SERVE, "uvloop", "hiredis")  # first: the import of the sidecar would fail without a remedy
     loaded = config_of(args)
     config = loaded.config
     from standfast.ops.sidecar import serve

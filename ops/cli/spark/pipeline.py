@@ -96,7 +96,7 @@ def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: Op
     from standfast.restore.spark.session import check_libraries
     from standfast.store.errors import InvalidRequest
 
-    check_libraries(report=True)
+    check_libraries(report=True)  # Jinja2 is used by the driver at the very end; a missing one is reported now
     if not (args.out or args.plan):
         raise InvalidRequest("where to? name a new folder with --out FOLDER")
     for check in (file_bytes, split_bytes, stores_at_once):
@@ -127,7 +127,7 @@ def _run(
     from standfast.restore.spark.settle import settled_jobs
 
     folder = Folder(args.out)
-    check_out(folder)  # a folder that cannot be written would else show after the whole run
+    check_out(folder)  # before a session is opened: a folder with a report would else be found after hours
     options = connector_options(log.address) if args.source == "connector" else {}
     about = {
         "looked_at": looked_at,
@@ -138,6 +138,7 @@ def _run(
     split, at_once = split_bytes(args), stores_at_once(args)
     reader = Reader(args.source, options, file_bytes(args), args.include_values, split, at_once)
     session = open_session(args, out, f"standfast pipeline {jobs[0].app}")
+    # Settled in the session: positions of state in object storage are in its databases, which tasks of Spark fetch.
     with session as spark, _steps(out) as steps, settled_jobs(spark, log, jobs) as jobs:
         return run_and_report(spark, log, jobs, folder, steps, about, reader=reader)
 
@@ -164,7 +165,7 @@ def run_and_report(
     ran = {"spark": spark.version, "master": spark.conf.get("spark.master", ""), "ended_ms": clock.wall_ms()}
     summary = summary_of(done, {"app": jobs[0].app, "log": log.address, "out": str(folder), **about, **ran})
     rows = [row for one in done.stores for row in one.found]
-    write_pipeline_report(folder, summary, rows)
+    write_pipeline_report(folder, summary, rows)  # its summary last: a folder that has one is complete
     return done, summary
 
 
@@ -237,6 +238,7 @@ class _Steps:
         self.at = bar.at
 
     def step(self, number: int, total: int, what: str) -> None:
+        # A line each for the logs of a cluster, where a bar would be thousands of lines.
         if self._lines:
             print(f"step {number} of {total}: {what}", file=sys.stderr, flush=True)
         else:

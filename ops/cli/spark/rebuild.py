@@ -83,6 +83,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
         what = preflight(log, app, spec, partitions=args.partition, until=until, allow_truncated=args.allow_truncated)
         if args.plan:
             return _show_plan(what, out)
+        # After the plan, which needs the log alone and works without Spark.
         from standfast.restore.spark.session import check_libraries
 
         check_libraries()
@@ -241,6 +242,7 @@ def _show(done: Rebuilt, out: Output) -> int:
     out.table(columns, [[one[name] for name in columns] for one in partitions], right=columns[:-1], wide=hidden)
     for line in done.warnings:
         out.note(line)
+    # Records without a key are skipped, as Kafka Streams does; counted, so that the numbers add up.
     if done.skipped:
         out.note(skipped_text(f"store {manifest.store}", done.skipped))
     seconds = max(done.elapsed_ms, 1) / 1_000

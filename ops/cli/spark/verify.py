@@ -92,6 +92,7 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
 
 def on_spark(args: argparse.Namespace) -> bool:
     """Whether a flag demands Spark."""
+    # A flag that only Spark knows must not be passed over without --spark.
     return bool(
         args.spark
         or args.master
@@ -120,6 +121,7 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
 
         return run_verify_spark(args, out)
     tasks = _tasks(args)
+    # Read before the files are opened: an owner that ends in between may have written to them.
     app, owner = tasks[0].app, tasks[0].owner_pid
     with closing(log_of(args)) as log, open_tasks(tasks) as opened:
         if owner is not None:
@@ -239,6 +241,7 @@ def _verify(
                 # Without the flag only sizes and hashes: whole values would go to terminals and files.
                 value_max=VALUE_MAX_BYTES if args.include_values else 0,
                 on_records=bar.advance,
+                # Records of a source topic pass through the serdes: without these, rows that differ prove nothing.
                 serdes_unknown=[name for name in stores if one.custom_serdes(name)],
             )
     return verdicts, sorted({line for _, left_out in selected for line in left_out})
@@ -266,6 +269,7 @@ def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore
         else:
             part = opened.part(each)
             stores[each] = open_store(part.spec, part.rows)
+    # A store that was named and cannot be verified is an error, and no note beside "equal".
     if name is not None and left_out:
         raise InvalidRequest(f"{left_out[0]}: verify another store")
     if name is not None and not stores:
@@ -328,11 +332,13 @@ def _difference(kind: str, row: Found) -> Json:
     def side(found: RowSide | None) -> Json | None:
         if found is None:
             return None
+        # Sizes and hashes show a difference without its contents; values only with --include-values.
         told = {"timestamp": found.timestamp, "value_bytes": found.value_bytes, "hash": found.hash_hex}
         return told if found.value is None else told | {"value_hex": hex_text(found.value)}
 
     return {
         "row": row.kind,
+        # Keys of windows and sessions hold their times in binary, which would be hex.
         "key": bytes_text(row.key) if TRAITS[kind].times is None else key_text(kind, row.key),
         "key_hex": hex_text(row.key),
         "log": side(row.log),

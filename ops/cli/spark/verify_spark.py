@@ -49,7 +49,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 
-    check_libraries(report=args.report is not None)
+    check_libraries(report=args.report is not None)  # Jinja2 too, where a page is to be made at the end
     if not 0 < args.sample <= 1:
         raise InvalidRequest(f"--sample is {args.sample}: give a share of the keys, above 0 and up to 1")
     for check in (split_bytes, stores_at_once):
@@ -91,7 +91,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     out.document(summary)
     show(verdicts, out)
     said = verdict_text(verdict, indeterminate(verdicts))
-    if args.sample < 1:
+    if args.sample < 1:  # or "equal" would speak for rows that were never compared
         said += f", of a sample of {args.sample:.4%} of the keys"
     out.line(f"{places[0].app}: {said}" + (f" (report: {args.report})" if args.report else ""))
     return EXIT_CODES[verdict]
@@ -112,6 +112,7 @@ def _verify(
     options = connector_options(log.address) if args.source == "connector" else {}
     bound, at_once = split_bytes(args), stores_at_once(args)
     session = open_session(args, out, "standfast verify")
+    # Settled in the session: positions of state in object storage are in its databases, which tasks of Spark fetch.
     with session as spark, settled(spark, log, plans) as plans, part_progress(out, "verifying") as bar:
         progress = Progress(len(plans), lambda _number, _total, what: bar.describe(what), bar.at)
 

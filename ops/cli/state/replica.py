@@ -69,7 +69,7 @@ def run_replica(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest("which stores of whom? give --app ID, --log ADDRESS and --store NAME:KIND, each of them")
     if not 0 <= args.port < 1 << 16:
         raise InvalidRequest(f"--port is {args.port}: give 1 to 65535, or 0 for a free one")
-    state_dir = settings.state_dir or _default_dir()
+    state_dir = settings.state_dir or _default_dir()  # a fixed one, so that a second start continues
     replica = Replica(
         settings.app,
         log=settings.log,
@@ -135,12 +135,13 @@ def _specs(args: argparse.Namespace, app: str) -> list[StoreSpec]:
     for text in args.store:
         try:
             stores.append(parse_store(text))
-        except BadConfig as error:
+        except BadConfig as error:  # the problems of all stores are reported at once
             problems += error.problems
     if problems:
         raise BadConfig(problems)
     with closing(log_of(args)) as log:
         topics = [foreign_changelog(log.admin, app, store.name, store.changelog_of(app)) for store in stores]
+        # A wrong declaration would make wrong rows of a foreign application's records, and no error.
         check_kinds(log, zip(stores, topics, strict=True))
     return [store_spec(store, topic.policy) for store, topic in zip(stores, topics, strict=True)]
 

@@ -59,7 +59,7 @@ def run_read(args: argparse.Namespace, out: Output) -> int:
     request = _request(args)
     try:
         document = _offline_rows(args, request, out) if args.offline is not None else _live_rows(args, request)
-    except NotFound as absent:
+    except NotFound as absent:  # an absent row is an answer: no `error:` line, and exit code 1
         out.document({"schema": ERROR_SCHEMA, "error": "NotFound", "message": str(absent), "exit_code": NEGATIVE})
         out.note(str(absent))
         return NEGATIVE
@@ -116,7 +116,7 @@ def _live_rows(args: argparse.Namespace, request: ReadRequest) -> Json:
         "prefix": request.prefix,
         "as_of": request.as_of,
         "partition": request.partition,
-        "limit": None if request.verb == "get" else request.limit,
+        "limit": None if request.verb == "get" else request.limit,  # the server refuses parameters of other verbs
         "stale": 1 if args.stale else None,
         "key_format": request.key_format,
     }
@@ -139,6 +139,7 @@ def _flags_for(args: argparse.Namespace, refusal: Json) -> str:
     if args.stale:
         return alone
     stale = "--stale for rows of a standby or a restore, which may lack the newest records"
+    # A sidecar's worker reads pages of one partition at a time, so that its pipe never fills.
     return f"{stale} (a sidecar reads them with --partition P only)" if args.partition is None else stale
 
 
@@ -158,7 +159,7 @@ def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -
         having = [stores for stores in opened if request.store in stores.definitions] or opened
         parts = [stores.part(request.store) for stores in having]
         answer = read(parts, request)
-        custom = having[0].custom_serdes(request.store)
+        custom = having[0].custom_serdes(request.store)  # the definition holds names of serdes, and not their code
         found = document(tasks[0].app, request, parts, answer)
     owner = tasks[0].owner_pid
     found["offline"] = str(args.offline)

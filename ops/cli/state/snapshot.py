@@ -36,7 +36,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_create(args: argparse.Namespace, out: Output) -> int:
     """snapshot create."""
-    args.timeout = max(args.timeout, COPY_S)
+    args.timeout = max(args.timeout, COPY_S)  # giving up would not end the copy
     made = client_of(args).post(PATH, {"name": args.name})
     out.document(made)
     rows = [

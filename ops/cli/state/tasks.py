@@ -64,6 +64,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
 
 def run_health(args: argparse.Namespace, out: Output) -> int:
     """health."""
+    # `ask`, because 503 is an answer here, with the checks in its document.
     _, document = client_of(args).ask("/readyz" if args.ready else "/startupz" if args.startup else "/livez")
     out.document(document)
     check, ok = document["check"], document["ok"]
@@ -90,6 +91,7 @@ def show_status(status: Json, out: Output) -> None:
         out.line(f"- process {lock['pid']} has kept everybody from writing to the log for {seconds:.1f} s")
     if status.get("log_error"):
         out.line(f"- {status['log_error']}")
+    # Ends and lags stay as they were read last while the log does not answer.
     if status.get("log_read_ms_ago", 0) >= OLD_MS:
         out.line(f"- ends and lags are {status['log_read_ms_ago'] / 1_000:.1f} s old: the log could not be read since")
     columns = ("task", "role", "state", "epoch", "buffer bytes", "sources")
