@@ -141,7 +141,7 @@ def client_of(args: argparse.Namespace) -> Client:
     from standfast.ops.client.client import Client
     from standfast.ops.client.door import TlsFiles, token_of
 
-    if args.timeout <= 0:
+    if args.timeout <= 0:  # a socket's time-out of 0 means non-blocking, which fails at once with another error
         raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
     if args.url is not None and args.run_dir is not None:
         raise InvalidRequest("--url and --run-dir both say which instance: give one of them")

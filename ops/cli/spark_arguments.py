@@ -207,6 +207,7 @@ def part_progress(out: Output, what: str) -> Iterator[PartBar]:
 
 def _check_jars(jars: Sequence[str]) -> None:
     """Refuse absent jars: Spark goes on without them, and fails much later."""
+    # Spark itself fetches jars by address.
     absent = [jar for jar in jars if "://" not in jar and not Path(jar).is_file()]
     if absent:
         raise InvalidRequest(f"--kafka-jars: {', '.join(absent)} does not exist: check the path")

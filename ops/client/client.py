@@ -123,7 +123,7 @@ class Client:
             connection.request(method, target, body, headers)
             response = connection.getresponse()
             answer = response.read(REPLY_BYTES_MAX)  # another program on this port may send without end
-        except TimeoutError as error:
+        except TimeoutError as error:  # before OSError, whose subclass it is: the instance is there and slow
             raise Unavailable(
                 f"{where} did not answer within {self._timeout_s} s: try again, or raise --timeout"
             ) from error

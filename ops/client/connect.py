@@ -215,6 +215,7 @@ class SidecarClient(Closing):
             answer = self.ask("GET", f"/v1/ready?wait={wait_ms}")
             if answer["ready"]:
                 return
+            # Waiting would not end: after a lease's end or a take-over, tasks open only by a new assignment.
             if answer.get("idle"):
                 raise Fenced(f"{answer['idle']}, and its tasks are closed: assign them under a larger generation")
             if answer.get("fenced"):

@@ -94,6 +94,7 @@ def _of_http(config: Config) -> Problems:
 
 def _of_serve(config: Config) -> Problems:
     serve = config.serve
+    # The mode of the state directory stays 0700, since its files hold every row.
     if serve.group is not None and _below_state(config):
         yield (
             "serve.group",

@@ -69,7 +69,7 @@ def look(
 
 def refuse_running(log: Log, app: str) -> None:
     """Raise NotReady while the application has live members or consumers."""
-    # Members renew leases, which an external consumer alone does not; consumers are asked of Kafka's group.
+    # Both, because a consumer of another program in the group holds no lease of ours.
     group = log.group(app)
     members = [member.member_id for member in group.view().members]
     group.close()

@@ -127,7 +127,7 @@ def timed(
         def __init__(self, config: uvicorn.Config, *args: Any, **options: Any) -> None:
             super().__init__(config, *args, **options)
             self.conn = _Unambiguous(config.h11_max_incomplete_event_size or HEAD_BYTES)
-            # Paths hold keys. uvicorn's own setting is overruled by the level of its access logger.
+            # Paths hold keys, and uvicorn logs them wherever the program has set up a logging handler.
             self.access_log = False
 
         def connection_made(self, transport: Any) -> None:

@@ -113,11 +113,13 @@ def _is_standby(task: Task) -> bool:
 
 def _parameters(query: str, allowed: frozenset[str]) -> dict[str, str]:
     try:
+        # Strict, since a byte that was replaced would read another key.
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
     except ValueError as error:
         raise InvalidRequest(f"the query is not readable ({error}): percent-encode UTF-8") from error
     values: dict[str, str] = {}
     for name, value in pairs:
+        # A misspelt bound that was passed over would read the whole store.
         if name not in allowed:
             raise InvalidRequest(f"no parameter {name!r}{nearest(name, sorted(allowed))}")
         if name in values:
@@ -150,7 +152,7 @@ def _number(values: Mapping[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:  # 18 digits fit in 64 bits
         raise InvalidRequest(f"{name} is {text!r}: give a whole number from 0")
     return int(text)
 

@@ -144,7 +144,7 @@ def _by_store_samples(statistics: SessionStatistics) -> Iterator[Sample]:
         yield from _histograms("store_op_duration_seconds", store, READS, counters.store_read_seconds)
         for reason in sorted({*WIPE_REASONS, *(why for name, why in counters.store_wipes if name == store)}):
             yield "store_wipes_total", (store, reason), counters.store_wipes[store, reason]
-        if max(seen_ms) >= 0:
+        if max(seen_ms) >= 0:  # else no range read is open, and the oldest has no time
             oldest_ms = min(at_ms for at_ms in seen_ms if at_ms >= 0)
             yield "store_oldest_iterator_timestamp_seconds", (store,), oldest_ms / MS
 

@@ -87,10 +87,11 @@ class Feed:
 
     async def page(self) -> Page:
         """The current page; readings within half a second are shared."""
-        async with self._lock:
+        async with self._lock:  # readers that come at the same moment share one reading
             now_ms = self._clock.monotonic_ms()
             if self._page_ms is None or now_ms - self._page_ms >= SHARED_MS:
                 page = await in_thread(self._render)
+                # An unchanged page keeps its name, so that a browser that connects again is sent nothing.
                 if page != self._page:
                     self._seen = secrets.token_hex(8)
                 self._page, self._page_ms = page, now_ms

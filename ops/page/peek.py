@@ -45,6 +45,7 @@ Look = Callable[[str, int], Looked]  # called in a thread; raises errors of the 
 
 def look(log: Log, changelog: TopicPartition) -> Looked:
     """Read the end of a changelog, by a reader of its own."""
+    # Not by the session's reader, which holds the positions of its tasks.
     reader = log.reader()
     try:
         bounds = reader.bounds([changelog])[changelog]

@@ -40,7 +40,7 @@ class JsonLines(logging.Formatter):
             line["audit"] = json.loads(message)
         else:
             line["message"] = message
-        if record.exc_info:
+        if record.exc_info:  # in a field, since a traceback has many lines and an event one
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
 

@@ -156,6 +156,7 @@ class Broker:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold the directory while starting."""
+        # Two starts at the same moment would format one data folder, and run two brokers on it.
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -220,10 +221,12 @@ class Broker:
 
     def _launch(self, program: list[str], port: int, version: str, java: Path) -> None:
         """Start the process and wait until it answers; if it does not, end it and remove its file."""
+        # Only at a start, since a running broker writes to the file that it has open.
         if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX:
             self.log_path.replace(self.log_path.with_name("broker.log.1"))
         command = [*program, "kafka.Kafka", str(self.directory / "server.properties")]
         if self._bound:
+            # -P, because modules in the broker's directory must not be imported.
             command = [sys.executable, "-P", "-m", "standfast.ops.tools.bound_exec", str(os.getpid()), *command]
         with self.log_path.open("ab") as log:
             log_from = log.tell()

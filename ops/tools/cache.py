@@ -40,6 +40,7 @@ def fetching(cache: Path, say: Say) -> Iterator[Path]:
     except OSError as error:
         raise Unavailable(f"cache folder {cache} cannot be used ({error}): name another with {VARIABLE}") from error
     try:
+        # One download for all processes: those that waited find the files in place.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

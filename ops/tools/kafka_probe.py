@@ -43,6 +43,7 @@ def live_nodes(host: str, port: int, timeout_s: float) -> list[Node] | None:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             (size,) = struct.unpack(">i", _exactly(connection, 4))
+            # The first bytes of another protocol are a length too, such as 1.2 GB for "HTTP".
             if not 0 < size <= ANSWER_BYTES_MAX:
                 return None
             return parse_answer(_exactly(connection, size))

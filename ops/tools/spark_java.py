@@ -34,6 +34,7 @@ def spark_java(say: Say, cache: Path | None = None) -> Java:
     """A runtime for Spark; fetched if the machine has none of a fitting version. Raises Unavailable if that fails."""
     cache = cache or cache_dir()
     java = ensure_java(say, cache, major_max=MAJOR_MAX)
+    # The machine's own Java is a whole JDK or JRE, which has the module.
     return replace(java, path=wrapped(java.path, cache)) if java.fetched else java
 
 

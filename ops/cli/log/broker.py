@@ -2,7 +2,7 @@
 
     --dir D     its directory; else $XDG_STATE_HOME/standfast/broker, or ~/.local/state/standfast/broker
 
-Rules of this file: arguments and words; `broker` does the work. Repeating `up` or `down` is fine.
+Rules of this file: arguments and messages; `broker` does the work. Repeating `up` or `down` is fine.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def run_down(args: argparse.Namespace, out: Output) -> int:
 def _directory(args: argparse.Namespace) -> Path:
     if args.dir is not None:
         return Path(args.dir).absolute()
+    # State and no cache: topics outlive the broker, and must not be cleared away.
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local/state") / "standfast/broker"
 

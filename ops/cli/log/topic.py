@@ -5,7 +5,7 @@
 
 `create` makes an embedded log that is absent; all other commands but those that run an application refuse one.
 
-Rules of this file: arguments and words; it works alike on both logs. Settings have Kafka's names.
+Rules of this file: arguments and messages; it works alike on both logs. Settings have Kafka's names.
 """
 
 from __future__ import annotations

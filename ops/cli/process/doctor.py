@@ -2,7 +2,7 @@
 
     standfast doctor --app NAME --log ADDRESS [--state-dir DIR] [--store NAME:KIND[:OPTIONS]]... [--source TOPIC]...
 
-Rules of this file: arguments and words; `doctor` looks, the rules judge. It changes nothing, and may run beside the
+Rules of this file: arguments and messages; `doctor` looks, the rules judge. It changes nothing, and may run beside the
 application.
 """
 

@@ -1,8 +1,8 @@
-"""The command reset: make an application start again from nothing.
+"""The command reset: make an application start over.
 
     standfast reset --app NAME --log ADDRESS [--state-dir DIR [--local aside|remove|keep]] [--to WHERE]... [--dry-run]
 
-Rules of this file: arguments, confirmation and words; `reset_plan` decides, `reset` carries it out. Without --yes it
+Rules of this file: arguments, confirmation and messages; `reset_plan` decides, `reset` carries it out. Without --yes it
 asks for the application's name, and without a terminal to ask on it refuses.
 """
 

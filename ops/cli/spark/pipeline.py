@@ -211,6 +211,7 @@ def _jobs(args: argparse.Namespace, log: Log, looked_at: str) -> list[StoreJob]:
         partitions = None if args.partition is None else [args.partition]
         specs = [_spec(log, app, text) for text in args.stores]
         names = [spec.name for spec in specs]
+        # Two jobs would write to one folder.
         if len(set(names)) != len(names):
             raise InvalidRequest(f"--store names a store twice: {', '.join(names)}")
         return jobs_of_log(log, app, specs, partitions=partitions, allow_truncated=args.allow_truncated)

@@ -2,8 +2,8 @@
 
     standfast replica --app ID --log kafka://host:9092 --store NAME:KIND[:OPTIONS]... [--state-dir DIR] [--port P]
 
-Rules of this file: arguments, signals and words; `standfast.stream.session.replica` follows, the HTTP server answers.
-It ends in order on SIGTERM and Ctrl-C, and a second start continues at the stored positions.
+Rules of this file: arguments, signals and messages; `standfast.stream.session.replica` follows, the HTTP server
+answers. It ends in order on SIGTERM and Ctrl-C, and a second start continues at the stored positions.
 """
 
 from __future__ import annotations

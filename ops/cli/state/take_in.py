@@ -55,7 +55,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     settings = settings_of(args)
     if settings.state_dir is None:
         raise InvalidRequest("where to? name the state directory with --state-dir DIR")
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # copies of folders in object storage are removed, also after an error
         folders = [_local(folder, stack) for folder in args.folders]
         log = None
         if settings.log is not None:

@@ -29,7 +29,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("lag", "how far each store is from the end of its changelog", show_lag),
     ):
         parser = subparsers.add_parser(name, help=text, description=f"Show {text}.")
-        offline = () if name == "lag" else ("offline",)
+        offline = () if name == "lag" else ("offline",)  # the end of a changelog is in no file
         prints(parser, run_status, "json", "wide", "instance", *offline, show=show, document=name)
         parser.add_argument("--watch", type=float, metavar="S", help="show it again every S seconds, until interrupted")
     _register_health(subparsers)
