@@ -117,8 +117,7 @@ def let_go(app: App) -> App:
 def timed(
     timeout_s: float, protocol: type[H11Protocol] = H11Protocol, *, connections_max: int | None = None
 ) -> type[H11Protocol]:
-    """The protocol with a deadline of `timeout_s` for receiving each request, and at most `connections_max`
-    connections."""
+    """The protocol with `timeout_s` for receiving each request, and at most `connections_max` connections."""
 
     class Timed(protocol):  # type: ignore[misc, valid-type]
         _deadline: asyncio.TimerHandle | None = None
@@ -127,8 +126,7 @@ def timed(
         def __init__(self, config: uvicorn.Config, *args: Any, **options: Any) -> None:
             super().__init__(config, *args, **options)
             self.conn = _Unambiguous(config.h11_max_incomplete_event_size or HEAD_BYTES)
-            # Paths hold keys, and uvicorn logs them wherever the program has set up a logging handler.
-            self.access_log = False
+            self.access_log = False  # paths hold keys, and uvicorn logs them if the program has any log handler
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
