@@ -1,6 +1,6 @@
 """`python -m standfast.ops.cli`.
 
-Rules of this file: none but to call the command.
+Rules of this file: it only calls the command.
 """
 
 from standfast.ops.cli.command_line import main

@@ -1,6 +1,6 @@
-"""Arguments that several commands share, and finding what they name.
+"""Arguments that several commands share, and the instance, files or log that they name.
 
-Rules of this file: flags only, and cheap to import; whoever needs the instance, the files or the log asks here.
+Rules of this file: flags only, and cheap to import; commands get the instance, the files or the log from here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 TIMEOUT_DEFAULT_S = 10.0
 
 
-# Flags that several commands share, beside `instance` and `times`, which are several each.
+# Flags that several commands share; `instance` and `times`, which are groups of flags, are added below.
 FLAGS: dict[str, dict[str, Any]] = {
     "json": {"action": "store_true", "help": "one JSON document instead of a table"},
-    # of a command whose table has more columns than a narrow terminal
+    # for a command whose table has more columns than a narrow terminal
     "wide": {"action": "store_true", "help": "all columns, each row on one line however long it is"},
     "config": {"type": Path, "metavar": "FILE", "help": "settings in TOML; flags win over it"},
     "offline": {
@@ -44,7 +44,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 
 def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add shared flags, in order: those of FLAGS, `times`, or `instance`."""
+    """Add shared flags, in order: names of FLAGS, `times`, or `instance`."""
     for name in names:
         if name == "instance":
             _add_instance(parser)
@@ -61,7 +61,7 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
 def prints(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace, Output], int], *flags: str, **defaults: Any
 ) -> None:
-    """Let a command run `run`, which prints through Output; `flags` are the shared ones that it has beside its own."""
+    """Let a command run `run`, which prints through Output; `flags` are its shared flags."""
 
     def handle(args: argparse.Namespace) -> int:
         from standfast.ops.shared.output import Output
@@ -74,7 +74,7 @@ def prints(
 
 
 def is_url(state: Any) -> bool:
-    """Whether `--state-dir` is an address, as s3://bucket/path, and no folder of this machine."""
+    """Whether `--state-dir` is an address, such as s3://bucket/path, and no folder of this machine."""
     return isinstance(state, str) and "://" in state
 
 
@@ -91,7 +91,7 @@ def time_of(text: str) -> int:
 
 
 def _add_instance(parser: argparse.ArgumentParser) -> None:
-    """How to find a running instance."""
+    """Flags that find a running instance and authenticate to it."""
     where = parser.add_argument_group("which instance")
     where.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory, on this machine")
     where.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
@@ -108,12 +108,13 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(args: argparse.Namespace) -> Loaded:
-    """All settings of --config, the environment and --set, the later one winning. Raises BadConfig, InvalidRequest."""
+    """All settings of --config, the environment and --set; later sources win. Raises BadConfig, InvalidRequest."""
     from standfast.ops.config.config import load_config
 
     flags: dict[str, Any] = {}
     for one in args.set:
         name, separator, value = one.partition("=")
+        # The error does not repeat the text, which may hold a secret.
         if not separator or "." not in name:
             raise InvalidRequest("--set wants SECTION.KEY=VALUE, as in --set http.port=8080")
         flags[name] = value
@@ -121,11 +122,12 @@ def config_of(args: argparse.Namespace) -> Loaded:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Settings of --config, the environment and the flags, the later one winning."""
+    """Settings of --config, the environment and the flags; later sources win."""
     from standfast.ops.config.config import load_settings
 
     state_dir = getattr(args, "state_dir", None)
-    state_dir = None if is_url(state_dir) else state_dir  # who takes one asks for it itself
+    # The settings refuse an address, which would else become a folder `s3:`; commands that take one read the flag.
+    state_dir = None if is_url(state_dir) else state_dir
     flags: dict[str, Any] = {
         "app.name": getattr(args, "app", None),
         "app.log": getattr(args, "log", None),
@@ -135,11 +137,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def client_of(args: argparse.Namespace) -> Client:
-    """The running instance that the flags name."""
+    """A client of the running instance that the flags name."""
     from standfast.ops.client.client import Client
     from standfast.ops.client.door import TlsFiles, token_of
 
-    if args.timeout <= 0:
+    if args.timeout <= 0:  # a socket's time-out of 0 means non-blocking, which fails at once with another error
         raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
     if args.url is not None and args.run_dir is not None:
         raise InvalidRequest("--url and --run-dir both say which instance: give one of them")
@@ -153,7 +155,7 @@ def client_of(args: argparse.Namespace) -> Client:
 
 
 def state_path_of(args: argparse.Namespace) -> Path:
-    """`<state_dir>/<app>` of the instance that the flags name by its state directory."""
+    """`<state_dir>/<app>` of the instance whose state directory the flags name."""
     from standfast.ops.shared.run_file import find_app
 
     settings = settings_of(args)
@@ -167,7 +169,7 @@ def state_path_of(args: argparse.Namespace) -> Path:
 
 
 def owned(pid: int) -> str:
-    """What files of a running owner may lack."""
+    """The note about rows that the files of a running owner may lack."""
     return f"pid {pid} owns these files and is running: its newest rows may be missing here"
 
 
@@ -188,10 +190,12 @@ def log_of(args: argparse.Namespace) -> Log:
     address = log_address_of(args)
     where = parse_address(address)
     if isinstance(where, SqliteAddress):
+        # Opening would make an empty log at a mistyped address, beside which every store looks wrong.
         if not Path(where.path).exists():
             raise Unavailable(f"log {address} does not exist ({Path(where.path).absolute()}): check the address")
+        # SQLite takes an empty file for a new database and would fill it.
         if Path(where.path).is_file() and not Path(where.path).stat().st_size:
             raise damaged(where.path, "is empty, it has 0 bytes: restore a copy, or remove it to begin a new log")
     else:
-        check_listening(where.servers)
+        check_listening(where.servers)  # at once, where the client would try until its time-out
     return open_log(address)

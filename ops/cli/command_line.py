@@ -1,10 +1,10 @@
-"""The command `standfast`: reads the command line and hands over to the module that does the work.
+"""The command `standfast`: parses the command line and calls the module of the command.
 
     cli.main ──> module.register(subparsers) of each COMMAND_MODULES ──> args.handler(args) ──> exit code
 
-Rules of this file: arguments and exit codes only. Modules of commands import heavy things inside their handlers, so
+Rules of this file: arguments and exit codes only. Modules of commands import heavy libraries inside their handlers, so
 that `standfast --version` and `--help` answer at once. A handler takes the arguments and returns an exit code, or
-raises; errors become exit codes in `guard`. Must not know how anything is stored.
+raises; errors become exit codes in `guard`. It knows nothing of storage.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib import import_module
 from standfast._version import __version__
 
 EXIT_USAGE = 2
+# In the order of --help. Only this table names bench and demo, which no other part may import.
 COMMAND_MODULES = (
     "standfast.ops.cli.process.serve",
     "standfast.ops.cli.state.tasks",
@@ -57,12 +58,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; `argv` is without the program's name (default: the process's own). Returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments == ["--version"]:
-        print(f"standfast {__version__}")  # without reading in every command
+        print(f"standfast {__version__}")  # without importing the module of every command
         return 0
     parser = build_parser()
     try:
         args = parser.parse_args(arguments)
-    except SystemExit as stopped:  # --help, or a usage error that argparse has told
+    except SystemExit as stopped:  # --help, or a usage error that argparse has printed
         return stopped.code if isinstance(stopped.code, int) else EXIT_USAGE
     if args.command is None:
         parser.print_help(sys.stderr)
@@ -71,12 +72,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the handler of parsed arguments; every way it may end becomes an exit code."""
+    """Run the handler of parsed arguments; each of its ends becomes an exit code."""
     from standfast.ops.shared.guard import error_printed, guard
 
     def handle() -> int:
         code: int = args.handler(args)
-        sys.stdout.flush()
+        sys.stdout.flush()  # within `guard`: a closed pipe would else show only as the interpreter exits
         return code
 
     def on_error(error: BaseException) -> None:
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return guard(handle, on_error)
     except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`). Python would complain once more when it exits.
+        # The reader of our output has closed the pipe (`| head`). Python would report that once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

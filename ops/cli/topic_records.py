@@ -1,6 +1,6 @@
-"""A few records of a topic for commands: the first ones, the newest, and what they say of a store that is declared.
+"""Reads of a few records of a topic for commands: the first, the newest, and a check of a declared store's kind.
 
-Rules of this file: it reads up to a bound that was asked for before, and so ends. It changes nothing.
+Rules of this file: it reads up to an end that was read before, and so ends. It changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FETCH_RECORDS = 2_000
 
 
 def check_kinds(log: Log, declared: Iterable[tuple[StoreArgument, TopicInfo]]) -> None:
-    """Raise BadConfig for each store whose changelog is certainly of another kind; a source topic may be anything."""
+    """Raise BadConfig for each store whose changelog is certainly of another kind; a source topic may hold any."""
     reader = log.reader()
     problems = []
     for store, info in declared:
@@ -30,8 +30,9 @@ def check_kinds(log: Log, declared: Iterable[tuple[StoreArgument, TopicInfo]]) -
 
 
 def _newest_of(reader: LogReader, info: TopicInfo) -> list[Record]:
-    """The newest records of the first partition that has some."""
+    """The newest records of the first partition with records."""
     bounds = reader.bounds([TopicPartition(info.name, number) for number in range(info.partitions)])
+    # One partition is enough: all records of a changelog have the key layout of its kind.
     for partition, one in bounds.items():
         found = newest_records(reader, partition, one, LOOK_RECORDS)
         if found:
@@ -44,6 +45,7 @@ def read_records(reader: LogReader, partition: TopicPartition, bounds: Bounds, l
     records: list[Record] = []
     reader.assign({partition: bounds.begin})
     position = bounds.begin
+    # Up to an end that was read before, or a topic that is written to all the time would never end.
     while position < bounds.end and len(records) < limit:
         for batch in reader.fetch(min(limit - len(records), FETCH_RECORDS)):
             records += [record for record in batch.records if record.offset < bounds.end]
@@ -52,7 +54,7 @@ def read_records(reader: LogReader, partition: TopicPartition, bounds: Bounds, l
 
 
 def newest_records(reader: LogReader, partition: TopicPartition, bounds: Bounds, limit: int) -> list[Record]:
-    """The last `limit` records. Offsets may have gaps, so it looks back twice as far until there are enough."""
+    """The last `limit` records. Offsets may have gaps, so it looks twice as far back until there are enough."""
     back = limit
     while True:
         start = max(bounds.begin, bounds.end - back)

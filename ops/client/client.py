@@ -1,7 +1,7 @@
-"""Talking to a running instance over its HTTP door.
+"""A client of a running instance's HTTP API.
 
-Rules of this file: finds the door by an info file or an address, asks once, gives the JSON back. An error of the
-instance is raised here as the same class, so that exit codes are the same on both sides. No proxy is ever used.
+Rules of this file: it finds the server by an info file or an address, sends one request, returns the JSON. An error of
+the instance is raised here as the same class, so that exit codes are the same on both sides. No proxy is ever used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPLY_BYTES_MAX = 256 << 20
 
 
 class Client:
-    """One instance. `instance` is what its info file said, None if an address was given."""
+    """One instance. `instance` is the id from its info file, None if an address was given."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Client:
         token: str | None = None,
         tls: TlsFiles | None = None,
     ) -> Client:
-        """The sidecar of a run directory, which has the token of its owner's tools. Raises Unavailable."""
+        """The sidecar of a run directory, whose info file has the token of its owner's tools. Raises Unavailable."""
         info = read_info(run_dir)
         found = token if token is not None else info.get("token")
         return cls(door_at(info["http"], tls), instance=info["instance"], timeout_s=timeout_s, token=found)
@@ -93,14 +93,14 @@ class Client:
         return cls(door_at(address, tls), timeout_s=timeout_s, token=token)
 
     def get(self, path: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The document of a path. Raises the error that the instance answered with, or Unavailable."""
+        """The document of a path. Raises the error of the answer, or Unavailable."""
         status, document = self.ask(path, parameters)
         if status == 200:
             return document
         raise error_in(status, document)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The document that a sidecar answers a change with. Raises as `get`."""
+        """Change something at a sidecar; the document of its answer. Raises as `get`."""
         status, document = self._exchange("POST", path, json.dumps(body))
         if status == 200:
             return document
@@ -113,7 +113,7 @@ class Client:
 
     def _exchange(self, method: str, target: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
         where = self._door.where
-        headers = {"Accept": "application/json"}  # probes get text
+        headers = {"Accept": "application/json"}  # health is text unless JSON is named
         if body is not None:
             headers["Content-Type"] = "application/json"
         if self._token is not None:
@@ -122,8 +122,8 @@ class Client:
         try:
             connection.request(method, target, body, headers)
             response = connection.getresponse()
-            answer = response.read(REPLY_BYTES_MAX)
-        except TimeoutError as error:
+            answer = response.read(REPLY_BYTES_MAX)  # another program on this port may send without end
+        except TimeoutError as error:  # before OSError, whose subclass it is: the instance is there and slow
             raise Unavailable(
                 f"{where} did not answer within {self._timeout_s} s: try again, or raise --timeout"
             ) from error
@@ -131,6 +131,7 @@ class Client:
             raise Unavailable(f"{where} cannot be reached: {self._door.failed(error)}") from error
         finally:
             connection.close()
+        # After a kill, another program or instance may have taken the port that an old info file names.
         answered = response.getheader(INSTANCE_HEADER)
         if answered is None or (self._instance is not None and answered != self._instance):
             raise Unavailable(f"{where} answers, but it is not the instance looked for: its info file is out of date")
@@ -142,24 +143,26 @@ class Client:
 
 
 def _own_token(info: RunInfo) -> str | None:
-    """The token that a sidecar with tokens gives to whoever may read its run folder."""
+    """The token that a sidecar with tokens leaves in its run directory for users that may read it."""
     if not info.run_dir:
         return None
     try:
         shape = read_info(Path(info.run_dir))
     except (OSError, Unavailable):
         return None
+    # Only from the same process: the run directory may hold the file of another sidecar by now.
     return shape.get("token") if shape.get("pid") == info.pid else None
 
 
 def store_path(store: str, verb: str) -> str:
-    """Path of a read of a store."""
+    """The path that reads a store."""
     return f"/v1/stores/{quote(store, safe='')}/{verb}"
 
 
 def error_in(status: int, document: Mapping[str, Any]) -> StandfastError:
-    """The error that a document of an HTTP door tells of."""
+    """The library's error for an error document of the HTTP API."""
     name, message = str(document.get("error", "")), str(document.get("message", document))
+    # A path that the server does not know is a wrong request (another version), not an absent row.
     if name == "NotFound" and "no such path" not in message:
         return NotFound(message)
     kind = getattr(errors, name, None)

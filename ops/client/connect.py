@@ -1,11 +1,11 @@
-"""The Python client of a sidecar: the face of a Session, with the stores in the process beside.
+"""The Python client of a sidecar: the interface of a Session, with the stores in the sidecar's process.
 
     client = connect("./state/board/run", stores=[KeyValueStore("aircraft", serde.string, serde.json)], partitions=2)
     client.assign(active=[0]); client.wait_ready(30)
     task = client.task(0); task.store("aircraft").put(...); task.commit(source_offsets={("flights", 0): 4712})
 
 Rules of this file: no dependency but the standard library; control over HTTP, data over RESP. A thread of its own
-renews the lease. What the session of the door lost is told as Fenced: take the task anew, read its source offsets.
+renews the lease. Writes that the RESP session lost raise Fenced: take the task again, read its source offsets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from standfast.store.errors import (
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0  # above WAIT_MS: the server answers a long wait by itself
 WAIT_MS = 20_000
 PROTOCOL = 1
 Offsets = Mapping[tuple[str, int], int]
@@ -58,10 +58,10 @@ def connect(
 ) -> SidecarClient:
     """Connect to the sidecar of a run directory and declare its stores.
 
-    Where its HTTP door has TLS: `ca` are the authorities of its certificate (left out: the machine's), `server_name` is
-    the name in it if that is not the host of the address; `certificate` and `key` are ours, where it asks for one.
-    Raises Unavailable if none runs there, InvalidRequest for stores that differ from what is declared, BadConfig for
-    files that cannot be used.
+    For an HTTP server with TLS: `ca` are the authorities of its certificate (default: the machine's), `server_name` is
+    the name in the certificate if that is not the host of the address; `certificate` and `key` are the client's, for a
+    server that asks for one. Raises Unavailable if no sidecar runs there, InvalidRequest for stores that differ from
+    their declaration, BadConfig for files that cannot be used.
     """
     files = {"ca": ca, "certificate": certificate, "key": key}
     problems = path_problems("run_dir", run_dir)
@@ -79,7 +79,7 @@ def connect(
 
 
 class SidecarTask:
-    """One active task, over a connection of its own. Used by one thread at a time, as an embedded one is."""
+    """One active task, over a connection of its own. Used by one thread at a time, as an embedded task is."""
 
     def __init__(
         self, partition: int, epoch: int, path: Path, stores: Mapping[str, StoreSpec], token: str | None
@@ -88,13 +88,14 @@ class SidecarTask:
         self.epoch = epoch
         hello: list[list[bytes | str | int]] = [["SELECT", partition]]
         if token is not None:
-            hello.insert(0, ["AUTH", token])
+            hello.insert(0, ["AUTH", token])  # before any other command: without a login a connection may do little
         self._wire = Wire(path, hello)
         self._stores = {name: remote_store(spec, self._wire) for name, spec in stores.items()}
-        self._sequence = SystemClock().wall_ms()  # above those of a client before this one in the same epoch
+        # Above the numbers of an earlier client in the same epoch, since a number that goes back is refused.
+        self._sequence = SystemClock().wall_ms()
 
     def store(self, name: str) -> Any:
-        """A store, with the methods of the embedded class of its kind."""
+        """A store, with the methods of its kind's embedded class."""
         try:
             return self._stores[name]
         except KeyError:
@@ -102,12 +103,12 @@ class SidecarTask:
             raise UnknownStore(f"task 0_{self.partition} has no store {name!r}: it declares {known}") from None
 
     def source_offsets(self) -> dict[tuple[str, int], int]:
-        """Where the application must read on: begin there, since what is uncommitted is discarded."""
+        """The source offsets to continue at: start reading there, since this call discards uncommitted changes."""
         flat = self._wire.call("SF.OFFSETS")
         return {(topic.decode(), int(number)): int(at) for topic, number, at in zip(*[iter(flat)] * 3, strict=True)}
 
     def set_time(self, stream_time_ms: int) -> int:
-        """Tell the timestamp of the record in hand: that of writes which name none, and the task's stream time."""
+        """Set the timestamp of the current record: the default timestamp of writes, and the task's stream time."""
         return int(self._wire.call("SF.TIME", stream_time_ms))
 
     def commit(
@@ -119,12 +120,11 @@ class SidecarTask:
     ) -> None:
         """Make everything since the last commit durable, with the source offsets, as one cut.
 
-        Its number and epoch make it repeatable: if the connection breaks before the answer it is asked for once more,
-        which commits nothing that the first did not. CommitUnknown if that does not tell either, or the sidecar does
-        not know itself: ask `source_offsets` before anything is sent again. DiskFull: nothing was committed, and what
-        is uncommitted stays. `member` (generation, member id) is the consumer that read the
-        records: the log refuses its offsets when it is that no more. Raises Fenced then, and where writes before it
-        were lost.
+        Its number and epoch make it repeatable: if the connection breaks before the answer, the commit is sent once
+        more, which commits nothing that the first did not. CommitUnknown if the second answer does not settle it, or
+        the sidecar does not know itself: call `source_offsets` before sending anything again. DiskFull: nothing was
+        committed, and uncommitted changes stay. `member` (generation, member id) is the consumer that read the records:
+        the log refuses its offsets once the group has moved on. Raises Fenced then, and where earlier writes were lost.
         """
         self._sequence += 1
         arguments: list[bytes | str | int] = ["SF.COMMIT", "SEQ", self._sequence, "EPOCH", self.epoch]
@@ -139,6 +139,7 @@ class SidecarTask:
         try:
             self._wire.call(*arguments)
         except Broken as lost:
+            # Only after a lost connection: a commit that was answered, also as UNKNOWN, is not sent again unasked.
             try:
                 self._wire.call(*arguments)
             except StandfastError as error:
@@ -149,12 +150,12 @@ class SidecarTask:
                 ) from error
 
     def close(self) -> None:
-        """Let go of the connection: what is uncommitted is discarded."""
+        """Close the connection, which discards uncommitted changes."""
         self._wire.close()
 
 
 class SidecarClient(Closing):
-    """See the head of this file."""
+    """A sidecar as a Session: assigns tasks, waits for them and gives them out. Made by `connect`."""
 
     def __init__(
         self,
@@ -165,6 +166,7 @@ class SidecarClient(Closing):
         tls: TlsFiles | None = None,
     ) -> None:
         info = read_info(run_dir)
+        # Before any call: another protocol may mean other things by the same commands.
         if info["protocol"] != PROTOCOL:
             raise InvalidRequest(f"the sidecar speaks protocol {info['protocol']}, this client {PROTOCOL}: update one")
         self.app: str = info["app"]
@@ -184,31 +186,36 @@ class SidecarClient(Closing):
         self.ask("PUT", "/v1/stores", body)
 
     def assign(self, active: Iterable[int] = (), standby: Iterable[int] = (), *, generation: int | None = None) -> None:
-        """Make exactly these the tasks of the sidecar. Without a generation the next one is taken."""
+        """Make exactly these the tasks of the sidecar. `generation` defaults to the sidecar's plus one."""
         if generation is None:
             generation = int(self.ask("GET", "/v1/assignment")["generation"]) + 1
         tasks: list[dict[str, Any]] = [{"partition": one, "role": "active"} for one in sorted(set(active))]
         tasks += [{"partition": one, "role": "standby"} for one in sorted(set(standby))]
         answer = self.ask("PUT", "/v1/assignment", {"generation": generation, "tasks": tasks})
         self._generation = generation
+        # A new generation fences every connection and discards its uncommitted changes.
         self._forget_tasks()
         if answer["lease_ms"] is not None and self._beats is None:
+            # At a third of the lease, so that two heartbeats may be lost. A daemon: the lease of a program that ended
+            # without `close` must run out.
             self._beats = threading.Thread(
                 target=self._beat, args=(answer["lease_ms"] / 3_000,), name="standfast-heartbeat", daemon=True
             )
             self._beats.start()
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Block until the restore gate is open; NotReady says who is missing and how far it is.
+        """Block until the restore gate is open; NotReady names the tasks that are missing and their progress.
 
-        Fenced if the lease ended meanwhile, which closes the tasks, or another instance took one of them over.
+        Raises Fenced if the lease ended meanwhile, which closes the tasks, or another instance took one of them over.
         """
         left_ms = None if timeout_s is None else int(timeout_s * 1_000)
         while True:
+            # In pieces, because the server bounds the wait of one request (`limits.wait_max`).
             wait_ms = WAIT_MS if left_ms is None else min(left_ms, WAIT_MS)
             answer = self.ask("GET", f"/v1/ready?wait={wait_ms}")
             if answer["ready"]:
                 return
+            # Waiting would not end: after a lease's end or a take-over, tasks open only by a new assignment.
             if answer.get("idle"):
                 raise Fenced(f"{answer['idle']}, and its tasks are closed: assign them under a larger generation")
             if answer.get("fenced"):
@@ -224,7 +231,7 @@ class SidecarClient(Closing):
         return bool(self.ask("GET", "/v1/ready")["ready"])
 
     def task(self, partition: int) -> SidecarTask:
-        """The active task of a partition. Raises NotReady while it restores, InvalidRequest if it is not held."""
+        """The active task of a partition. Raises NotReady while it restores, InvalidRequest if it is not held here."""
         with self._lock:
             task = self._tasks.get(partition)
             if task is None:
@@ -232,7 +239,8 @@ class SidecarClient(Closing):
                 epoch = next((one["epoch"] for one in found if one["partition"] == partition), 0)
                 made = SidecarTask(partition, epoch, self._resp, self._specs, self._token)
                 try:
-                    made.source_offsets()  # raises what the task's state calls for
+                    # Raises the error of the task's state, and makes this connection one that may commit offsets.
+                    made.source_offsets()
                 except StandfastError:
                     made.close()
                     raise
@@ -244,16 +252,17 @@ class SidecarClient(Closing):
         return self.ask("GET", "/v1/status")
 
     def close(self) -> None:
-        """Let go; the tasks stay assigned until their lease ends or somebody assigns anew. Twice is fine."""
-        self._closed.set()
+        """Disconnect; the tasks stay assigned until their lease ends or the next assignment. Twice is fine."""
+        self._closed.set()  # first, so that no heartbeat renews a lease that the caller has given up
         self._forget_tasks()
         if self._beats is not None:
             self._beats.join()
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One call of the control door; its document. Raises the error that it answers with."""
+        """One call of the HTTP API; returns its document. Raises the error of the answer."""
         if self._closed.is_set():
             raise Closed(f"the client of application {self.app!r} is closed")
+        # One connection per call: HTTPConnection takes one thread, and heartbeats come from another.
         connection = self._door.connection(TIMEOUT_S)
         headers = {"Content-Type": "application/json"}
         if self._token is not None:
@@ -285,7 +294,7 @@ class SidecarClient(Closing):
                 self.ask("POST", "/v1/heartbeat", {"generation": self._generation})
             except Closed:
                 return
-            except Exception as error:  # noqa: BLE001  told by the next call that matters
+            except Exception as error:  # noqa: BLE001  the next call on a task or of `wait_ready` raises it
                 logger.warning("heartbeat to the sidecar failed: %s", error)
 
 

@@ -1,9 +1,9 @@
-"""Stores of a sidecar with the methods of the embedded ones: serdes here, bytes there.
+"""Stores of a sidecar with the methods of embedded stores: serdes run here, the sidecar sees bytes.
 
     get, put, range ...  ──serdes──>  SF.GET, SF.PUT, SF.RANGE ...  ──Unix socket──>  the task's store
 
-Rules of this file: one class a kind, one call a method. Ranges are read in pages where the door has them, and whole
-where it has not; what is closed raises Closed, as an embedded iterator does.
+Rules of this file: one class a kind, one call a method. Ranges are read in pages where the RESP server offers pages,
+else in one reply; a closed iterator raises Closed, as an embedded one does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from standfast.store.results import PUT_NOT_VALID, ValueAndTimestamp, VersionedR
 from standfast.store.specs import StoreSpec
 
 T = TypeVar("T")
-PAGE_ROWS = 1_000
+PAGE_ROWS = 1_000  # a whole range in one reply could pass `limits.reply_max`, which cuts the connection off
 TIME_MAX_MS = 2**63 - 1
 
 
@@ -44,7 +44,7 @@ class RemoteIterator(Closing, Generic[T]):
 
 
 class RemoteStore:
-    """What all kinds share."""
+    """The parts that all kinds share."""
 
     def __init__(self, spec: StoreSpec, wire: Wire) -> None:
         self.spec = spec
@@ -93,7 +93,7 @@ class RemoteKeyValue(RemoteStore):
             self._call("SF.PUT", self._key(key), self._value(value), *_stamp(timestamp))
 
     def put_if_absent(self, key: Any, value: Any, timestamp: int | None = None) -> Any:
-        """One step there: NX writes only where nothing is, GET answers what was."""
+        """One step at the sidecar: NX writes only if the key is absent, GET returns the old value."""
         found = self._call("SF.PUT", self._key(key), self._value(value), "NX", "GET", *_stamp(timestamp))
         return self._read_value(found)
 
@@ -104,6 +104,7 @@ class RemoteKeyValue(RemoteStore):
                 commands.append(("SF.DEL", self.name, self._key(key)))
             else:
                 commands.append(("SF.PUT", self.name, self._key(key), self._value(value), *_stamp(timestamp)))
+        # All or nothing, as the embedded put_all is.
         self._wire.calls([("MULTI",), *commands, ("EXEC",)])
 
     def delete(self, key: Any) -> Any:
@@ -134,9 +135,12 @@ class RemoteKeyValue(RemoteStore):
                 yield self._read_key(key), self._read_value(value)
             if len(flat) < 2 * PAGE_ROWS:
                 return
+            # By key and not by count, so that rows written between two pages shift nothing.
             after = ("AFTER", flat[-2])
 
 
+# Below, negative times become 0 and empty ranges are answered here: embedded stores take them, but the words of a
+# command are whole numbers from 0.
 class RemoteWindow(RemoteStore):
     """See WindowState."""
 
@@ -221,7 +225,7 @@ class RemoteSession(RemoteStore):
 
 
 class RemoteVersioned(RemoteStore):
-    """See VersionedState; a tombstone is written with `delete`."""
+    """See VersionedState; only `delete` writes a tombstone."""
 
     def put(self, key: Any, value: Any, timestamp: int | None = None) -> int:
         if value is None:

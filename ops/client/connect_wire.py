@@ -1,9 +1,9 @@
-"""The client's side of the Redis protocol (RESP 2) over a Unix socket: one request, one reply, errors as ours.
+"""A client of the Redis protocol (RESP 2) over a Unix socket: one request, one reply, errors of the library.
 
     wire = Wire(path); wire.call(b"SF.GET", b"aircraft", b"N123") -> bytes | int | list | None
 
-Rules of this file: no dependency, one thread at a time. The first word of an error says which class of store/errors.py
-it is; a connection that broke raises Unavailable, and the next call makes a new one, which is bound anew.
+Rules of this file: no dependency, one thread at a time. The first word of an error names its class of store/errors.py;
+a broken connection raises Unavailable, and the next call makes a new one, which is bound to the task again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ERRORS: dict[str, type[StandfastError]] = {
     "LOADING": NotReady,
     "READONLY": NotReady,
     "BEHIND": NotReady,
-    "NOTASSIGNED": InvalidRequest,
+    "NOTASSIGNED": InvalidRequest,  # not Redis' MOVED, by which cluster clients would redirect
     "FENCED": Fenced,
     "BUSY": Backpressure,
     "MISCONF": DiskFull,
@@ -43,11 +43,11 @@ _ERRORS: dict[str, type[StandfastError]] = {
 
 
 class Broken(Unavailable):
-    """The connection ended with requests on their way: whether they were carried out is not known."""
+    """The connection ended with requests under way: the server may or may not have carried them out."""
 
 
 class Wire:
-    """One connection. `hello` is sent whenever it is made: what binds it."""
+    """One connection. `hello` are the commands that bind each new connection to its task."""
 
     def __init__(self, path: Path, hello: Sequence[Sequence[Argument]] = ()) -> None:
         self._path = path
@@ -56,11 +56,12 @@ class Wire:
         self._reader: Any = None
 
     def call(self, *arguments: Argument) -> Any:
-        """The reply. Raises what the door refuses with, Unavailable if it cannot be reached, or Broken."""
+        """The reply. Raises the server's refusal, Unavailable if it cannot be reached, or Broken."""
         return self.calls([arguments])[0]
 
     def calls(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies of several commands, sent at once. Raises the first error, after all replies were read."""
+        # A failure to connect has sent nothing, so it is certain that nothing was carried out.
         kind: type[Unavailable] = Unavailable
         try:
             if self._socket is None:
@@ -75,7 +76,7 @@ class Wire:
             ) from error
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Close the connection. Twice is fine."""
         connection, self._socket, self._reader = self._socket, None, None
         if connection is not None:
             connection.close()
@@ -88,13 +89,14 @@ class Wire:
         except OSError:
             made.close()
             raise
-        self._socket, self._reader = made, made.makefile("rb")
+        self._socket, self._reader = made, made.makefile("rb")  # buffered: a reply is many short reads
         if self._hello:
             self._exchange(self._hello)
 
     def _exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         assert self._socket is not None
         self._socket.sendall(b"".join(map(_request, commands)))
+        # All of them before the first error is raised, or the next call would read the rest as its own.
         replies = [self._reply() for _ in commands]
         for reply in replies:
             if isinstance(reply, StandfastError):
@@ -103,6 +105,7 @@ class Wire:
 
     def _reply(self) -> Any:
         line = self._reader.readline()
+        # A line without its end is cut off, and its number would be another one.
         if not line.endswith(b"\r\n"):
             raise EOFError("the connection ended")
         kind, rest = line[:1], line[1:-2]
@@ -128,8 +131,9 @@ class Wire:
 
 
 def error_of(text: str) -> StandfastError:
-    """The error that a reply means."""
+    """The library's error for an error reply."""
     word, _, message = text.partition(" ")
+    # All wrong requests begin with ERR, as in Redis, so only the text shows an unknown store.
     if word == "ERR" and ("no store" in message or "no such store" in message):
         return UnknownStore(message)
     return _ERRORS.get(word, InvalidRequest)(message if word in _ERRORS or word == "ERR" else text)

@@ -1,9 +1,9 @@
-"""The client's side of an HTTP door: where it is, by its scheme with TLS or without, and who one says to be.
+"""Client connection settings of an HTTP server: address, TLS, credentials.
 
     door_at("https://127.0.0.1:8443", TlsFiles(ca=Path("ca.pem"), server_name="sidecar.example")) -> Door
 
-Rules of this file: the standard library only; makes connections and sends nothing. The certificate is always checked:
-against the authorities given, else against the machine's own.
+Rules of this file: the standard library only; it makes connections and sends nothing. The certificate is always
+checked: against the authorities given, else against the machine's own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from urllib.parse import urlsplit
 from standfast.store.errors import BadConfig, InvalidRequest
 
 TOKEN_BYTES_MAX = 16_384
-_NO_PASSWORD = b""  # else OpenSSL would ask on the terminal
-_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where a door listens that is everywhere
+_NO_PASSWORD = b""  # without a password OpenSSL would ask for one on the terminal
+_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  a server on all addresses is on loopback too
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """`ca`: authorities that may have signed the door's certificate, PEM. `certificate`, `key`: our own, for a door
-    that asks for one. `server_name`: the name that its certificate must have; left out: the host of the address.
+    """`ca`: authorities that may have signed the server's certificate, PEM. `certificate`, `key`: the client's, for a
+    server that asks for one. `server_name`: the name that the server's certificate must have; default: the host of the
+    address.
     """
 
     ca: Path | None = None
@@ -41,7 +42,7 @@ class TlsFiles:
         return self != TlsFiles()
 
     def context(self) -> ssl.SSLContext:
-        """What connections are made with. Raises BadConfig if the files cannot be used."""
+        """The TLS context of connections. Raises BadConfig if the files cannot be used."""
         if self.key is not None and self.certificate is None:
             raise BadConfig([f"{self.key}: a key without its certificate: give both"])
         try:
@@ -58,7 +59,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """An address, and the context of its TLS (None: plain HTTP)."""
+    """An address and its TLS context (None: plain HTTP)."""
 
     host: str
     port: int
@@ -71,13 +72,14 @@ class Door:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connection(self, timeout_s: float) -> HTTPConnection:
-        """A connection that is made by its first request."""
+        """A connection, opened by its first request."""
+        # http.client takes no proxy from the environment, which would see tokens and keys.
         if self.context is None:
             return HTTPConnection(self.host, self.port, timeout=timeout_s)
         return _Named(self.host, self.port, timeout_s, self.context, self.server_name or self.host)
 
     def failed(self, error: Exception) -> str:
-        """What a failure of a connection means to a person."""
+        """A connection error with the likely causes, for people."""
         if isinstance(error, ssl.SSLError):
             return f"{error}: does the certificate have this name, do we know who signed it, and is ours let in?"
         if self.context is None:
@@ -86,7 +88,7 @@ class Door:
 
 
 class _Named(HTTPSConnection):
-    """A connection whose certificate has a name of its own choosing."""
+    """A connection whose certificate must have the given name, whatever the host of the address."""
 
     def __init__(self, host: str, port: int, timeout_s: float, context: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port, timeout=timeout_s, context=context)
@@ -94,6 +96,7 @@ class _Named(HTTPSConnection):
 
     def connect(self) -> None:
         context, name = self._chosen
+        # http.client expects the certificate to name the host it connects to, which on loopback is an address.
         raw = socket.create_connection((self.host, self.port), self.timeout)
         try:
             self.sock = context.wrap_socket(raw, server_hostname=name)
@@ -103,7 +106,7 @@ class _Named(HTTPSConnection):
 
 
 def door_at(address: str, tls: TlsFiles | None = None) -> Door:
-    """The door at `http://host:port` or `https://host:port`. Raises InvalidRequest, BadConfig."""
+    """The server at `http://host:port` or `https://host:port`. Raises InvalidRequest, BadConfig."""
     tls = tls or TlsFiles()
     split = urlsplit(address)
     try:
@@ -115,22 +118,25 @@ def door_at(address: str, tls: TlsFiles | None = None) -> Door:
     host = _UNSPECIFIED.get(split.hostname, split.hostname)
     if split.scheme == "https":
         return Door(host, port, tls.context(), tls.server_name)
+    # Files for TLS on a plain address: the caller believes in an encryption that is not there.
     if tls.given:
         raise InvalidRequest(f"{address} is plain http, which has no certificates: write https, or leave them out")
     return Door(host, port)
 
 
 def token_of(path: Path) -> str:
-    """The token in a file that nobody else can read. Raises BadConfig; the token is not repeated."""
+    """The token in a file that other users cannot read. Raises BadConfig, which does not repeat the token."""
     try:
         with path.open("rb") as file:
+            # Of the open file, not of the path, which may name another file by now.
             mode = os.fstat(file.fileno()).st_mode
             raw = file.read(TOKEN_BYTES_MAX + 1)
     except OSError as error:
         raise BadConfig([f"{path}: cannot be read: {error.strerror or error}"]) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise BadConfig([f"{path}: others can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
-    text = raw.strip()
+    text = raw.strip()  # editors end a file with a line break
+    # The token goes into a header, which a control character could end.
     if not text or len(text) > TOKEN_BYTES_MAX or not text.isascii() or not text.decode().isprintable():
         raise BadConfig([f"{path}: holds no token: one line of text is wanted"])
     return text.decode()

@@ -1,11 +1,11 @@
 """Settings: a TOML file, then STANDFAST_SECTION__KEY from the environment, then flags; the later one wins.
 
-    file, environment, flags ──config_sources──> values with their places ──here──> Config of config_types, or BadConfig
+    file, environment, flags ──sources.py──> values with their places ──here──> Config of types.py, or BadConfig
 
-Rules of this file: puts together and checks; what there is to set stands in `types.py`. Every problem of all three
-sources is reported at once, as `file:line: section.key: what is wrong, and the value`; an unknown name comes with the
-nearest known one; a value that may be a secret is never repeated. Nothing is opened or created. Relative paths are
-relative to the working directory.
+Rules of this file: it merges and checks; the settings stand in `types.py`. Every problem of all three sources is
+reported at once, as `file:line: section.key: problem, and the value`; an unknown name comes with the nearest known one;
+a value that may be a secret is never repeated. Nothing is opened or created. Relative paths are relative to the working
+directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from standfast.store.specs import StoreSpec
 __all__ = ["Loaded", "Settings", "load_config", "load_settings", "parse_duration", "parse_size"]
 
 VALUE_SHOWN_MAX = 80
-PROBLEMS_MAX = 100
+PROBLEMS_MAX = 100  # a file of another kind has thousands, and looking for near names costs time for each
 STORES = "stores"
 KAFKA = "kafka"
 CHANGELOG = "changelog"
@@ -35,7 +35,7 @@ CHANGELOG = "changelog"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the commands of an instance need, flat. Sizes in bytes, times in milliseconds."""
+    """The settings that commands of an instance need, flat. Sizes in bytes, times in milliseconds."""
 
     app: str | None = None
     log: str | None = None
@@ -57,7 +57,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings and where each came from; what is not in `origins` is a default. `texts`: as the file has them."""
+    """Settings with their origins; a setting without an origin is a default. `texts`: values as the file spells
+    them."""
 
     config: Config
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +75,7 @@ def load_config(path: Path | None, env: Mapping[str, str], flags: Mapping[str, A
     for one in (*from_file(path, env, problems), *from_env(env), *from_flags(flags or {})):
         reading.take(one)
     loaded = reading.loaded()
-    if not problems:
+    if not problems:  # a value that was refused stands at its default, which must not be judged beside the others
         problems += together(loaded.config, loaded.origins)
     if problems:
         more = len(problems) - PROBLEMS_MAX
@@ -83,7 +84,7 @@ def load_config(path: Path | None, env: Mapping[str, str], flags: Mapping[str, A
 
 
 def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
-    """The same, for commands that talk to an instance, a log or files. Raises BadConfig."""
+    """Settings for commands that talk to an instance, a log or files. Raises BadConfig."""
     config = load_config(path, env, flags).config
     return Settings(
         app=config.app.name,
@@ -106,7 +107,7 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
 
 
 class _Reading:
-    """Values as they come in, by section; later ones replace earlier ones."""
+    """The values of all sources by section; later values replace earlier ones."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -123,13 +124,14 @@ class _Reading:
             self._take_kafka(given)
         elif section == STORES and rest and (len(rest) > 1 or given.value == {}):
             self._take_store(given)
+        # A section's table without values is fine, and so is the empty table of a store: it has a default kind.
         elif section in SECTIONS and rest:
             self._take_setting(given, settings_of(SECTIONS[section]), self._sections[section], section, ".".join(rest))
         elif given.value != {} or section not in (*SECTIONS, STORES, KAFKA):
             self._unknown(given)
 
     def loaded(self) -> Loaded:
-        """What came together; stores that cannot be are told in `problems`."""
+        """The merged settings; invalid stores are added to `problems`."""
         sections = {name: SECTIONS[name](**values) for name, values in self._sections.items()}
         config = Config(**sections, stores=tuple(self._specs()), kafka=self._kafka)
         return Loaded(config, self._origins, self._texts)
@@ -147,6 +149,7 @@ class _Reading:
         except BadConfig as error:
             self.problems += [f"{given.where}: {name}: {problem}" for problem in error.problems]
         except (ValueError, InvalidRequest) as error:
+            # A value that `${NAME}` put in may be a secret, whichever setting it was written at.
             shown = setting.metadata["shown"] and given.text is None
             self.problems.append(f"{given.where}: {name}: {error}{_got(given.value) if shown else ''}")
         else:
@@ -154,7 +157,7 @@ class _Reading:
 
     def _take_store(self, given: Given) -> None:
         store, *rest = given.name[1:]
-        if "environment" in given.where:  # variables have no case and no dashes
+        if "environment" in given.where:  # names of variables have no case and no dashes: find the store meant
             same = (name for name in self._stores if name.lower().replace("-", "_").replace(".", "_") == store)
             store = next(same, store)
         try:
@@ -176,7 +179,7 @@ class _Reading:
     def _take_kafka(self, given: Given) -> None:
         try:
             name, value = kafka_name(".".join(given.name[1:]), "environment" in given.where), plain_text(given.value)
-        except ValueError as error:  # without the value: it may be a secret
+        except ValueError as error:  # without the value, which may be a secret
             self.problems.append(f"{given.where}: {_plain('.'.join(given.name))}: {error}")
             return
         self._kafka[name] = value
@@ -184,7 +187,7 @@ class _Reading:
 
     def _came_from(self, name: str, given: Given) -> None:
         self._origins[name] = given.where
-        self._texts.pop(name, None)
+        self._texts.pop(name, None)  # a flag over `${NAME}` of the file: the file's text shows no longer
         if given.text is not None:
             self._texts[name] = given.text
 
@@ -201,7 +204,7 @@ class _Reading:
     def _unknown(self, given: Given) -> None:
         name = _plain(".".join(given.name))
         what = "no such setting" if len(given.name) > 1 else "a setting outside a section"
-        hint = _nearest(given.name) if len(self.problems) < PROBLEMS_MAX else ""
+        hint = _nearest(given.name) if len(self.problems) < PROBLEMS_MAX else ""  # no more problems are reported
         self.problems.append(f"{given.where}: {name}: {what}{hint}")
 
 
@@ -211,7 +214,7 @@ def _got(value: Any) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as it may stand on a terminal."""
+    """A name that is safe to print on a terminal."""
     name = name if len(name) <= VALUE_SHOWN_MAX else name[:VALUE_SHOWN_MAX] + "..."
     return name if name.isprintable() else repr(name)
 
@@ -224,7 +227,7 @@ def _nearest(name: tuple[str, ...]) -> str:
         return f", did you mean {near[0]!r}?" if near else f"; a store has {', '.join(own)}"
     known = [f"{one}.{setting}" for one in SECTIONS for setting in settings_of(SECTIONS[one])]
     near = difflib.get_close_matches(".".join(name)[:VALUE_SHOWN_MAX], known, 1, 0.6)
-    if not near:  # the section may be what is wrong
+    if not near:  # the key may stand in another section
         near = [one for one in known if one.partition(".")[2] == key]
     if near:
         return f", did you mean {near[0]!r}?"

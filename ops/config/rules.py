@@ -1,7 +1,7 @@
-"""Settings that must fit each other, and names of librdkafka's.
+"""Settings that must fit each other, and names of librdkafka's settings.
 
-Rules of this file: pure but for the working directory; a rule is about two settings or more (or about one whose own
-reader cannot know), and says which to change. Where each came from is told with it.
+Rules of this file: pure but for the working directory; a rule is about two settings or more (or about one whose reader
+lacks the facts), and names the setting to change with its origin.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from standfast.ops.shared.loopback import is_loopback
 from standfast.replication.kafka.address import COMMON, CONSUMER, FILE, OURS, PRODUCER, SECRETS
 from standfast.store.rows import KEY_MAX_BYTES
 
-SOCKET_PATH_MAX = 107  # of sun_path
-RUN_FILES = ("LOCK", "INFO.json", "TOKEN")
+SOCKET_PATH_MAX = 107  # Linux: `sun_path` has 108 bytes, with the 0 at its end
+RUN_FILES = ("LOCK", "INFO.json", "TOKEN")  # a socket of such a name would replace the file
 _SAN = re.compile(r"(DNS|URI|IP):\S+")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 _OPEN_NAMES = {name.replace(".", "_"): name for name in COMMON | CONSUMER | PRODUCER}
@@ -24,11 +24,12 @@ _KAFKA_NAME = re.compile(r"[a-z0-9][a-z0-9._]{0,127}")
 
 
 def kafka_name(name: str, folded: bool = False) -> str:
-    """The name of a setting of [kafka]; `folded` has _ for dots, as in variables. Raises ValueError.
+    """The name of a setting of [kafka]; a `folded` name has _ for dots, as in variables. Raises ValueError.
 
-    The file of a secret may be written `sasl.password_file` or `sasl.password.file`.
+    The file of a secret may be spelled `sasl.password_file` or `sasl.password.file`.
     """
     if folded:
+        # Known names first, since some of librdkafka's have an underscore of their own.
         secrets = {one.replace(".", "_") + "_file": one + FILE for one in SECRETS}
         plain = {one.replace(".", "_"): one for one in SECRETS}
         name = (_OPEN_NAMES | secrets | plain).get(name, name.replace("_", "."))
@@ -47,7 +48,7 @@ def kafka_name(name: str, folded: bool = False) -> str:
 
 
 def together(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
-    """Problems of settings that do not fit each other."""
+    """Each problem of settings that do not fit each other, as a line with its origin."""
     for name, problem in (*_of_log(config), *_of_http(config), *_of_serve(config), *_of_limits(config)):
         where = origins.get(name, "default")
         yield f"{where}: {name}: {problem}"
@@ -64,6 +65,7 @@ def _of_log(config: Config) -> Problems:
 
 def _of_http(config: Config) -> Problems:
     http = config.http
+    # allow_remote alone is not enough: control calls and tokens must not cross a network in plain text.
     if not is_loopback(http.host):
         if not http.allow_remote:
             yield "http.host", "is reachable from other machines: use 127.0.0.1, or set http.allow_remote = true"
@@ -78,6 +80,7 @@ def _of_http(config: Config) -> Problems:
         yield "http.tls_key_password_file", "is the password of http.tls_key_file, which is not set"
     if http.client_ca is not None and http.tls_certificate is None:
         yield "http.client_ca", "mutual TLS needs http.tls_certificate and http.tls_key_file"
+    # An authority signs many clients; without names each of them would be let in.
     if (http.client_ca is None) != (not http.client_names):
         given = "client_ca" if http.client_names == () else "client_names"
         yield f"http.{given}", "http.client_ca and http.client_names go together: who is let in is said by name"
@@ -91,6 +94,7 @@ def _of_http(config: Config) -> Problems:
 
 def _of_serve(config: Config) -> Problems:
     serve = config.serve
+    # The mode of the state directory stays 0700, since its files hold every row.
     if serve.group is not None and _below_state(config):
         yield (
             "serve.group",
@@ -108,7 +112,7 @@ def _of_serve(config: Config) -> Problems:
 
 
 def _below_state(config: Config) -> bool:
-    """Whether the run directory is within the application's own directory, of mode 0700."""
+    """Whether the run directory lies within the application's directory, which has mode 0700."""
     app, run_dir = config.app, config.run_dir
     if app.state_dir is None or app.name is None or run_dir is None:
         return False
@@ -117,6 +121,7 @@ def _below_state(config: Config) -> bool:
 
 def _of_limits(config: Config) -> Problems:
     limits, value_max = config.limits, config.store.value_max_bytes
+    # A key or value above these could never be written, by any client.
     if limits.key_max_bytes > KEY_MAX_BYTES:
         yield "limits.key_max", f"{limits.key_max_bytes} bytes are more than a store takes: {KEY_MAX_BYTES} at most"
     for name, number, upper_name, upper in (

@@ -1,7 +1,8 @@
-"""Settings for people and programs: what they amount to, where each came from, and a JSON Schema of the file.
+"""Settings for people and programs: their values, the origin of each, and a JSON Schema of the file.
 
-Rules of this file: pure. Shown is what is on an allow-list: settings declared `shown`, librdkafka's settings by name,
-and addresses without what may be secret; everything else is `(hidden)`. What the file wrote as `${NAME}` is shown so.
+Rules of this file: pure. Only an allow-list is shown: settings declared `shown`, librdkafka's settings by name, and
+addresses without parts that may be secret; everything else is `(hidden)`. A value spelled `${NAME}` in the file is
+shown so.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 KAFKA_SHOWN = (
     (COMMON | CONSUMER | PRODUCER | {name + FILE for name in SECRETS})
     - SECRETS
+    # Free text, in which a user may write a password or a key.
     - {
         "sasl.oauthbearer.extensions",
         "sasl.kerberos.kinit.cmd",
@@ -37,7 +39,7 @@ _TIMES = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 
 
 def rows(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
-    """(setting, value as one would write it, where it came from) of every setting."""
+    """(setting, value as a file spells it, origin) of every setting."""
     for section, kind in SECTIONS.items():
         values = getattr(loaded.config, section)
         for key, one in settings_of(kind).items():
@@ -55,7 +57,7 @@ def rows(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
 
 
 def document(loaded: Loaded, file: Path | None) -> dict[str, Any]:
-    """The same as a JSON document."""
+    """The settings and their origins as a JSON document."""
     found = list(rows(loaded))
     return {
         "schema": SCHEMA,
@@ -101,9 +103,10 @@ def _table(kind: Any) -> dict[str, Any]:
 
 
 def _text(loaded: Loaded, name: str, shown: Any) -> Any:
-    """What the file wrote as `${NAME}`; what it wrote around one may be secret where the value may be."""
+    """The text `${NAME}` if the file has just that; text around a variable may be secret where the value may be."""
     text = loaded.texts.get(name)
     whole = isinstance(text, str) and _VARIABLE.fullmatch(text) is not None
+    # `${NAME}` alone holds nothing secret, and shows an operator where the value is.
     if text is None or whole:
         return text if whole else shown
     return HIDDEN if shown == HIDDEN or name == "app.log" else text
@@ -118,7 +121,7 @@ def _store_rows(store: StoreSpec) -> Iterator[tuple[str, Any]]:
 
 
 def _written(name: str, value: Any) -> Any:
-    """The value as one would write it in the file."""
+    """The value as a file spells it."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
@@ -137,13 +140,13 @@ def _unit(value: int | None, units: tuple[tuple[str, int], ...], least: str) -> 
 
 
 def _address(address: str | None) -> str | None:
-    """The address of a log; of a broker's settings only those on the allow-list have their values."""
+    """The address of a log; settings of a broker that are not on the allow-list lose their values."""
     if address is None:
         return None
     try:
         where = parse_address(address)
     except BadConfig:
-        return HIDDEN
+        return HIDDEN  # where the secret stands in an address of another form is unknown
     if not isinstance(where, KafkaAddress):
         return address
     options = {name: value if name in KAFKA_SHOWN else HIDDEN for name, value in where.options.items()}

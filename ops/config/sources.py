@@ -1,10 +1,10 @@
-"""Where settings come from: a TOML file, variables STANDFAST_SECTION__KEY, flags. Each value with its place.
+"""Sources of settings: a TOML file, variables STANDFAST_SECTION__KEY, flags. Each value comes with its place.
 
     standfast.toml:14                             ("http", "port")    8080
     environment variable STANDFAST_HTTP__PORT     ("http", "port")    "8080"
 
-Rules of this file: reads and tells, and knows no setting. In values of the file `${NAME}` stands for an environment
-variable, `$${` for itself; never in names. Whatever bytes the file holds, the outcome is values or problems.
+Rules of this file: it reads and reports, and knows no setting. In values of the file `${NAME}` stands for an
+environment variable, `$${` for itself; never in names. Any bytes in the file lead to values or problems.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 ENV_PREFIX = "STANDFAST_"
 FILE_BYTES_MAX = 256 << 10
 LINE_CHARS_MAX = 4 << 10  # the TOML reader's time grows with the square of a name's length
-DEPTH_MAX = 16
+DEPTH_MAX = 16  # of tables and lists: `_filled` is recursive, and a key may have thousands of dots
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
 _NAME = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*"
 _SECTION = re.compile(rf"[ \t]*\[{{1,2}}[ \t]*({_NAME})[ \t]*\]")
@@ -32,7 +32,8 @@ Name = tuple[str, ...]
 
 
 class Given(NamedTuple):
-    """One value; `text` is how the file has it where `${...}` was put in, else None: only that may be shown."""
+    """One value; `text` is its spelling in the file if that has `${...}`, else None. If set, only `text` may be
+    shown."""
 
     where: str
     name: Name
@@ -41,7 +42,7 @@ class Given(NamedTuple):
 
 
 def from_file(path: Path | None, env: Mapping[str, str], problems: list[str]) -> Iterator[Given]:
-    """Every value of the file, by the tables it is in; a table without values as an empty one."""
+    """Every value of the file under the names of its tables; a table without values as an empty table."""
     if path is None:
         return
     read = _read(path, problems)
@@ -60,7 +61,7 @@ def from_file(path: Path | None, env: Mapping[str, str], problems: list[str]) ->
 
 
 def from_env(env: Mapping[str, str]) -> Iterator[Given]:
-    """Variables with our prefix and two underscores between section and key; one alone is of something else."""
+    """Variables with our prefix and two underscores between section and key; others are not settings."""
     for variable in sorted(env):
         name, rest = variable.removeprefix(ENV_PREFIX), variable.startswith(ENV_PREFIX)
         if rest and "__" in name:
@@ -68,17 +69,18 @@ def from_env(env: Mapping[str, str]) -> Iterator[Given]:
 
 
 def from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
-    """`section.key` to a value; None is not given."""
+    """`section.key` to a value; None means not given."""
     for name, value in flags.items():
         if value is not None:
             head, _, rest = name.partition(".")
+            # A name of [kafka] stays whole, since librdkafka's names have dots; the parts of a store's are tables.
             yield Given("command line", (head, *(rest.split(".") if head == "stores" else [rest])), value)
 
 
 def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:
     try:
         with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
+            raw = file.read(FILE_BYTES_MAX + 1)  # a device such as /dev/zero has no end
         if len(raw) > FILE_BYTES_MAX:
             problems.append(f"{path}: larger than {FILE_BYTES_MAX >> 10} KiB: no file of settings is")
             return None
@@ -94,7 +96,7 @@ def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:
         problems.append(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}")
     except RecursionError:
         problems.append(f"{path}: nested too deep: no setting is")
-    except ValueError as error:  # the reader's own error, and plain ones for numbers and dates that cannot be
+    except ValueError as error:  # TOMLDecodeError, and a plain ValueError for numbers and dates out of range
         line = _TOML_LINE.search(str(error))
         where = f"{path}:{line[1]}" if line else str(path)
         problems.append(f"{where}: not TOML: {_TOML_LINE.sub('', str(error)).strip()}")
@@ -102,7 +104,7 @@ def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:
 
 
 def _leaves(table: Mapping[str, Any], prefix: Name) -> Iterator[tuple[Name, Any]]:
-    """Tables of tables, down to what is none; an explicit stack, since a key may have many dots."""
+    """The leaves of nested tables; an explicit stack, since a key may have many dots."""
     stack: list[tuple[Name, Any]] = [(prefix, table)]
     while stack:
         name, value = stack.pop()
@@ -126,7 +128,7 @@ def _filled(value: Any, env: Mapping[str, str], missing: list[str], depth: int =
     def put(found: re.Match[str]) -> str:
         name = found[2]
         if found[1]:
-            return f"${{{name}}}"
+            return f"${{{name}}}"  # written as `$${`
         if not _VARIABLE_NAME.fullmatch(name):
             missing.append("${...} must hold the name of an environment variable; write $${ for the text itself")
         elif name not in env:
@@ -137,12 +139,15 @@ def _filled(value: Any, env: Mapping[str, str], missing: list[str], depth: int =
 
 
 def _lines(text: str) -> dict[Name, int]:
-    """Line numbers of tables and keys; the TOML reader does not tell them."""
+    """Line numbers of tables and keys, which the TOML reader does not report.
+
+    A second, forgiving look at the text: a wrong guess costs a line number, never a value.
+    """
     lines: dict[Name, int] = {}
     section: Name = ()
     fence = ""
     for number, line in enumerate(text.split("\n"), 1):
-        if fence:  # inside a text of several lines
+        if fence:  # inside a multi-line string
             fence = "" if line.count(fence) % 2 else fence
             continue
         header, key = _SECTION.match(line), _KEY.match(line)
@@ -160,6 +165,7 @@ def _parts(name: str) -> Name:
 
 
 def _line(lines: Mapping[Name, int], name: Name) -> int:
+    # From the longest name: a key of an inline table has no line of its own and gets that of the table.
     for length in range(min(len(name), 8), 0, -1):
         if name[:length] in lines:
             return lines[name[:length]]

@@ -1,4 +1,4 @@
-"""Stores as they are named on the command line: NAME:KIND[:OPTION,OPTION...].
+"""Stores as the command line names them: NAME:KIND[:OPTION,OPTION...].
 
     totals:keyvalue                       every store: key=SERDE, value=SERDE (bytes: text where it is text, else hex)
     totals:keyvalue:plain,value=int64     plain: rows without timestamps; source=TOPIC: a table that has no changelog
@@ -6,9 +6,9 @@
     visits:session                        retention=2d
     prices:versioned                      history=7d
 
-A retention that is not given is taken from the changelog topic, whose own is a day longer with Kafka Streams' defaults.
+A missing retention is taken from the changelog topic, whose own is a day longer with Kafka Streams' defaults.
 
-Rules of this file: pure; from text and a topic's policy to a definition. What is wrong is BadConfig with every problem.
+Rules of this file: pure; from text and a topic's policy to a definition. BadConfig lists every problem of the text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLAGS = frozenset({"plain", *(word for word, one in _SETTINGS.items() if one.wha
 
 @dataclass(frozen=True, slots=True)
 class StoreArgument:
-    """One `--store`; `options` are checked by themselves: times in milliseconds, serdes, True for a flag."""
+    """One `--store`; each of `options` has been checked: times in milliseconds, serdes, True for a flag."""
 
     name: str
     kind: str
@@ -47,12 +47,12 @@ class StoreArgument:
 
     @property
     def from_topic(self) -> list[Setting]:
-        """Settings that the policy of the changelog tells where they are not given: how long rows are kept."""
+        """Settings that the changelog's policy supplies where they are not given: how long rows are kept."""
         traits = TRAITS[self.kind]
         return [one for one in traits.settings if one.name == traits.retention]
 
     def changelog_of(self, app: str) -> str:
-        """The topic that the store is restored from."""
+        """The topic from which the store is restored."""
         source: str | None = self.options.get("source")
         return source if source is not None else changelog_topic(app, self.name)
 
@@ -97,11 +97,12 @@ def parse_store(text: str) -> StoreArgument:
 
 
 def store_spec(store: StoreArgument, policy: TopicPolicy) -> StoreSpec:
-    """The definition; times that were not given come from the policy of the changelog topic."""
+    """The definition; missing times come from the policy of the changelog topic."""
     options, traits = store.options, TRAITS[store.kind]
     given: dict[str, Any] = {one.name: options[one.word] for one in traits.settings if one.word in options}
     for one in store.from_topic:
         if one.name not in given:
+            # Versioned stores keep old versions by a delay of compaction, windows and sessions rows by their age.
             by_age = traits.kept_by == RETENTION
             given[one.name] = _from_topic(store, one, policy.retention_ms if by_age else policy.min_compaction_lag_ms)
     if "plain" in options:
@@ -111,6 +112,7 @@ def store_spec(store: StoreArgument, policy: TopicPolicy) -> StoreSpec:
 
 
 def _from_topic(store: StoreArgument, setting: Setting, kept_ms: int) -> int:
+    # A topic that keeps less than the day that its changelog adds was set up by hand, and says nothing about the store.
     if kept_ms < SLACK_MS + setting.least:
         raise BadConfig(
             [

@@ -1,10 +1,10 @@
-"""Every setting there is, typed, in one place: its name, its default, how it is read, what it is for.
+"""Every setting, typed, in one place: its name, its default, its reader, its purpose.
 
     section.key of the file   =   a section below, and a field of it without its unit: `lease_ms` is written `lease`
-    [stores.NAME]                 one store of the sidecar; bytes to bytes, the doors do not look into them
+    [stores.NAME]                 one store of the sidecar; bytes to bytes, the servers do not look into them
     [kafka]                       any setting of librdkafka, for a log at kafka://; secrets only as `NAME_file`
 
-Rules of this file: plain frozen data. A setting is `shown` (its value may be printed) or `hidden`: one that says
+Rules of this file: plain frozen data. A setting is `shown` (its value may be printed) or `hidden`: a field that is
 neither cannot be written, so a secret is never printed by forgetting. Secrets are in files; only paths stand here.
 Sizes in bytes, times in milliseconds; None where nothing was set.
 """
@@ -54,6 +54,7 @@ def hidden(default: Any, reader: Reader, text: str) -> Any:
 
 
 def _log_address(value: Any) -> str:
+    # Before the check below, whose error repeats the address: user and password must not come into a message.
     if isinstance(value, str) and value.partition("://")[0] not in ("sqlite", "kafka") and "@" in value:
         raise ValueError("expected sqlite:///PATH or kafka://HOST:PORT, without user and password")
     parse_address(value)
@@ -65,7 +66,7 @@ _INTERVAL = at_least(DURATION, "1ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSection:
-    """[app]: the application, its log, where its state is."""
+    """[app]: the application, its log, and the folder of its state."""
 
     name: str | None = shown(None, named("application"), "name of the application; begins the names of its changelogs")
     log: str | None = hidden(
@@ -79,6 +80,7 @@ class AppSection:
     gate: Literal["all", "task"] = shown(
         "all", one_of("all", "task"), "process when all tasks are whole, or each alone"
     )
+    # "off" and not a missing value, because TOML has no null.
     discovery_interval_ms: int | None = shown(
         60_000, or_off(_INTERVAL), "how often new source partitions are looked for"
     )
@@ -90,14 +92,17 @@ class StoreSection:
 
     memory_bytes: int = shown(256 << 20, at_least(SIZE, "1MiB"), "block cache and write buffers")
     cache_bytes: int = shown(10 << 20, SIZE, "record caches of all tasks; 0: every put is logged")
+    # Below the 1,048,588 bytes of a batch that a Kafka broker takes by default.
     value_max_bytes: int = shown(1_000_000, at_least(SIZE, "1B"), "the largest value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSection:
-    """[group]: members of one application watching each other."""
+    """[group]: how the members of an application watch each other."""
 
+    # Short because a process renews the lease: RocksDB replaying a WAL holds the interpreter, and every thread in it.
     lease_ms: int = shown(1_500, at_least(DURATION, "100ms"), "how long a member may be silent")
+    # The process that renews would go on for an owner that hangs, and no standby would take over.
     max_stall_ms: int = shown(
         30_000, at_least(DURATION, "100ms"), "without progress for so long, a member does not renew its lease"
     )
@@ -105,7 +110,7 @@ class GroupSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpsSection:
-    """[ops]: the small read-only door of an instance that is a library in somebody's process."""
+    """[ops]: the small read-only HTTP server of an instance that is a library in an application's process."""
 
     host: str = shown("127.0.0.1", TEXT, "address of that door")
     metrics_port: int | None = shown(None, number(0, 65_535), "its port; 0 takes a free one")
@@ -115,12 +120,17 @@ class OpsSection:
 class StateSection:
     """[state]: the disk, and restores."""
 
+    # Writes end before the disk is full, so that deletes, commits and flushes, which make room, can go on.
     disk_floor_bytes: int = shown(256 << 20, SIZE, "with less free space the sidecar is not ready and refuses writes")
     restore_workers: int | None = shown(
         None, number(0, 64), "processes of a bulk restore; left out: one a core, at most 4"
     )
+    # Much memory makes few files (500,000 rows of 112 bytes make two), and compacting many costs as much as folding.
     restore_memory_bytes: int = shown(512 << 20, at_least(SIZE, "16MiB"), "rows that these processes may hold together")
+    # Below a million records, batches are faster than workers on two cores.
     bulk_restore_records: int | None = shown(None, number(1), "records from which a cold store is restored in bulk")
+    # Consent to data loss, which nothing else may give: rows beside an empty log may be the last copy, and below the
+    # head of a compacted log records are missing because a person removed them.
     accept_empty_log: bool = shown(False, SWITCH, "an operator's word that rows beside an empty log may go")
     accept_missing_history: bool = shown(False, SWITCH, "an operator's word that a log without its head is enough")
     accept_unreadable_rows: bool = shown(
@@ -130,10 +140,11 @@ class StateSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSection:
-    """[serve]: the sidecar's process and its RESP door."""
+    """[serve]: the sidecar's process and its RESP server."""
 
     run_dir: Path | None = shown(None, PATH, "folder of sockets, lock and info file; left out: STATE_DIR/APP/run")
     socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP door in the run folder")
+    # The default run directory lies below the application's, of mode 0700, which the group cannot enter.
     group: str | None = shown(None, GROUP, "group that may use the socket (mode 0660); needs its own run_dir")
     uids: tuple[int, ...] = shown(
         (),
@@ -141,6 +152,7 @@ class ServeSection:
         "users that may connect beside our own and root; none: the group",
     )
     lease_ms: int = shown(10_000, at_least(DURATION, "100ms"), "how long the app may be silent before its tasks close")
+    # One deadline for all steps: several that overlap add up to no bound at all.
     drain_timeout_ms: int = shown(20_000, _INTERVAL, "the one deadline of an orderly stop")
     workers: int = shown(1, number(1, 64), "processes for restores and standbys")
 
@@ -154,6 +166,7 @@ class HttpSection:
     allow_remote: bool = shown(False, SWITCH, "whether host may be reachable from other machines")
     tls_certificate: Path | None = shown(None, PATH, "our certificate and its chain, PEM")
     tls_key_file: Path | None = shown(None, PATH, "its private key, PEM")
+    # Secrets by file only: values of settings reach logs, process lists and `config show`.
     tls_key_password_file: Path | None = shown(None, PATH, "password of that key")
     client_ca: Path | None = shown(None, PATH, "authorities of clients' certificates, PEM: turns mutual TLS on")
     client_names: tuple[str, ...] = shown(
@@ -164,23 +177,27 @@ class HttpSection:
     )
     page: bool = shown(True, SWITCH, "whether the ops page is served")
     allow_quit: bool = shown(False, SWITCH, "whether POST /quitquitquit drains as POST /v1/drain does")
+    # Off, because no other page, log line or metric shows a key or a value.
     peek: bool = shown(False, SWITCH, "whether the page may show the newest records of a changelog, keys and values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSection:
-    """[limits]: a limit on everything that a client can make us hold or wait for."""
+    """[limits]: bounds for everything that a client can make the sidecar hold or wait for."""
 
     connections: int = shown(1_000, number(1, 100_000), "connections of the RESP door")
+    # Not for connections that took part in their task's session: a quiet topic must end no application.
     idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a quiet connection is closed, unless it writes")
     command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
     key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key; with its 16 bytes of times")
+    # Checked at the headers, since hiredis makes room for their numbers: 12 bytes reserved 0.8 GB.
     command_max_bytes: int = shown(8 << 20, at_least(SIZE, "1KiB"), "one command with all its arguments")
     batch_ops: int = shown(10_000, number(1, 1 << 20), "commands of one MULTI, or keys of one command")
     batch_max_bytes: int = shown(16 << 20, at_least(SIZE, "1KiB"), "their bytes")
     reply_max_bytes: int = shown(
         32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"
     )
+    # Twenty clients that read nothing took 1.1 GB, each within its own limit.
     replies_max_bytes: int = shown(
         256 << 20, at_least(SIZE, "64KiB"), "those of all clients together; more cuts off who has most of them"
     )
@@ -197,7 +214,7 @@ class LimitsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSection:
-    """[auth]: who may do what, where a socket's mode does not say it."""
+    """[auth]: permissions of clients, where a socket's mode does not settle them."""
 
     tokens_file: Path | None = shown(
         None, PATH, "tokens with their roles, mode 0600; left out: no tokens are asked for"
@@ -216,7 +233,7 @@ class LoggingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """[stores.NAME]: one store. Which of the times it needs depends on its kind."""
+    """[stores.NAME]: one store. Its kind decides which of the times it needs."""
 
     kind: str = shown("keyvalue", one_of(*TRAITS), "keyvalue, window, ...")
     timestamped: bool | None = shown(None, SWITCH, "whether each value carries a timestamp; left out: as the kind does")
@@ -252,7 +269,7 @@ _OF_SOME_KINDS = {one.name for traits in TRAITS.values() for one in traits.setti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings. `kafka` holds librdkafka's by their names; `NAME.file` is the file of a secret."""
+    """All settings. `kafka` holds librdkafka's settings by name; `NAME.file` is the file of a secret."""
 
     app: AppSection = field(default_factory=AppSection)
     store: StoreSection = field(default_factory=StoreSection)
@@ -280,14 +297,14 @@ class Config:
 
     @property
     def run_dir(self) -> Path | None:
-        """Where sockets, lock and info file are; None without a state directory or a name."""
+        """The folder of sockets, lock and info file; None without a state directory or a name."""
         if self.serve.run_dir is not None or self.app.state_dir is None or self.app.name is None:
             return self.serve.run_dir
         return self.app.state_dir / self.app.name / "run"
 
     @property
     def tls(self) -> bool:
-        """Whether the HTTP door speaks TLS."""
+        """Whether the HTTP server speaks TLS."""
         return self.http.tls_certificate is not None
 
 
@@ -311,5 +328,5 @@ def setting_name(field_name: str) -> str:
 
 
 def settings_of(section: Any) -> dict[str, Field[Any]]:
-    """The settings of a section by their names in the file."""
+    """The settings of a section, by name in the file."""
     return {setting_name(one.name): one for one in fields(section)}

@@ -1,10 +1,10 @@
-"""How the value of one setting is read: sizes, times, numbers, choices, names, paths, lists.
+"""Readers of the value of one setting: sizes, times, numbers, choices, names, paths, lists.
 
     "64MiB" -> 67108864      "30s" -> 30000      "off" -> None      "a, b" -> ("a", "b")
 
-Rules of this file: pure but for `~` in paths. A reader takes what TOML, a variable or a flag gave (the latter two are
-always text), and returns the value or raises ValueError (or an error of our tree) that says what is expected; it never
-repeats the value, which may be a secret in the wrong place. `schema` says the same as JSON Schema.
+Rules of this file: pure but for `~` in paths. A reader takes a value of TOML, or the text of a variable or a flag, and
+returns the setting's value or raises ValueError (or an error of the library) that names the expected form; it never
+repeats the value, which may be a secret in the wrong place. `schema` is the same as JSON Schema.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Parse = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads one value; `schema` describes what TOML may hold."""
+    """Reads one value; `schema` describes its form in TOML."""
 
     parse: Parse
     schema: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_size(value: Any) -> int:
-    """Bytes of `256MiB` or 268435456. Raises ValueError that says what is expected."""
+    """Bytes of `256MiB` or 268435456. Raises ValueError with the expected form."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is not None:
         return int(found[1]) * _SIZES[found[2] or "B"]
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:  # a bool is an int in Python
         return value
     raise ValueError("expected a size such as 256MiB")
 
 
 def parse_duration(value: Any) -> int:
-    """Milliseconds of `3s`. Raises ValueError: a bare number does not say its unit."""
+    """Milliseconds of `3s`. Raises ValueError, also for a bare number, which has no unit."""
     found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         raise ValueError("expected a time with its unit, such as 500ms or 3s")
@@ -113,7 +113,7 @@ def number(least: int, most: int | None = None) -> Reader:
 
 
 def at_least(reader: Reader, text: str) -> Reader:
-    """The same with a least value, written as a user would."""
+    """The reader with a least value, spelled as in a file."""
     least = reader.parse(text)
 
     def parse(value: Any) -> Any:
@@ -126,7 +126,7 @@ def at_least(reader: Reader, text: str) -> Reader:
 
 
 def or_off(reader: Reader) -> Reader:
-    """The same, or "off" for None."""
+    """The reader, with "off" for None."""
     return Reader(
         lambda value: None if value == "off" else reader.parse(value),
         {"anyOf": [{"const": "off"}, dict(reader.schema)]},
@@ -134,7 +134,7 @@ def or_off(reader: Reader) -> Reader:
 
 
 def one_of(*choices: str) -> Reader:
-    """One of some words."""
+    """One of the given words."""
 
     def parse(value: Any) -> str:
         if value not in choices:
@@ -148,7 +148,7 @@ def named(kind: str) -> Reader:
     """A name that cannot leave the state directory."""
 
     def parse(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > TEXT_MAX >> 4:  # before the check repeats it
+        if not isinstance(value, str) or len(value) > TEXT_MAX >> 4:  # check_name repeats the name in its error
             raise ValueError(
                 f"expected the name of an {kind}" if kind[0] in "aeiou" else f"expected the name of a {kind}"
             )
@@ -158,9 +158,10 @@ def named(kind: str) -> Reader:
 
 
 def list_of(reader: Reader) -> Reader:
-    """A list; as text, with commas between."""
+    """A list; text is split at commas."""
 
     def parse(value: Any) -> tuple[Any, ...]:
+        # Text comes from variables and flags, which have no lists.
         found = [one.strip() for one in value.split(",") if one.strip()] if isinstance(value, str) else value
         if not isinstance(found, list) or len(found) > LIST_MAX:
             raise ValueError(f"expected a list of at most {LIST_MAX} values")
@@ -170,7 +171,7 @@ def list_of(reader: Reader) -> Reader:
 
 
 def mapping_of_text() -> Reader:
-    """Names to texts, numbers or switches, as a table of TOML; names with dots may be written as nested tables."""
+    """Names to texts, numbers or switches, as a table of TOML; names with dots may be nested tables."""
 
     def parse(value: Any) -> dict[str, str]:
         if not isinstance(value, dict):
@@ -181,7 +182,7 @@ def mapping_of_text() -> Reader:
 
 
 def plain_text(value: Any) -> str:
-    """A scalar as the text that a library's setting wants."""
+    """A scalar as the text of a library's setting."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

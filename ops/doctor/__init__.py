@@ -1,1 +1,1 @@
-"""What is wrong with an application's settings, topics and files; and the reset of one."""
+"""Findings about an application's settings, topics and files; and the reset of an application."""

@@ -1,11 +1,11 @@
-"""What the doctor needs to know of an application, from everywhere it is told.
+"""Facts about an application for the doctor, from all of their sources.
 
     --store NAME:KIND      the command line           ┐
-    state directory        definitions kept there     ├──> Application (what is needed) ──> rules ──> findings
-    the log                its names, its group       ┘     survey (what is there)
+    state directory        definitions kept there     ├──> Application (the needs) ──> rules ──> findings
+    the log                its names, its group       ┘     survey (the topics as they are)
 
-Rules of this file: it asks and changes nothing; what is wrong is said by `standfast.replication.topics.rules` and, for
-files, by `standfast.ops.doctor.local`.
+Rules of this file: it asks and changes nothing; `standfast.replication.topics.rules` judges the topics,
+`standfast.ops.doctor.local` the files.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from standfast.store.task.cut import parse_source_key
 from standfast.store.types.kinds import definition_spec
 
 _NAMED_MAX = 8  # applications that an error lists
-_UNTOLD_MS = 10 * 24 * 3_600_000  # stands in for a time that was not given, and is not judged
+_UNTOLD_MS = 10 * 24 * 3_600_000  # replaces a time that was not given, and is not judged
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What state directories tell: stores, the source topics of each group of tasks, and how far each store is."""
+    """Facts from state directories: stores, the source topics of each group of tasks, the position of each store."""
 
     changelogs: tuple[Changelog, ...] = ()
     topics: Mapping[int, frozenset[str]] | None = None
-    unreadable: tuple[tuple[str, str], ...] = ()  # directory of a task, why
+    unreadable: tuple[tuple[str, str], ...] = ()  # (directory of a task, reason)
     kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """An application and its log as they are."""
+    """An application and its log at one moment."""
 
     application: Application
     survey: LogSurvey
@@ -56,9 +56,10 @@ def look(
 ) -> Looked:
     """Describe everything that belongs to an application.
 
-    Raises Unavailable if the log does not answer, UnknownStore if it has nothing of the application and no store was
-    named.
+    Raises Unavailable if the log does not answer, UnknownStore if it has nothing of the application and the command
+    line names no store.
     """
+    # The command line goes before the kept definitions: it may name a store as it is going to be.
     named = [need_of(app, one) for one in stores]
     given = {one.store for one in named}
     changelogs = (*named, *(one for one in known.changelogs if one.store not in given))
@@ -67,6 +68,8 @@ def look(
     read = {topic for topics in (known.topics or {}).values() for topic in topics}
     from_source = {one.topic for one in changelogs if one.from_source}
     names, groups = [info.name for info in log.admin.topics()], log.admin.groups()
+    # Twice: the inputs are known only once the topics between tasks are, which the group has committed offsets of too;
+    # and with the inputs known, none of them is taken for a topic of the application's own.
     internal = app_topics(app, names, groups=groups, known=own - from_source, sources=sources)
     inputs = sorted({*sources, *from_source, *((committed | read) - set(internal.between))})
     found = app_topics(app, names, groups=groups, known=own - from_source, sources=inputs)
@@ -83,6 +86,7 @@ def look(
     )
     survey = log.admin.survey(application.topics)
     own = {*found.changelogs, *found.between, *found.members, *own}
+    # A mistyped name must be an error, not an application with "0 wrong".
     there = application.has_run or app in groups or any(survey.topics.get(name) is not None for name in own)
     if not there and not stores:
         raise UnknownStore(f"{log.address} has nothing of application {app!r}{_nearest(app, groups, names)}")
@@ -93,6 +97,7 @@ def _nearest(app: str, groups: Sequence[str], names: Sequence[str]) -> str:
     near = difflib.get_close_matches(app, groups, 1, 0.6)
     if near:
         return f": did you mean {near[0]!r}?"
+    # A group is gone once its offsets have expired; the changelogs still have the application's name.
     changelogs = [name for name in names if name.endswith(CHANGELOG)]
     near = difflib.get_close_matches(f"{app}-", [name[: len(app) + 2] for name in changelogs], 1, 0.6)
     if near:
@@ -104,8 +109,9 @@ def _nearest(app: str, groups: Sequence[str], names: Sequence[str]) -> str:
 
 
 def need_of(app: str, store: StoreArgument) -> Changelog:
-    """What a store of the command line needs of its changelog; times that were not given need nothing."""
+    """The needs of a store of the command line for its changelog; missing times need nothing."""
     given = store.options
+    # A definition needs all of its times: the missing ones get a stand-in, whose needs are taken out again below.
     untold = [one.word for one in store.from_topic if one.word not in given]
     given = {**given, **dict.fromkeys(untold, max(_UNTOLD_MS, given.get("size", 0)))}
     need = changelog_need(app, store_spec(replace(store, options=given), TopicPolicy()))
@@ -115,7 +121,7 @@ def need_of(app: str, store: StoreArgument) -> Changelog:
 
 
 def known_of(app: str, tasks: Iterable[OfflineTask]) -> Known:
-    """What the tasks' own records say."""
+    """The facts from the tasks' own records."""
     changelogs: dict[str, Changelog] = {}
     topics: dict[int, set[str]] = {}
     unreadable = []
@@ -130,7 +136,7 @@ def known_of(app: str, tasks: Iterable[OfflineTask]) -> Known:
                     if need is not None:
                         changelogs[name] = need
                         kept += _kept_of(opened, name, need)
-        except StandfastError as error:
+        except StandfastError as error:  # a finding about this task; the others are still worth a look
             unreadable.append((str(task.path), str(error)))
     return Known(
         tuple(changelogs.values()),
@@ -141,6 +147,7 @@ def known_of(app: str, tasks: Iterable[OfflineTask]) -> Known:
 
 
 def _kept_of(opened: OfflineStores, name: str, need: Changelog) -> list[Kept]:
+    # A store in memory is always restored from the beginning, so its position cannot be wrong.
     position = opened.cut.positions.get(name)
     if position is None or opened.definitions[name]["engine"] == "memory":
         return []
@@ -157,5 +164,5 @@ def _need_of_definition(app: str, name: str, definition: dict[str, Any], group: 
 
 
 def app_tasks(state_dir: Path, app: str) -> list[OfflineTask]:
-    """Tasks of an application below a state directory; none where it has none."""
+    """Tasks of an application below a state directory; may be empty."""
     return tasks_of(app, state_dir / app)

@@ -1,8 +1,8 @@
-"""What may be wrong with an application's files on this machine.
+"""Checks of an application's files on this machine.
 
-    <state_dir>/<app>    format, owner's marker, directories set aside, files that RocksDB wants open, where it lies
+    <state_dir>/<app>    format, owner's marker, directories set aside, files that RocksDB wants open, its place
 
-Rules of this file: `local_facts` looks and `local_findings` judges, which is pure. Nothing is opened but markers.
+Rules of this file: `local_facts` looks and `local_findings` judges, which is pure. Only markers are opened.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.task.state_dir import MARKER, check_marker, kept_instance
 
 FILES_BESIDE = 256  # sockets, logs, files of the application itself
-FILES_A_TASK = 64  # WAL, manifest, and what a compaction has open beside its inputs
+FILES_A_TASK = 64  # WAL, manifest, and the output files of a compaction
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFacts:
-    """A state directory as it was found. `unreadable` are directories and why, `aside` directories and their bytes."""
+    """A state directory at one moment. `unreadable` are (directory, reason), `aside` are (directory, bytes)."""
 
     path: str
     tasks: int = 0
@@ -31,7 +31,7 @@ class LocalFacts:
     aside: tuple[tuple[str, int], ...] = ()
     temporary: bool = False
     files_limit: int = 0  # 0: no limit
-    bad_instance: str = ""  # why the file of the instance's id would be refused
+    bad_instance: str = ""  # reason for which the file of the instance's id would be refused
 
 
 def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], ...] = ()) -> LocalFacts:
@@ -43,7 +43,7 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
         try:
             check_marker(directory, app, task)
         except InvalidRequest as error:
-            problems.setdefault(str(directory), str(error))
+            problems.setdefault(str(directory), str(error))  # the reason that its opening gave is the nearer one
         if task is not None:
             tasks += 1
             sst_files += sum(path.suffix == ".sst" for path in directory.iterdir())
@@ -60,6 +60,7 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
         sst_files,
         tuple(problems.items()),
         aside,
+        # Resolved: a link elsewhere may lead to the temporary folder, and the folder itself may be a link.
         state_path.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()),
         0 if soft == resource.RLIM_INFINITY else soft,
         bad_instance,
@@ -67,7 +68,7 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
 
 
 def local_findings(facts: LocalFacts) -> list[Finding]:
-    """Everything that is wrong."""
+    """A finding for each problem."""
     found = [
         Finding(
             "state-format",
@@ -97,6 +98,7 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
         found.append(
             Finding(
                 "open-files",
+                # With fewer than the files that are there the next start fails; the rest is needed at some time.
                 "error" if facts.files_limit < facts.sst_files else "warning",
                 f"directory {facts.path}",
                 f"has {facts.tasks} tasks with {facts.sst_files} files and a process may open {facts.files_limit}",

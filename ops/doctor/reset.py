@@ -1,8 +1,8 @@
-"""A reset of an application, asked of the log and carried out.
+"""The reset of an application: it asks the log, and carries a plan out.
 
-Rules of this file: it looks, and does what a plan of `standfast.ops.doctor.reset_plan` says, in its order. It refuses
-while anybody runs the application. A directory is moved before it is removed, so that a reset that was killed leaves no
-half of one where an application would open it.
+Rules of this file: it looks, and carries out a plan of `standfast.ops.doctor.reset_plan` in its order. It refuses while
+any process runs the application. A directory is moved before it is removed, so that a killed reset leaves no half of a
+directory where an application would open it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def look(
     targets: Sequence[Target],
     local: LocalStep | None,
 ) -> ResetPlan:
-    """The plan for an application as it is now. `known` are topics that its definitions name.
+    """The plan for an application as it is now. `known` are the topics of its definitions.
 
-    Raises NotReady while it runs, BadConfig for targets that do not fit, UnknownStore for an absent source topic.
+    Raises NotReady while it runs, BadConfig for targets that do not fit, InvalidRequest for an absent source topic.
     """
     refuse_running(log, app)
     committed = log.group(app).committed()
@@ -52,7 +52,8 @@ def look(
         elif name in sources:
             raise InvalidRequest(f"--source {name}: log {log.address} has no such topic")
         elif not survey.brokers:
-            # Under the user's own loop the sources may be in another log; Kafka forgets offsets with their topic.
+            # Under an external consumer the sources may be in another log. Not on Kafka, which deletes the offsets of
+            # a deleted topic.
             bounds |= {at: None for at in committed if at.topic == name}
     members = [name for name in found.members if survey.topics[name] is not None]
     return make_plan(
@@ -68,6 +69,7 @@ def look(
 
 def refuse_running(log: Log, app: str) -> None:
     """Raise NotReady while the application has live members or consumers."""
+    # Both, because a consumer of another program in the group holds no lease of ours.
     group = log.group(app)
     members = [member.member_id for member in group.view().members]
     group.close()
@@ -81,13 +83,15 @@ def refuse_running(log: Log, app: str) -> None:
 
 
 def carry_out(log: Log, plan: ResetPlan, on_step: Callable[[], object]) -> None:
-    """Do what the plan says. Raises Held if the state directory has an owner, NotReady if the application runs."""
+    """Carry the plan out. Raises Held if the state directory has an owner, NotReady if the application runs."""
     state = None
     if plan.local is not None:
         path = Path(plan.local.path)
         state = StateDir(path.parent, plan.app)
     try:
+        # Again, and under the lock: the plan was shown to a person, and an instance may have started since.
         refuse_running(log, plan.app)
+        # Before the deletes: a user without the right to commit has then deleted nothing.
         if plan.offsets:
             group = log.group(plan.app)
             group.commit({step.at: Committed(step.after) for step in plan.offsets})
@@ -105,7 +109,7 @@ def carry_out(log: Log, plan: ResetPlan, on_step: Callable[[], object]) -> None:
 
 
 def local_step(state_dir: Path, app: str, action: str, stamp: str) -> LocalStep | None:
-    """What to do with `<state_dir>/<app>`; None if it is to be kept, or is not there."""
+    """The step for `<state_dir>/<app>`; None if it is to be kept, or is absent."""
     path = state_dir / app
     if action == "keep" or not path.is_dir():
         return None
@@ -119,7 +123,7 @@ def _clear(step: LocalStep) -> None:
     target = Path(step.target) if step.target else path.parent / ASIDE / f"{path.name}.removing"
     target.parent.mkdir(mode=0o700, exist_ok=True)
     if step.action == "remove" and target.exists():
-        shutil.rmtree(target)  # of a reset that was killed
+        shutil.rmtree(target)  # left by a killed reset
     path.rename(target)
     if step.action == "remove":
         shutil.rmtree(target)

@@ -1,11 +1,11 @@
-"""What a reset of an application does, decided before anything is done.
+"""The plan of an application's reset, made before anything is changed.
 
-    1  source offsets     committed anew at the beginning, the end, or where told; the kept metadata goes
+    1  source offsets     committed at the beginning, the end, or a given offset; the kept metadata goes
     2  internal topics    changelogs, topics between tasks, the group's members: deleted
-    3  local state        set aside or removed, as asked
+    3  local state        set aside or removed, as chosen
 
-Offsets come first: whoever may not commit them has then not deleted anything. A reset that was interrupted is carried
-out by the same command again. Source and output topics are never deleted.
+Offsets come first: a user without the right to commit them has then deleted nothing. The same command completes a reset
+that was interrupted. Source and output topics are never deleted.
 
 Rules of this file: pure. The lines of a plan are the same in a dry run and in earnest.
 """
@@ -27,7 +27,8 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to: `at` None is every partition that no other target names; `offset` is earliest, latest or a number."""
+    """An offset to commit for a partition, a topic (`partition` None), or all the rest (`topic` None); `offset` is
+    earliest, latest or a number."""
 
     topic: str | None
     partition: int | None
@@ -36,7 +37,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class OffsetStep:
-    """A source offset to commit. `before` None: the group has none."""
+    """A source offset to commit. `before` None: the group has no offset yet."""
 
     at: TopicPartition
     before: int | None
@@ -53,7 +54,7 @@ class DeleteStep:
 
 @dataclass(frozen=True, slots=True)
 class LocalStep:
-    """A directory to set aside (`target` says where) or to remove."""
+    """A directory to move to `target`, or to remove."""
 
     path: str
     action: Local
@@ -62,7 +63,7 @@ class LocalStep:
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """Everything that is to be done, and what is left alone and why."""
+    """All steps of a reset. `left`: (topic, reason) of topics that stay."""
 
     app: str
     offsets: tuple[OffsetStep, ...] = ()
@@ -76,7 +77,7 @@ class ResetPlan:
         return not (self.offsets or self.deletes or self.local)
 
     def lines(self) -> list[str]:
-        """A sentence for each step, in their order."""
+        """One line for each step, in order."""
         lines = [
             f"commit {step.at} at {step.after}"
             + (" (no offset before)" if step.before is None else f" (was {step.before})")
@@ -100,6 +101,7 @@ def parse_target(text: str) -> Target:
     if not where or not (offset in (EARLIEST, LATEST) or offset.isdecimal()):
         raise BadConfig([wrong])
     given: str | int = int(offset) if offset.isdecimal() else offset
+    # `orders-2=latest` could be a topic `orders-2` too; a topic whose name ends so is named with its partition.
     topic, dash, number = where.rpartition("-")
     if dash and topic and number.isdecimal():
         return Target(topic, int(number), given)
@@ -118,7 +120,7 @@ def make_plan(
     targets: Sequence[Target],
     local: LocalStep | None,
 ) -> ResetPlan:
-    """Decide. `bounds` has every source partition; None: its topic is in another log, where nothing can be asked.
+    """Make the plan. `bounds` has every source partition; None: its topic is in another log, which cannot be asked.
 
     Raises BadConfig with every target that does not fit.
     """
@@ -140,6 +142,7 @@ def make_plan(
         steps.append(OffsetStep(at, committed[at].offset if at in committed else None, after))
     if problems:
         raise BadConfig(problems)
+    # A name can be read in two ways (`orders-eu-x-changelog`), so a topic that may be another application's stays.
     left = [(name, f"it belongs to application {other!r}") for name, other in topics.others]
     left += [
         (name, f"it may belong to application {other!r}: name its store with --store to have it deleted")
@@ -167,7 +170,7 @@ def _target_problems(targets: Sequence[Target], bounds: Mapping[TopicPartition, 
 
 
 def _wanted(at: TopicPartition, targets: Sequence[Target]) -> str | int:
-    """The target that names the partition goes before the one that names the topic, before the one for all."""
+    """The target of the partition, else that of its topic, else the one for all, else the beginning."""
     fitting = [one for one in targets if one.topic in (None, at.topic) and one.partition in (None, at.partition)]
     nearest = max(fitting, key=lambda one: (one.topic is not None) + (one.partition is not None), default=None)
     return EARLIEST if nearest is None else nearest.offset
@@ -181,6 +184,7 @@ def _offset(at: TopicPartition, wanted: str | int, found: Bounds | None) -> int:
     if wanted in (EARLIEST, LATEST):
         return found.begin if wanted == EARLIEST else found.end
     offset = int(wanted)
+    # A consumer at an offset out of range starts at its `auto.offset.reset` instead, unnoticed.
     if not found.begin <= offset <= found.end:
         raise ValueError(f"--to {at}={offset}: the log holds {found.begin} to {found.end}")
     return offset

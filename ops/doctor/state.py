@@ -1,11 +1,11 @@
-"""Whether the embedded log is as it was written, and what the next start will do with the rows of a state directory.
+"""Checks of the embedded log's checksums, and of how the next start will treat the rows of a state directory.
 
     positions of the tasks ──┐
                              ├──> plan (pure) ──> refused: error      set aside and read again: warning
     the log's bounds now ────┘
 
-Rules of this file: it asks the log and judges; it changes nothing. A task that runs meanwhile is judged by what its
-files said when they were opened.
+Rules of this file: it asks the log and judges; it changes nothing. A task that runs meanwhile is judged by its files at
+the moment they were opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from standfast.stream.session.opener import local_position, log_state
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A store of a task in files: its changelog, how far that was applied, and whether there is a row."""
+    """A store of a task in files: its changelog, the applied position, and whether it has a row."""
 
     task: TaskId
     path: Path
@@ -39,9 +39,9 @@ class Kept:
 
 
 def log_findings(log: Log) -> list[Finding]:
-    """Locks and damage of an embedded log; its whole file is read, every block of records and its checksum.
+    """Locks and damage of an embedded log; reads its whole file, every block of records and its checksum.
 
-    None for Kafka.
+    Empty for Kafka.
     """
     if not isinstance(log, EmbeddedLog):
         return []
@@ -51,7 +51,7 @@ def log_findings(log: Log) -> list[Finding]:
 
 
 def log_finding(log: str, error: StandfastError) -> Finding:
-    """What keeps an embedded log from being used: its lock, or damage that was met."""
+    """The finding about an error that keeps an embedded log from being used: its lock, or damage."""
     if isinstance(error, Corruption):
         return _damage(log, str(error))
     return Finding(
@@ -76,7 +76,7 @@ def _damage(log: str, what: str) -> Finding:
 
 
 def state_findings(log: Log, app: str, kept: Iterable[Kept], now_ms: int) -> list[Finding]:
-    """Stores that would be refused, or set aside, if the application started now. Raises Unavailable."""
+    """Stores that a start now would refuse or set aside. Raises Unavailable."""
     infos: dict[str, TopicInfo | None] = {}
     reader = log.reader()
     found = []
@@ -84,12 +84,14 @@ def state_findings(log: Log, app: str, kept: Iterable[Kept], now_ms: int) -> lis
         for one in kept:
             info = infos.setdefault(one.topic, log.admin.describe_topic(one.topic))
             if info is None or one.task.partition >= info.partitions:
-                continue  # a rule of topics says so
+                continue  # already a finding by a rule of topics
             at = TopicPartition(one.topic, one.task.partition)
             limit = None
+            # A source topic is a changelog up to the group's committed offset only.
             if one.from_source:
                 committed = log.group(app).committed([at]).get(at)
                 limit = committed.offset if committed is not None else 0
+            # The end above open transactions too: a position below it is not ahead of the log.
             written = reader.written_ends([at])[at]
             diverged = reader.epoch_ends({at: one.position.tag} if one.position.tag else {}).get(at)
             state = log_state(at, info, reader.bounds([at])[at], limit, written, diverged)
@@ -101,6 +103,7 @@ def state_findings(log: Log, app: str, kept: Iterable[Kept], now_ms: int) -> lis
 
 
 def _finding(one: Kept, plan: Plan) -> Finding | None:
+    # Only these two plans take rows away from a reader; a resume or a restore from the beginning is ordinary.
     where = f"task {one.task} in {one.path}, store {one.store!r}"
     if isinstance(plan, Refuse):
         return Finding(

@@ -1,10 +1,10 @@
-"""One HTTP application for every instance: a session, a replica, and the sidecar, which adds its control calls.
+"""The HTTP application of every instance: of a session, a replica, and the sidecar, which adds its control calls.
 
     socket ──> uvicorn (h11, limits) ──> bounded, named, guards ──> Starlette ──> health, metrics, status, tasks, rows
                                                                              └──> control calls, the page
 
-Rules of this file: from requests to an `Instance` and back. An error becomes a document by the table of `reasons.py`.
-Nothing blocks the event loop. Requests are not logged: their paths hold keys.
+Rules of this file: it maps requests to an `Instance` and back. An error becomes a document by the table of
+`reasons.py`. Nothing blocks the event loop. Requests are not logged: their paths hold keys.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Instance(Protocol):
-    """What stands behind the paths that every instance has. Methods raise errors of the library."""
+    """The source of the answers for the paths that every instance has. Methods raise errors of the library."""
 
     async def health(self, path: str, exclude: Collection[str]) -> Health:
         """The answer to a path of HEALTH, without the checks in `exclude`."""
         ...
 
     async def scrape(self) -> bytes:
-        """Metrics, as CONTENT_TYPE says."""
+        """The metrics as text in the format of CONTENT_TYPE."""
         ...
 
     async def status(self) -> Json:
@@ -58,12 +58,12 @@ class Instance(Protocol):
         ...
 
     async def rows(self, request: Request) -> Response:
-        """The rows that a path /v1/stores/NAME/VERB and its query ask for."""
+        """The rows selected by a path /v1/stores/NAME/VERB and its query."""
         ...
 
 
 class MethodNotAllowed(Refused):
-    """The path is there, but not for this method."""
+    """The path exists, but not for this method."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason(BAD_REQUEST.name, 405, BAD_REQUEST.resp), message)
@@ -72,7 +72,7 @@ class MethodNotAllowed(Refused):
 def application(
     instance: Instance, more: Iterable[BaseRoute], *, health_as_json: bool = False, help: str = "see /v1/openapi.json"
 ) -> Starlette:
-    """The application, without guards. `more`: its further routes; `help`: where the paths are listed."""
+    """The application without guards. `more`: further routes; `help`: the place where the paths are listed."""
 
     async def health(request: Request) -> Response:
         excluded = [name for name in request.query_params.getlist("exclude") if name]
@@ -87,6 +87,7 @@ def application(
 
     async def wrong_method(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        # Starlette gives the methods as a set, in another order each time.
         response = error_response(MethodNotAllowed(f"no such method here: {help}"))
         response.headers["Allow"] = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         return response
@@ -97,7 +98,7 @@ def application(
             Route("/metrics", answering(metrics), methods=["GET"]),
             *more,
         ],
-        middleware=[Middleware(let_go)],  # within Starlette's own, which answers 500 to whatever is raised
+        middleware=[Middleware(let_go)],  # inside of Starlette's own middleware, which answers 500 to any exception
         exception_handlers={404: missing, 405: wrong_method},
     )
     made.router.redirect_slashes = False
@@ -120,13 +121,13 @@ async def rows(instance: Instance, request: Request, body: Any = None) -> Respon
 
 
 def answering(handler: Handler) -> Handler:
-    """The handler, of which errors become answers too."""
+    """Wrap a handler so that its errors become answers too."""
 
     async def handle(request: Request) -> Response:
         try:
             return await handler(request)
         except (ClientDisconnect, asyncio.CancelledError):
-            raise
+            raise  # no client is left to answer; `let_go` counts it
         except Exception as error:  # noqa: BLE001  the server outlives a bug in one answer
             return error_response(error)
 
@@ -148,7 +149,7 @@ def error_response(error: BaseException) -> Response:
 
 
 def health_response(request: Request, health: Health, *, as_json: bool) -> Response:
-    """Text for people and probes, JSON by the Accept header, or where nothing else is asked for (`as_json`)."""
+    """Text for people and probes; JSON if the Accept header names it, or, with `as_json`, unless it names text."""
     status, accept = 200 if health.ok else 503, request.headers.get("accept", "")
     verbose = "verbose" in request.query_params
     if "application/json" in accept or (as_json and "text/" not in accept and not verbose):
@@ -158,7 +159,7 @@ def health_response(request: Request, health: Health, *, as_json: bool) -> Respo
 
 
 def named(app: App, instance: str) -> App:
-    """Every answer names the instance, so that a client of an old info file notices."""
+    """Name the instance in every answer, so that a client with an outdated info file notices."""
     header = (INSTANCE_HEADER.lower().encode(), instance.encode())
 
     async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
@@ -173,11 +174,12 @@ def named(app: App, instance: str) -> App:
 
 
 def bounded(app: App, most: int, why: str, beside: Collection[str] = ()) -> App:
-    """So many requests at a time, streams and long polls among them; paths `beside` them are answered all the same."""
+    """At most `most` requests at a time, including streams and long polls; paths in `beside` are always answered."""
     running = 0
 
     async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
         nonlocal running
+        # A probe that got 503 for the load of other clients would have a busy process started again.
         if scope["path"] in beside:
             await app(scope, receive, send)
             return
@@ -195,7 +197,8 @@ def bounded(app: App, most: int, why: str, beside: Collection[str] = ()) -> App:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn in a loop of ours: signals are ours. `ending` is called on the loop before it waits for open answers."""
+    """uvicorn in an event loop of ours, which leaves signals to us. `ending` is called on the loop before the server
+    waits for open answers."""
 
     ending: Callable[[], None] | None = None
 
@@ -206,7 +209,8 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for one in sockets or ():
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # a process that was forked has a copy, and would keep the port
+                one.shutdown(socket.SHUT_RDWR)  # a forked child has a copy of the socket, and would keep the port
+        # Streams of the page do not end by themselves; uvicorn would wait for them until its time-out.
         if self.ending is not None:
             self.ending()
         await super().shutdown(sockets)

@@ -1,14 +1,14 @@
-"""A client that begins a request has to end it: a deadline for each request's head and body.
+"""Deadlines and limits of HTTP connections: a client that begins a request must finish its head and body in time.
 
     connected, or first byte of a request ──timer──> whole request: the timer ends      else: the connection ends
-    one connection more than there may be ──> the oldest that asks nothing ends; if all ask, beyond SPARE, the new one
+    connections above the limit ──> the oldest idle one ends; if all are busy, beyond SPARE, the new one
 
-    length of the body told in two ways, or not readable ──> 400 (a head that is too long: 431) where there is no answer
-                                                             yet, and the connection ends
-    hung up within a request ──> one line in the log
+    body with two lengths, or not readable ──> 400 (a head that is too long: 431) unless an answer has begun, and the
+                                               connection ends
+    client hung up within a request ──> one line in the log
 
-Rules of this file: the clock and the end of one connection, and how many there are; uvicorn does the rest (its own
-limits are for idle connections between requests, and for the size of the head).
+Rules of this file: the timer and the end of one connection, and the number of connections; uvicorn does the rest (its
+own limits are for idle connections between requests, and for the size of the head).
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_WAITS = (h11.IDLE, h11.SEND_BODY)  # for the client
-HEAD_BYTES = 16 << 10  # of a request, where the settings name no other bound
-HUNG_UP = 499  # counted as the status of an answer that nobody was there for
+_WAITS = (h11.IDLE, h11.SEND_BODY)  # states in which the server waits for the client
+HEAD_BYTES = 16 << 10  # bound of a request's head, unless the settings name another
+HUNG_UP = 499  # status that counts an answer whose client had gone
 SPARE = 8  # connections beyond the limit, so that a probe gets through while all others are busy
 
 
 class _Unambiguous(h11.Connection):
-    """Refuses what a proxy before us may understand otherwise than we do (RFC 9112, 6.1).
+    """Rejects requests that a proxy in front of the server may read differently (RFC 9112, 6.1).
 
-    Where one goes by the length and the other by the chunks, bytes of the body are a further request, which the proxy
-    never checked.
+    If the proxy goes by the length and the server by the chunks, bytes of the body become a further request, which the
+    proxy never checked.
     """
 
-    refused = HTTPStatus.BAD_REQUEST  # the status for what could not be read
-    with_body = True  # whether its answer has one
+    refused = HTTPStatus.BAD_REQUEST  # the status of the answer to a request that could not be read
+    with_body = True  # whether that answer has a body
 
     def __init__(self, head_bytes_max: int) -> None:
         super().__init__(h11.SERVER, head_bytes_max)
         self._head_bytes_max = head_bytes_max
 
     def next_event(self) -> Any:
-        if self.their_state is h11.IDLE:  # a new request, whose method is not read yet
+        if self.their_state is h11.IDLE:  # a new request: until its method is known, the answer may have a body
             self.with_body = True
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
+                # h11 refuses to send a body for HEAD, and then the client would get no answer at all.
                 self.with_body = event.method != b"HEAD"
                 self._check(event)
         except h11.RemoteProtocolError as error:
@@ -69,13 +70,13 @@ class _Unambiguous(h11.Connection):
         names = {name for name, _ in event.headers}
         if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
             raise h11.RemoteProtocolError("the length of the body has two meanings")
-        # h11 itself bounds a head only while it has not come whole.
+        # h11 bounds a head only while it is incomplete, so a long head that comes in one piece would pass.
         if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > self._head_bytes_max:
             raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
 
 
 def _refusal(conn: _Unambiguous) -> bytes:
-    """An answer that repeats nothing of what came."""
+    """The answer to a request that could not be read; it repeats none of the request's bytes."""
     status = conn.refused
     message = f"the request was refused: {status.phrase}"
     document = {"schema": ERROR_SCHEMA, "error": "BadRequest", "reason": BAD_REQUEST.name, "message": message}
@@ -91,7 +92,7 @@ def _refusal(conn: _Unambiguous) -> bytes:
 
 
 def let_go(app: App) -> App:
-    """An ASGI layer: a client that hangs up within its request is no fault of the application."""
+    """An ASGI layer that turns a client's hang-up within its request into one log line: it is no application error."""
 
     async def layer(scope: Message, receive: Receive, send: Send) -> None:
         begun = False
@@ -104,7 +105,9 @@ def let_go(app: App) -> App:
         try:
             await app(scope, receive, marking)
         except ClientDisconnect:
-            logger.info("http: a client hung up within its request (%s)", scope["method"][:10])  # its path holds keys
+            # The method alone, since the path holds keys.
+            logger.info("http: a client hung up within its request (%s)", scope["method"][:10])
+            # Without any answer the counters took the hang-up for a failure (500).
             if not begun:
                 await send({"type": "http.response.start", "status": HUNG_UP, "headers": []})
 
@@ -114,7 +117,7 @@ def let_go(app: App) -> App:
 def timed(
     timeout_s: float, protocol: type[H11Protocol] = H11Protocol, *, connections_max: int | None = None
 ) -> type[H11Protocol]:
-    """The protocol with a deadline of `timeout_s` for each request to have come whole, for so many connections."""
+    """The protocol with `timeout_s` for receiving each request, and at most `connections_max` connections."""
 
     class Timed(protocol):  # type: ignore[misc, valid-type]
         _deadline: asyncio.TimerHandle | None = None
@@ -123,7 +126,7 @@ def timed(
         def __init__(self, config: uvicorn.Config, *args: Any, **options: Any) -> None:
             super().__init__(config, *args, **options)
             self.conn = _Unambiguous(config.h11_max_incomplete_event_size or HEAD_BYTES)
-            self.access_log = False  # paths hold keys; uvicorn decides by whether the program logs at all
+            self.access_log = False  # paths hold keys, and uvicorn logs them if the program has any log handler
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -133,7 +136,8 @@ def timed(
                 self._make_room(connections_max)
 
         def _make_room(self, most: int) -> None:
-            # End idle connections that never sent a request first, then the oldest.
+            # End idle connections that never sent a request first, then the oldest. Without that, as many idle
+            # connections as there may be turned every probe into a 503, and the sidecar was started again.
             connections: list[Any] = list(self.connections)
             others = [one for one in connections if one is not self and not one.transport.is_closing()]
             idle = [one for one in others if not one.cycle or one.cycle.response_complete]
@@ -150,7 +154,7 @@ def timed(
                 self._end()
 
         def send_400_response(self, msg: str) -> None:
-            # What is being answered, if anything, is let go: it may neither read on nor answer a second time.
+            # Mark the client of an answer under way as gone: that answer may neither read on nor begin a second time.
             cycle = self.cycle
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -174,6 +178,7 @@ def timed(
 
         def _late(self) -> None:
             self._deadline = None
+            # A request that came whole meanwhile may take as long as its answer does.
             if self.conn.their_state in _WAITS:
                 self.transport.abort()
 

@@ -1,10 +1,10 @@
-"""Rows of a session's stores for people, by the path and the query that ask for them.
+"""Rows of a session's stores for people, selected by path and query.
 
     /v1/stores/NAME/get?key=&as_of=                              partition=, stale=1, key_format=utf8|hex everywhere
-    /v1/stores/NAME/scan?from=&to=&prefix=&limit=&after=         after: as the answer before gave it
+    /v1/stores/NAME/scan?from=&to=&prefix=&limit=&after=         after: the value from the previous answer
     /v1/stores/NAME/fetch?key=&from=&to=&limit=                  from and to in milliseconds, both ends included
 
-Rules of this file: no sockets and no HTTP library: workers of a sidecar answer from it too. Reads only, committed rows
+Rules of this file: no sockets and no HTTP library: workers of a sidecar answer from it too. Reads of committed rows
 only. Keys and values never go into a log.
 """
 
@@ -53,7 +53,7 @@ class Rows:
     def document(
         self, path: str, query: str, rows_max: int = LIMIT_MAX, bytes_max: int = REPLY_BYTES_MAX
     ) -> dict[str, Any]:
-        """The rows that a path asks for. Raises NotFound, NotAssigned, NotActive, and errors of the library."""
+        """The rows that a path selects. Raises NotFound, NotAssigned, NotActive, and errors of the library."""
         parts = path.split("/")
         if len(parts) != 5 or parts[:3] != ["", "v1", "stores"] or parts[4] not in VERBS:
             raise NotFound(f"no such path; of a store there are {', '.join(ROW_PATHS)}")
@@ -68,10 +68,10 @@ class Rows:
         return document(self._session.app, request, found, answer)
 
     def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
-        """The partitions of the store to read. One that cannot be read now fails the whole answer."""
+        """The partitions of the store to read. A partition that cannot be read now fails the whole answer."""
         spec = self._spec(request.store)
         held = self._session.all_tasks()
-        # A failed task has no open stores, but its definitions tell whose group it is of.
+        # Found by its definitions, because a failed task has no open stores.
         tasks = {task_id.partition: task for task_id, task in held.items() if spec.name in task.stores.specs}
         if request.partition is not None:
             if request.partition not in tasks:
@@ -79,6 +79,7 @@ class Rows:
                 raise NotAssigned(f"partition {request.partition} is not held by this instance (it holds: {known})")
             tasks = {request.partition: tasks[request.partition]}
         elif not stale:
+            # Where every partition is a standby, all are kept, so that the error says how to read them.
             tasks = {partition: task for partition, task in tasks.items() if not _is_standby(task)} or tasks
         if not tasks:
             raise NotAssigned("this instance holds no partition: ask another one")
@@ -101,7 +102,7 @@ class Rows:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`, did you mean ...?`, or what there is."""
+    """`, did you mean ...?`, or the list of known names."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f", did you mean {near[0]!r}?" if near else f": there are {', '.join(known) or 'none'}"
 
@@ -112,11 +113,13 @@ def _is_standby(task: Task) -> bool:
 
 def _parameters(query: str, allowed: frozenset[str]) -> dict[str, str]:
     try:
+        # Strict, since a byte that was replaced would read another key.
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
     except ValueError as error:
         raise InvalidRequest(f"the query is not readable ({error}): percent-encode UTF-8") from error
     values: dict[str, str] = {}
     for name, value in pairs:
+        # A misspelt bound that was passed over would read the whole store.
         if name not in allowed:
             raise InvalidRequest(f"no parameter {name!r}{nearest(name, sorted(allowed))}")
         if name in values:
@@ -149,7 +152,7 @@ def _number(values: Mapping[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:  # 18 digits fit in 64 bits
         raise InvalidRequest(f"{name} is {text!r}: give a whole number from 0")
     return int(text)
 

@@ -3,7 +3,7 @@
     client ──> [ at most 32 connections and requests ] ──> application ──> session (its own lock, committed rows)
 
 Rules of this file: the socket, the thread, limits and the info file. It can be imported without the extra `serve`; only
-an open server needs it. Beyond loopback only where that was asked for. Requests are not logged: their paths hold keys.
+an open server needs it. Beyond loopback only with `allow_remote`. Requests are not logged: their paths hold keys.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def listen(port: int, host: str = LOOPBACK, *, allow_remote: bool = False) -> socket.socket:
-    """A socket for a server; `port` 0 takes a free one.
+    """A listening socket for a server; `port` 0 takes a free one.
 
     Raises Held if the port is taken, BadConfig without the extra `serve`, or for a host beyond loopback without
-    `allow_remote`: what is served has no password and no encryption.
+    `allow_remote`: the server has no password and no encryption.
     """
     require("serve", *SERVE)
     if not allow_remote and not is_loopback(host):
@@ -43,9 +43,9 @@ def listen(port: int, host: str = LOOPBACK, *, allow_remote: bool = False) -> so
 
 
 class OpsServer(Closing):
-    """Serves a session until closed, at `port` of `host` or at a socket of `listen`, which becomes its own.
+    """Serves a session until closed, at `port` of `host` or at a socket of `listen`, which it then owns.
 
-    Raises what `listen` raises.
+    Raises the errors of `listen`.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class OpsServer(Closing):
         self._info = RunInfo(
             session.app, session.instance_id, os.getpid(), host, self.port, session.clock.wall_ms(), __version__
         )
+        # Imported after `listen` has named a missing extra: the module needs Starlette and uvicorn.
         from standfast.ops.http.session import session_server
 
         self._server = session_server(session, check_host=not allow_remote)
@@ -86,6 +87,7 @@ class OpsServer(Closing):
         if self._closed:
             return
         self._closed = True
+        # First, so that no client finds a server that is about to end.
         remove_run_file(self._state_path, self._info)
         self._server.should_exit = True
         self._thread.join()

@@ -1,6 +1,6 @@
-"""A session behind the HTTP application: what it answers, and the limits of its server.
+"""A session behind the HTTP application: its answers, and the limits of its server.
 
-Rules of this file: whatever takes the session's lock, or asks the log, runs in a thread: a hang there shows as a
+Rules of this file: a call that takes the session's lock, or asks the log, runs in a thread: a hang there shows as a
 time-out of that request, and at most CONNECTIONS_MAX of them hang.
 """
 
@@ -53,7 +53,7 @@ HELP = f"there are /, /metrics, /livez, /readyz, /v1/status, /v1/tasks, {', '.jo
 
 
 class SessionInstance:
-    """The Instance of a session."""
+    """The `Instance` of a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -62,13 +62,13 @@ class SessionInstance:
 
     async def health(self, path: str, exclude: Collection[str]) -> Health:
         if path == "/startupz":
-            return startup(Facts(), exclude)
+            return startup(Facts(), exclude)  # the port is served only once the session is there
         return await in_thread(partial(self._health, path.strip("/z"), exclude))
 
     def _health(self, what: str, exclude: Collection[str]) -> Health:
         try:
-            # Takes the session's lock and looks at its background work, but asks neither the log nor the disk, so that
-            # a slow log does not take the instance out of service.
+            # Takes the session's lock and checks its background work, but asks neither log nor disk, so that a slow
+            # log does not take the instance out of service.
             tasks = self._session.all_tasks().values()
             wrong = not_ready_reasons(self._session.missing(), tasks) if what == "ready" else []
         except StandfastError as error:
@@ -89,12 +89,12 @@ class SessionInstance:
         return answer(200, await in_thread(lambda: self._rows.document(path, query)))
 
     def page_status(self) -> Json:
-        """The status, with what the page shows beside it."""
+        """The status, with the version that the page shows."""
         return self._status() | {"version": __version__}
 
 
 def session_server(session: Session, *, check_host: bool) -> HttpServer:
-    """A server of a session, to be run on a loop. `check_host`: answer only those who call it by a loopback name."""
+    """A server of a session, to be run on a loop. `check_host`: answer only requests whose Host is a loopback name."""
     instance = SessionInstance(session)
     page = OpsPage(instance.page_status)
     routes = [Route(path, answering(partial(handler, instance)), methods=["GET"]) for path, handler in PATHS.items()]
@@ -104,12 +104,12 @@ def session_server(session: Session, *, check_host: bool) -> HttpServer:
         http=timed(REQUEST_S, connections_max=CONNECTIONS_MAX),
         ws="none",
         lifespan="off",
-        log_config=None,
+        log_config=None,  # uvicorn's own configuration would replace the handlers of its loggers
         access_log=False,
         server_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=1,  # a request may wait for the session's lock; the close does not wait for it longer
     )
     server = HttpServer(settings)
     server.ending = page.close
@@ -117,7 +117,7 @@ def session_server(session: Session, *, check_host: bool) -> HttpServer:
 
 
 def _checked(app: App, *, check_host: bool) -> App:
-    """Refuses what is too long, and a page of another site that points its own name at 127.0.0.1."""
+    """Reject long paths, and requests of a web page whose site points its own name at 127.0.0.1 (DNS rebinding)."""
 
     async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
         if len(scope["raw_path"]) + len(scope["query_string"]) > URL_BYTES_MAX:
@@ -136,6 +136,6 @@ def _checked(app: App, *, check_host: bool) -> App:
 
 def _is_ours(header: tuple[bytes, bytes]) -> bool:
     name, value = header
-    host = value.decode("latin-1")
+    host = value.decode("latin-1")  # any byte decodes, so a strange header is refused and no error
     bare = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
     return name != b"host" or is_loopback(bare)

@@ -1,16 +1,16 @@
-"""Health of an instance: what /startupz, /livez and /readyz answer; a sidecar's, from one set of facts.
+"""Health of an instance: the answers of /startupz, /livez and /readyz; a sidecar's, from one set of facts.
 
-    startupz   configuration valid, locks held, sockets bound        you may call me; never waits for log or restore
-    livez      loop and worker were heard within 10 s, control thread within 5 min, no fatal error    asks nobody
+    startupz   configuration valid, locks held, sockets bound        clients may call; never waits for log or restore
+    livez      loop and worker were heard within 10 s, control thread within 5 min, no fatal error    asks no one else
     readyz     no active task restoring, failed, corrupt or taken over; lease not over; not draining; disk above its
-               floor; the log takes commits       you may process
+               floor; the log takes commits       the application may process
 
-A standby's lag is told as degraded and never makes the sidecar unready. Without an assignment it is ready.
+A standby's lag counts as degraded and never makes the sidecar unready. Without an assignment it is ready.
 
     [+]restored ok
     [-]restored: 3 tasks, 41 %, 38 s
 
-Rules of this file: pure; facts in, checks out. Text for people and probes, JSON where it is asked for.
+Rules of this file: pure; facts in, checks out. Text for people and probes, JSON for clients that accept it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEMA = "standfast.health/1"
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """An active task that is not whole yet. `fraction` of its records done; `seconds_left` None: not known."""
+    """An active task that is still restoring. `fraction` of its records done; `seconds_left` None: unknown."""
 
     partition: int
     state: str
@@ -40,7 +40,7 @@ class Restoring:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What health is judged by. Ages in milliseconds."""
+    """The facts that health is judged by. Ages in milliseconds."""
 
     locked: bool = True
     bound: bool = True
@@ -49,30 +49,30 @@ class Facts:
     control_age_ms: int = 0  # since the last round of the control thread
     fatal: str = ""
     draining: bool = False
-    idle: str = ""  # whose lease ended when, if that closed tasks
+    idle: str = ""  # the generation and age of a lease's end, if that closed tasks
     pending: Sequence[Restoring] = ()
     failed: Sequence[str] = ()
     taken_over: Sequence[str] = ()  # tasks that another instance took
     disk_free_bytes: int | None = None
     disk_floor_bytes: int = 0
-    disk_full: str = ""  # why writes are refused and restores wait
+    disk_full: str = ""  # reason for which writes are refused and restores wait
     standbys_behind: Sequence[str] = ()
     log_error: str = ""
-    log_trouble: str = ""  # why it cannot be written or read now: by what reason, and by whom
+    log_trouble: str = ""  # reason for which the log cannot be written or read now, with the process that holds it
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of an answer. `degraded`: worth a look, and no reason to take it out of service."""
+    """One line of an answer. `degraded`: worth a look, but no reason to take the instance out of service."""
 
     name: str
     ok: bool
     text: str = ""
     degraded: bool = False
-    lines: tuple[str, ...] = ()  # reasons that are told one by one, as they are
+    lines: tuple[str, ...] = ()  # reasons that the JSON lists one by one
 
     def line(self) -> str:
-        """As the Kubernetes API server and etcd write it."""
+        """The check in the form of the Kubernetes API server and etcd."""
         sign = "[-]" if not self.ok else "[!]" if self.degraded else "[+]"
         if self.ok and not self.degraded:
             return f"{sign}{self.name} ok"
@@ -89,21 +89,21 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether all checks pass that were not excluded."""
+        """Whether all checks pass, apart from excluded ones."""
         return all(check.ok for check in self.checks if check.name not in self.excluded)
 
     def text(self, *, verbose: bool) -> str:
-        """Lines: all of them, or only what is wrong, then the verdict."""
+        """One line per check (only failed and degraded ones unless `verbose`), then the verdict."""
         lines = [
             f"[+]{check.name} excluded: ok" if check.name in self.excluded else check.line()
             for check in self.checks
             if verbose or not check.ok or check.degraded
         ]
         lines.append(f"{self.what} check {'passed' if self.ok else 'failed'}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n"  # the last line is the verdict, as etcd and the Kubernetes API server write it
 
     def document(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The answer as JSON."""
         bad = [check for check in self.checks if not check.ok and check.name not in self.excluded]
         return {
             "schema": SCHEMA,
@@ -119,7 +119,9 @@ class Health:
 
 
 def startup(facts: Facts, exclude: Iterable[str] = ()) -> Health:
-    """May it be called?"""
+    """Whether clients may call the instance."""
+    # Kubernetes starts the application only after this probe of a native sidecar, and the application is the one that
+    # assigns tasks: waiting here for the log or a restore would be a deadlock.
     checks = (
         Check("config", ok=True),
         Check("locks", facts.locked, "the locks of run and state directory are not held yet"),
@@ -129,7 +131,8 @@ def startup(facts: Facts, exclude: Iterable[str] = ()) -> Health:
 
 
 def live(facts: Facts, exclude: Iterable[str] = ()) -> Health:
-    """Does it make progress, or must it be started again?"""
+    """Whether the instance makes progress; if not, it must be started again."""
+    # Neither log nor disk is asked: a restart would mend neither, and a stale mount would hold the event loop up.
     worker_ms = facts.worker_age_ms
     checks = (
         Check(
@@ -151,8 +154,9 @@ def live(facts: Facts, exclude: Iterable[str] = ()) -> Health:
 
 
 def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
-    """May the application process?"""
+    """Whether the application may process."""
     free, floor = facts.disk_free_bytes, facts.disk_floor_bytes
+    # Ready without the tasks that another instance took would have the application process nothing, in good health.
     wrong = [*facts.failed, *facts.taken_over]
     checks = (
         Check("restored", not facts.pending, _restored_text(facts.pending)),
@@ -165,6 +169,7 @@ def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
             not facts.disk_full and (free is None or free >= floor),
             facts.disk_full or f"{free} bytes are free, the floor is {floor}",
         ),
+        # Degraded only: an instance whose standby lags can process, and taking it out of service would help none.
         Check("standbys", True, "; ".join(facts.standbys_behind[:5]), degraded=bool(facts.standbys_behind)),
         Check("log", not facts.log_trouble, facts.log_trouble or facts.log_error, degraded=_log_degraded(facts)),
     )
@@ -172,7 +177,7 @@ def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
 
 
 def of_session(what: str, wrong: Sequence[str], exclude: Iterable[str] = ()) -> Health:
-    """Health of a session in its own process: `wrong` says what speaks against it, a line each."""
+    """Health of a session in its own process; each line of `wrong` is a reason against it."""
     check = Check("session", not wrong, "; ".join(wrong[:5]), lines=tuple(wrong))
     return Health(what, (check,), tuple(exclude))
 
@@ -185,6 +190,7 @@ def _restored_text(pending: Sequence[Restoring]) -> str:
     """`3 tasks, 41 %, 38 s`; the time of the slowest, left out while one is not known."""
     if not pending:
         return ""
+    # Weighted by records, so that a small task that is nearly done does not hide a large one.
     total = sum(one.remaining / (1 - one.fraction) if one.fraction < 1 else 0 for one in pending)
     left = sum(one.remaining for one in pending)
     parts = [f"{len(pending)} task{'s' if len(pending) > 1 else ''}"]

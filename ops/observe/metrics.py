@@ -1,10 +1,9 @@
-"""The Prometheus face of a session or a sidecar: one collector over its statistics, in a registry of its own.
+"""Prometheus metrics of a session or a sidecar: one collector over its statistics, in a registry of its own.
 
     scrape ──> Metrics.exposition ──(at most once a second)──> statistics ──> samples ──> families of METRICS
 
-Rules of this file: the only one that imports prometheus_client. Hot paths add to plain numbers; everything here
-happens at scrape time. A session that cannot be read gives `standfast_ready 0` and a counted error, not a failed
-scrape.
+Rules of this file: the only one that imports prometheus_client. Hot paths add to plain numbers; this file works at
+scrape time. A session that cannot be read gives `standfast_ready 0` and a counted error, not a failed scrape.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from standfast.stream.session.session import Session
 from standfast.stream.session.statistics import SessionStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-CACHE_MS = 1_000
-PROTOCOL = "1"  # of the doors: /v1 and the SF commands
+CACHE_MS = 1_000  # a reading takes the session's lock, however many scrapers there are
+PROTOCOL = "1"  # version of /v1 and of the SF commands
 
 
 class Metrics:
     """Text of all metrics. Scrapes within a second of each other get the same text.
 
-    `read` gives the samples of what is measured; a StandfastError of it is counted, and `ready` is 0 then.
+    `read` yields the samples; a StandfastError of it is counted, and `ready` is 0 then.
     """
 
     def __init__(self, read: Callable[[], Iterator[Sample]], clock: Clock, state_path: Path) -> None:
@@ -58,6 +57,7 @@ class Metrics:
         self._text = b""
         self._at_ms: int | None = None
         self._errors = 0
+        # The global registry would mix the sessions of one process, and the program's own metrics.
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_Samples(self._samples))
 
@@ -72,9 +72,9 @@ class Metrics:
 
     def _samples(self) -> Iterator[Sample]:
         started_ms = self._clock.monotonic_ms()
-        yield "build_info", _versions(), 1
+        yield "build_info", _versions(), 1  # before the reading, which may fail: the version is known all the same
         try:
-            found = list(self._read())  # whole or not at all
+            found = list(self._read())  # whole or not at all: half of the series would look like a revocation
         except StandfastError as error:
             self._errors += 1
             logger.warning("metrics: the session cannot be read: %s", error)
@@ -89,6 +89,7 @@ class Metrics:
         else:
             yield "state_dir_free_bytes", (), disk.free
             yield "state_dir_size_bytes", (), disk.total
+        # Prometheus expects these two of a collector that works at scrape time.
         yield "collect_errors_total", (), self._errors
         yield "collect_duration_seconds", (), (self._clock.monotonic_ms() - started_ms) / 1_000
 
@@ -102,7 +103,7 @@ class SessionMetrics(Metrics):
 
 @dataclass(frozen=True, slots=True)
 class SidecarReading:
-    """What a scrape of a sidecar reads: `statistics` of server and workers together (`WorkerNumbers.merged`)."""
+    """The input of a sidecar's scrape: `statistics` of server and workers together (`WorkerNumbers.merged`)."""
 
     statistics: SessionStatistics
     ready: bool
@@ -113,14 +114,15 @@ class SidecarReading:
 
 
 class SidecarMetrics(Metrics):
-    """The metrics of a sidecar: only its server exports, for all of its processes. Made once: it counts its errors."""
+    """The metrics of a sidecar: its server exports for all of its processes. Made once, since it counts errors."""
 
     def __init__(self, read: Callable[[], SidecarReading], clock: Clock, state_path: Path) -> None:
         super().__init__(lambda: sidecar_samples(read()), clock, state_path)
 
 
+# Workers send their numbers, because prometheus_client's mode for several processes forbids custom collectors.
 def sidecar_samples(reading: SidecarReading) -> Iterator[Sample]:
-    """(short name, label values, value) of everything a sidecar knows."""
+    """(short name, label values, value) of all of a sidecar's metrics."""
     yield from session_samples(replace(reading.statistics, ready=reading.ready))
     if reading.data_door is not None:
         yield from data_door_samples(reading.data_door)
@@ -137,7 +139,7 @@ def _versions() -> Labels:
 
 
 class _Samples(Collector):
-    """Groups samples into the families of METRICS; every family is there, with or without series."""
+    """Groups samples into the families of METRICS; every family is exported, with or without series."""
 
     def __init__(self, samples: Callable[[], Iterator[Sample]]) -> None:
         self._samples = samples

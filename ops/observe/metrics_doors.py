@@ -1,7 +1,7 @@
-"""The doors of a sidecar as numbers: what each counts, what verifications found, how late the loop is.
+"""Counters of a sidecar's RESP and HTTP servers, of its verifications, and of the event loop's delay.
 
 Rules of this file: plain slots that are added to per request, and samples made of them at scrape time; no metrics
-library. Methods are of a fixed list, so that nobody makes series by asking for odd paths.
+library. Methods are of a fixed list, so that requests for odd paths make no series.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OTHER = "other"
 HTTP_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 LAG_EVERY_S = 0.25
-# First segments of paths below /v1, and the paths beside it.
+# First segments of paths below /v1, and the paths outside of it.
 KNOWN_PATHS = frozenset(
     {"hello", "stores", "assignment", "revoke", "ready", "events", "schedule", "status", "lags", "locate", "tasks"}
     | {"heartbeat", "snapshots", "verify", "drain", "wipe", "openapi.json"}
@@ -32,7 +32,7 @@ HTTP_METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
 
 
 class DataDoor(Protocol):
-    """What the data door tells: see `engine_statistics.EngineStatistics`, which is one."""
+    """Counters of the RESP server; `EngineStatistics` of the sidecar's engine is one."""
 
     @property
     def sessions(self) -> int: ...
@@ -60,7 +60,7 @@ class DataDoor(Protocol):
 
 @dataclass(slots=True)
 class HttpNumbers:
-    """What the HTTP door counts; added to on the event loop."""
+    """Counters of the HTTP server; only the event loop adds to them, so they need no lock."""
 
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)  # method, code
     seconds: dict[str, Histogram] = field(default_factory=dict)  # by method
@@ -69,10 +69,11 @@ class HttpNumbers:
     bytes_out: int = 0
 
     def method(self, verb: str, path: str) -> str:
-        """`GET /v1/status`; what is not on the list is `other`."""
+        """The label of a request, such as `GET /v1/status`; `other` if it is not on the list."""
         if verb not in HTTP_METHODS:
             return OTHER
         parts = path.split("/", 3)
+        # Two segments only: the names of stores and partitions behind them would be one series each.
         if path in KNOWN_ROOTS:
             return f"{verb} {path}"
         if len(parts) > 2 and parts[1] == "v1" and parts[2] in KNOWN_PATHS:
@@ -99,7 +100,7 @@ def counted(app: App, numbers: HttpNumbers) -> App:
             await app(scope, receive, send)
             return
         method, loop = numbers.method(scope["method"], scope["path"]), asyncio.get_running_loop()
-        started, status, stream = loop.time(), 500, False
+        started, status, stream = loop.time(), 500, False  # 500 unless an answer begins
 
         async def counting(message: Message) -> None:
             nonlocal status, stream
@@ -114,11 +115,13 @@ def counted(app: App, numbers: HttpNumbers) -> App:
             await send(message)
 
         numbers.inflight += 1
+        # In a finally, so that a client that hangs up is counted too.
         try:
             await app(scope, receive, counting)
         finally:
             numbers.inflight -= 1
             numbers.streams -= stream
+            # A stream lasts as long as its reader likes, which would spoil the durations of all answers.
             numbers.answered(method, status, 0.0 if stream else loop.time() - started)
 
     return layer
@@ -126,14 +129,14 @@ def counted(app: App, numbers: HttpNumbers) -> App:
 
 @dataclass(slots=True)
 class VerifyNumbers:
-    """What verifications over HTTP found, by store."""
+    """Results of verifications over HTTP, by store."""
 
     records: Counter[str] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
     success_ms: dict[str, int] = field(default_factory=dict)
 
     def count(self, verdicts: Iterable[Mapping[str, Any]], now_ms: int) -> None:
-        """Count the verdicts of one run; what is inconclusive neither fails nor succeeds."""
+        """Count the verdicts of one run; an inconclusive verdict is neither a failure nor a success."""
         for one in verdicts:
             store = str(one["store"])
             self.records[store] += int(one["records"])
@@ -142,7 +145,8 @@ class VerifyNumbers:
                 self.success_ms[store] = now_ms
 
     def samples(self, held: Iterable[str]) -> Iterator[Sample]:
-        """Of the stores that are held; counters from 0 on."""
+        """Samples of the held stores; counters begin at 0."""
+        # From 0, so that the first mismatch is an increase, which an alert sees.
         for store in sorted(held):
             yield "verify_records_total", (store,), self.records[store]
             yield "verify_mismatches_total", (store,), self.mismatches[store]
@@ -157,7 +161,7 @@ class LoopLag:
         self.seconds = Histogram(LAG_BUCKETS_S)
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_EVERY_S
@@ -166,12 +170,13 @@ class LoopLag:
 
 
 def data_door_samples(door: DataDoor) -> Iterator[Sample]:
-    """What the data door counted."""
+    """Samples of the RESP server."""
     refused = Counter[str]()
     for (method, reason), count in sorted(door.refusals.items()):
         refused[method] += count
         yield "rpc_requests_total", (RESP, method, reason), count
     for method, calls in sorted(door.calls.items()):
+        # Calls and refusals are read one after the other while the server counts on.
         yield "rpc_requests_total", (RESP, method, OK), max(calls - refused[method], 0)
     for method, seconds in sorted(door.call_seconds.items()):
         yield "rpc_duration_seconds", (RESP, method), buckets(seconds)
@@ -187,7 +192,7 @@ def data_door_samples(door: DataDoor) -> Iterator[Sample]:
 
 
 def http_door_samples(door: HttpNumbers) -> Iterator[Sample]:
-    """What the HTTP door counted."""
+    """Samples of the HTTP server."""
     for (method, code), count in sorted(door.requests.items()):
         yield "rpc_requests_total", (HTTP, method, code), count
     for method, seconds in sorted(door.seconds.items()):

@@ -1,11 +1,10 @@
-"""Every metric of standfast: name, kind, labels, meaning. The README's table is checked against this list.
+"""The list of metrics: name, kind, labels, meaning. The README's table is checked against it.
 
     ops/observe/data/metrics.md, a table ──> METRICS, in its order
 
 Rules of this file: data only; it knows no metrics library and no session. Names follow Prometheus: base units
-(seconds, bytes), counters end in `_total`, points in time are timestamps, not ages. Never a label by key, host,
-offset or error text. Counters of a store carry its partition, because a sum over partitions would fall when a task
-is revoked.
+(seconds, bytes), counters end in `_total`, points in time are timestamps, not ages. No label holds a key, host, offset
+or error text. Counters of a store carry its partition, because a sum over partitions would fall when a task is revoked.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TABLE = (files("standfast.ops.observe") / "data/metrics.md").read_text("utf-8")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; `name` as it is scraped, for a histogram without `_bucket`, `_sum`, `_count`."""
+    """One metric; `name` as scraped, for a histogram without `_bucket`, `_sum`, `_count`."""
 
     name: str
     kind: str

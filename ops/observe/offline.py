@@ -1,12 +1,12 @@
-"""State directories at rest: what a task's files say without its owner.
+"""State directories at rest: reads of a task's files without its owner.
 
     DIR    <state_dir>            -> the application in it (by name if there are several)
            <state_dir>/<app>      -> all its tasks
            <state_dir>/<app>/0_3  -> that task
 
-Rules of this file: opens read-only and changes nothing, so a live owner may keep running; rows that the owner has
+Rules of this file: it opens read-only and changes nothing, so a live owner may keep running; rows that the owner has
 written since the files were opened are missing, and rows still in its write buffer always are. Store definitions come
-from the task's record; serdes of the application's own are not known here.
+from the task's record; an application's own serdes are unknown here.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from standfast.store.task.state_dir import MARKER, check_marker
 from standfast.store.types.kinds import definition_spec
 from standfast.store.types.segments import parse_family
 
-MEMORY_BYTES = 64 << 20
+MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineTask:
-    """Directory of one task."""
+    """The directory of one task."""
 
     app: str
     task: TaskId
@@ -58,7 +58,7 @@ class OfflineTask:
 
 
 def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
-    """Tasks that a directory of any of the three levels names. Raises InvalidRequest if it holds none."""
+    """Tasks in a directory of any of the three levels. Raises InvalidRequest if it holds none."""
     marked = read_marker(directory)
     if marked is not None and marked.task is not None:
         return [_task(marked.app, directory)]
@@ -73,9 +73,9 @@ def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
 
 
 def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
-    """The source topic that serves as a store's changelog, as the definitions in a state directory have it.
+    """The source topic that serves as a store's changelog, by the definitions in a state directory.
 
-    None if the store has a changelog of its own, and where nothing is kept (yet) of the application or the store.
+    None if the store has a changelog of its own, or the directory holds nothing (yet) of the application or the store.
     """
     path = directory / app
     with open_tasks(tasks_of(app, path)) as opened:
@@ -90,6 +90,7 @@ class OfflineStores:
         where = str(task.path)
         raw_cut = engine.get(DEFAULT_FAMILY, CUT_KEY)
         raw_stores = engine.get(DEFAULT_FAMILY, STORES_KEY)
+        # Imported files are durable at once and the position is not: such a store may hold rows of any offset.
         self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
         self.task = task
         self.engine = engine
@@ -97,7 +98,7 @@ class OfflineStores:
         self.definitions: dict[str, Any] = decode_record(raw_stores, where) if raw_stores is not None else {}
 
     def part(self, name: str) -> Part:
-        """A store, for reading. Raises UnknownStore, or InvalidRequest for one that is kept in memory."""
+        """A store, for reading. Raises UnknownStore, InvalidRequest for one in memory, NotReady during an import."""
         definition = self.definitions.get(name)
         if definition is None:
             known = ", ".join(sorted(self.definitions)) or "none"
@@ -111,6 +112,7 @@ class OfflineStores:
             )
         key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
         spec = definition_spec(name, definition)
+        # Retention hides rows by the store's own observed time, not by the clock of this machine.
         times = self.cut.stores.get(name, StoreTimes())
         rows = StoreRows(
             name=name,
@@ -133,12 +135,12 @@ class OfflineStores:
         return False
 
     def custom_serdes(self, name: str) -> list[str]:
-        """Serdes of a store that are not known here, so that hex is shown."""
+        """Serdes of a store that are unknown here, so that its rows are shown in hex."""
         definition = self.definitions[name]
         return [definition[part] for part in ("key", "value") if serdes.by_name(definition[part]) is None]
 
     def document(self) -> dict[str, Any]:
-        """The task as a status document shows it, as far as files tell."""
+        """The task in the form of a status document, as far as its files go."""
         return {
             "task": str(self.task.task),
             "partition": self.task.task.partition,
@@ -171,13 +173,14 @@ class OfflineStores:
 
 @contextmanager
 def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
-    """Open the tasks' databases read-only; closed at the end."""
+    """Open the tasks' databases read-only; they are closed with the context."""
     shared = RocksShared(MEMORY_BYTES)
     engines: list[RocksEngine] = []
     try:
         opened = []
         for task in tasks:
-            check_marker(task.path, task.app, str(task.task))
+            check_marker(task.path, task.app, str(task.task))  # RocksDB would open a directory of any other program
+            # Read-only takes no lock of RocksDB, so a live owner goes on.
             engine = RocksEngine(task.path, shared=shared, read_only=True)
             engines.append(engine)
             opened.append(OfflineStores(task, engine))
@@ -193,7 +196,7 @@ def _belongs(family: str, store: str) -> bool:
 
 
 def tasks_of(app: str, path: Path) -> list[OfflineTask]:
-    """Tasks in an application's directory; none where there is no such directory."""
+    """Tasks in an application's directory; empty if the directory is absent."""
     if not path.is_dir():
         return []
     tasks = [_task(app, child) for child in path.iterdir() if (child / MARKER).is_file()]

@@ -1,16 +1,15 @@
-"""Reading rows of any store as JSON values: one door for the live instance and for files at rest.
+"""Reads of any store's rows as JSON values, for a live instance and for files at rest.
 
     get     key-value, versioned (as_of)        the row of a key
     scan    every kind                          rows in raw key order, by key range or prefix
     fetch   window: starts from..to             session: sessions that touch from..to
             versioned: versions valid in from..to
 
-How a kind answers them is its row of the table in `standfast.ops.shared.kinds`.
+The calls for each kind are its row of the table in `standfast.ops.shared.kinds`.
 
-Rules of this file: reads a store through raw bytes and decodes afterwards, so that a serde of the application's own
-may be unknown (hex is shown then). Bounded: at most LIMIT_MAX rows and REPLY_BYTES_MAX bytes an answer; a scan that was
-cut short says where it goes on (`after`), in a key-value store behind a key, elsewhere behind so many rows. Nothing is
-logged here.
+Rules of this file: it reads a store through raw bytes and decodes afterwards, so that an application's own serde may be
+unknown (rows are hex then). At most LIMIT_MAX rows and REPLY_BYTES_MAX bytes an answer; a truncated scan returns
+`after`, the place to continue: in a key-value store a key, elsewhere a number of rows. Nothing is logged here.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ JsonRow: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What to read. Keys are text in `key_format`; times are milliseconds since the epoch, both ends included."""
+    """One read. Keys are text in `key_format`; times are milliseconds since the epoch, both ends included."""
 
     verb: str
     store: str
@@ -73,7 +72,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A store of one partition, opened over raw bytes, with what its rows lack."""
+    """A store of one partition, opened over raw bytes, with its role, lag and serdes."""
 
     partition: int
     spec: StoreSpec
@@ -86,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Rows of an answer and whether there are more."""
+    """Rows of an answer; `truncated`: there are more."""
 
     rows: list[JsonRow]
     truncated: bool = False
@@ -94,12 +93,12 @@ class Answer:
 
 
 def live_part(spec: StoreSpec, rows: StoreRows, partition: int, role: str, lag_records: int) -> Part:
-    """A part whose serdes are the application's."""
+    """A part with the application's serdes."""
     return Part(partition, spec, rows, role, lag_records, spec.key, spec.value)
 
 
 def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYTES_MAX) -> Answer:
-    """Rows of all parts in turn, each in raw key order. Parts are used up: their scans are closed."""
+    """Rows of all parts in turn, each in raw key order. Closes the parts' scans."""
     total = 0
     rows: list[JsonRow] = []
     begin, place = parse_place(request.after) if request.after is not None else (-1, 0)
@@ -110,6 +109,7 @@ def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYT
             count = told if isinstance(told, int) else 0
             for row in _rows(part, request, told) if part.partition >= begin else ():
                 total += row.pop("_bytes")
+                # The first row always goes out, however large, or paging would never get past it.
                 if len(rows) >= request.limit or (rows and total > bytes_max):
                     return Answer(rows, truncated=True, after=_place(*last) if request.verb == "scan" else None)
                 count += 1
@@ -117,7 +117,7 @@ def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYT
                 last = part.partition, key if part.spec.traits.by_key else count
                 rows.append(row)
         finally:
-            part.rows.close()  # a scan that was cut short would pin its files until it is collected
+            part.rows.close()  # an unfinished scan would pin its files until it is collected
     return Answer(rows)
 
 
@@ -139,7 +139,8 @@ def document(app: str, request: ReadRequest, parts: Iterable[Part], answer: Answ
 
 
 def parse_place(token: str) -> tuple[int, bytes | int]:
-    """Where a scan goes on: a partition, and behind which key or how many rows of it. Raises InvalidRequest."""
+    """The place to continue a scan: a partition, and the last key or the number of rows read there. Raises
+    InvalidRequest."""
     try:
         partition, key, count = json.loads(base64.urlsafe_b64decode(token.encode("ascii")))
         place = count if key is None else bytes.fromhex(key)
@@ -152,16 +153,18 @@ def parse_place(token: str) -> tuple[int, bytes | int]:
 
 def _place(partition: int, place: bytes | int) -> str:
     shape = [partition, place.hex(), 0] if isinstance(place, bytes) else [partition, None, place]
+    # Opaque to clients, so that its form may change, and safe in a query.
     return base64.urlsafe_b64encode(json.dumps(shape).encode()).decode()
 
 
 def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
-    """Rows behind those that were told: up to a key, or so many."""
+    """Rows after the given place: after a key, or after a number of rows."""
     ops, spec = _checked_ops(part, request), replace(part.spec, key=serdes.bytes, value=serdes.bytes)
     by_key, stamped = spec.traits.by_key, spec.traits.by_key and spec.timestamped
     key, low, high = (_key(part, request, text) for text in (request.key, request.key_from, request.key_to))
     prefix = None if request.prefix is None else _bounded(part, prefix_to_raw(request.prefix, request.key_format))
-    # Where a key has one row, its timestamp is read with it, in front.
+    # Opened without timestamps, a store with one row per key gives the raw value with its timestamp in front.
+    # This saves a second read of each row.
     store = open_store(replace(spec, timestamped=False) if stamped else spec, part.rows)
     if not set(store.families()) <= part.rows.engine.families():
         return  # declared, but nothing was ever written
@@ -204,6 +207,7 @@ def _key(part: Part, request: ReadRequest, text: str | None) -> bytes | None:
 
 
 def _bounded(part: Part, key: bytes) -> bytes:
+    # An error and no empty answer: the caller would take such a row for absent.
     limit = part.rows.limits.key_bytes
     if len(key) > limit:
         raise TooLarge(f"a key of {len(key)} bytes is over the limit of {limit}: no row of the store can have it")

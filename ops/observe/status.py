@@ -1,4 +1,4 @@
-"""Documents about a session: what `/v1/status`, the command line and later the page all render.
+"""Documents about a session, which `/v1/status`, the command line and the page render.
 
 Rules of this file: pure; from statistics to JSON values with a "schema". Programs may rely on the names here; fields
 are added, never renamed. Times in milliseconds since the epoch, sizes in bytes, offsets next to read.
@@ -22,7 +22,7 @@ TASKS_SCHEMA = "standfast.tasks/1"
 
 
 def status_document(statistics: SessionStatistics) -> Json:
-    """Everything a session knows of itself."""
+    """All of a session's statistics."""
     return {
         "schema": STATUS_SCHEMA,
         "app": statistics.app,
@@ -44,7 +44,7 @@ def status_document(statistics: SessionStatistics) -> Json:
 
 
 def disk_document(disk: DiskState) -> Json:
-    """Free space of the place that has the least, and of each; `full`: why nothing new is written, or ""."""
+    """Free space of the place with the least, and of each; `full`: the reason against new writes, or ""."""
     least = disk.spaces[0] if disk.spaces else None
     return {
         "free_bytes": 0 if least is None else least.free_bytes,
@@ -118,9 +118,10 @@ def counters_document(counters: SessionCounters) -> Json:
 
 
 def not_ready_reasons(missing: Iterable[str], tasks: Iterable[Task]) -> list[str]:
-    """Why the instance may not process; empty if it may. Standbys and their lag never count."""
+    """Reasons against processing; empty if the instance may process. Standbys and their lag never count."""
     reasons = list(missing)
     for task in tasks:
+        # The gate names a restoring task already, with its progress.
         whole = task.role == "standby" or task.state is TaskState.RUNNING
         if not whole and not any(reason.startswith(f"task {task.id}") for reason in reasons):
             reasons.append(f"task {task.id} is {task.state.value}" + (f": {task.error}" if task.error else ""))
@@ -138,7 +139,8 @@ def histogram_document(histogram: Histogram) -> Json:
 
 
 def _histograms(histograms: Histograms) -> list[Json]:
-    """Those that counted anything, with their labels."""
+    """Histograms with at least one count, with their labels."""
+    # A copy, because the threads that measure add labels meanwhile.
     return [
         {"labels": list(labels), **histogram_document(one)}
         for labels, one in sorted(histograms.copy().items())

@@ -1,12 +1,13 @@
-"""The statistics of one sidecar, whose tasks are in several processes: the server's own, and what workers sent.
+"""The statistics of one sidecar, whose tasks are in several processes: the server's own, and the workers'.
 
     worker ── status document (JSON, about once a second) ──> WorkerNumbers.take(worker, document)
     server ── its own SessionStatistics ──> WorkerNumbers.merged(own) ──> metrics, page, status
 
-    A worker that ends takes its counters with it; what it had counted stays in the sum, which so never falls.
+    The last counters of a worker that has ended stay in the sum: a counter that fell would look like a reset, and
+    everything would count again.
 
-Rules of this file: pure; documents of `ops.status` back into statistics, and sums. A task that two of them name, which
-happens while it changes hands, is the server's.
+Rules of this file: pure; documents of `status.py` back into statistics, and sums. A task that two processes name while
+it changes hands is the server's.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from standfast.stream.session.statistics import (
 )
 
 Json = Mapping[str, Any]
-_LAST = {"gate_last_wait_ms", "promotion_last_ms", "lease_gap_ms"}  # not sums: the newest that anyone knows
+_LAST = {"gate_last_wait_ms", "promotion_last_ms", "lease_gap_ms"}  # durations of single events: no sums, the largest
 _HISTOGRAMS = ("commit_seconds", "gate_wait_seconds", "promotion_seconds", "restore_seconds", "ack_seconds")
 _LABELLED = ("store_restore_seconds", "store_read_seconds", "punctuation_delay_seconds")
 
 
 def statistics_of(status: Json) -> SessionStatistics:
-    """Inverse of `ops.status.status_document`. Raises KeyError, TypeError or ValueError for another document."""
+    """Inverse of `status.status_document`. Raises KeyError, TypeError or ValueError for another document."""
     return SessionStatistics(
         app=status["app"],
         instance=status["instance"],
@@ -64,7 +65,7 @@ def _disk(document: Json | None) -> DiskState | None:
 
 
 def counters_of(document: Json) -> SessionCounters:
-    """Inverse of `ops.status.counters_document`."""
+    """Inverse of `status.counters_document`."""
     restored = document["restored"]
     found = SessionCounters(
         commits=Counter(document["commits"]),
@@ -98,28 +99,29 @@ def counters_of(document: Json) -> SessionCounters:
 
 
 class WorkerNumbers:
-    """What the workers of a sidecar have said. `worker` is a name that a process has for its whole life, as its pid."""
+    """The last statistics of a sidecar's workers. `worker` names a process for its whole life, as its pid does."""
 
     def __init__(self) -> None:
         self._now: dict[str, SessionStatistics] = {}
         self._gone = SessionCounters()
 
     def take(self, worker: str, status: Json) -> None:
-        """The newest document of a worker. Raises ValueError if it is none; then the one before stays."""
+        """Take a worker's newest document. Raises ValueError if it is not one, and keeps the one before."""
         try:
             self._now[worker] = statistics_of(status)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"worker {worker} sent what is no status: {error!r}") from error
 
     def gone(self, worker: str) -> None:
-        """A worker has ended; its tasks are nobody's, its counters stay in the sum."""
+        """Remove a worker that has ended with its tasks; its counters stay in the sum."""
         left = self._now.pop(worker, None)
         if left is not None:
             self._gone = added([self._gone, left.counters])
 
     def merged(self, own: SessionStatistics) -> SessionStatistics:
-        """The whole sidecar. `ready` and `missing` are the server's own."""
+        """Statistics of the whole sidecar. `ready` and `missing` are the server's own."""
         workers = list(self._now.values())
+        # The server's come last and win: a worker's document may be a second old.
         tasks = {task.task: task for one in (*workers, own) for task in one.tasks}
         held = {task.task for task in own.tasks}
         restores = [one for worker in workers for one in worker.restores if one.task not in held]
@@ -129,13 +131,14 @@ class WorkerNumbers:
             restores=(*own.restores, *restores),
             counters=added([own.counters, self._gone, *(worker.counters for worker in workers)]),
             bulk=_bulk([own.bulk, *(worker.bulk for worker in workers)]),
+            # The oldest reading: a figure is as old as the process that could not reach the log.
             log_read_ms_ago=max(one.log_read_ms_ago for one in (own, *workers)),
             log_error=own.log_error or next((one.log_error for one in workers if one.log_error), ""),
         )
 
 
 def added(parts: Iterable[SessionCounters]) -> SessionCounters:
-    """The sum of counters; the parts stay as they are."""
+    """The sum of counters; leaves the parts unchanged."""
     total = SessionCounters()
     for part in parts:
         for one in fields(SessionCounters):
@@ -150,7 +153,7 @@ def added(parts: Iterable[SessionCounters]) -> SessionCounters:
 
 
 def _bulk(parts: Sequence[BulkStatistics]) -> BulkStatistics:
-    """Sums, but for what is the largest of something."""
+    """Sums, but the largest value of peaks."""
     found: dict[str, int] = {}
     for one in fields(BulkStatistics):
         values = [int(getattr(part, one.name)) for part in parts]
@@ -165,13 +168,14 @@ def _task(document: Json) -> TaskStatistics:
 
 
 def _known(kind: Any, document: Json) -> dict[str, Any]:
-    """The fields that this version has; a newer worker may send more."""
+    """The fields that this version has; a newer worker may send more of them."""
     names = {one.name for one in fields(kind)}
     return {name: value for name, value in document.items() if name in names}
 
 
 def _histogram(document: Json) -> Histogram:
     found = Histogram(tuple(one["le"] for one in document["buckets"]))
+    # The document has cumulative counts, as Prometheus has them, and no bucket for infinity: JSON cannot write it.
     below = 0
     for index, count in enumerate([*(one["count"] for one in document["buckets"]), document["count"]]):
         found.counts[index] = count - below

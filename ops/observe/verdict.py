@@ -1,8 +1,9 @@
-"""One word for a status document, and why: what the command line and the page say first.
+"""The verdict on a status document: one word and the reason, the first line of command line and page.
 
-    status document (+ what a sidecar adds) ──> Verdict: READY, RESTORING, FAILED, ...
+    status document (+ a sidecar's additions) ──> Verdict: READY, RESTORING, FAILED, ...
 
-Rules of this file: pure; decides and formats, knows neither page nor terminal. Sizes in bytes, durations in seconds.
+Rules of this file: pure; it decides and formats, and knows neither page nor terminal. Sizes in bytes, durations in
+seconds.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any, Literal
 
 Json = Mapping[str, Any]
 Level = Literal["ok", "busy", "warn", "bad"]
-LAG_HIGH = 10_000
-DISK_LOW = 0.1
+LAG_HIGH = 10_000  # the bound of the alert StandfastStandbyLagHigh
+DISK_LOW = 0.1  # the bound of the alert StandfastDiskSpaceLow
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Verdict:
 
 
 def verdict(status: Json) -> Verdict:
-    """One word and why."""
+    """The verdict; the worst condition comes first."""
     tasks = status["tasks"]
     failed = [task["task"] for task in tasks if task["state"] == "failed"]
     active = [task for task in tasks if task["role"] == "active"]
@@ -36,6 +37,7 @@ def verdict(status: Json) -> Verdict:
         return Verdict("DOWN", "bad", "the instance does not run; what is shown was read from its files")
     if status.get("draining") or status.get("sidecar", {}).get("draining"):
         return Verdict("DRAINING", "busy", f"{len(tasks)} tasks to close")
+    # Before readiness: a sidecar without tasks, because its application fell silent, must not be READY.
     idle = status.get("sidecar", {}).get("idle")
     if idle:
         return Verdict("IDLE", "warn", idle)
@@ -44,6 +46,7 @@ def verdict(status: Json) -> Verdict:
     if whole < len(active):
         return Verdict("RESTORING", "busy", f"{whole} of {len(active)} tasks whole{_progress(status)}")
     if not status["ready"]:
+        # The log's error first: the tasks that wait for it are only its consequence.
         if status.get("log_error"):
             return Verdict("NOT READY", "bad", status["log_error"])
         return Verdict("NOT READY", "bad", "; ".join(status["missing"][:3]) or "see /readyz?verbose")
@@ -57,6 +60,7 @@ def _degraded(status: Json) -> Iterable[str]:
     yield from status.get("health", {}).get("degraded", ())
     if status.get("standbys_missing"):
         yield f"{status['standbys_missing']} standbys have no instance to be on"
+    # The lock's holder explains the log's error, so only one of the two is named.
     lock = status.get("log_lock")
     if lock:
         yield f"process {lock['pid']} has kept everybody from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
@@ -73,11 +77,13 @@ def _degraded(status: Json) -> Iterable[str]:
 
 
 def _far(store: Json) -> bool:
+    # A paused standby waits for the active's commit, which is as it should be.
     return bool(store["lag"] > LAG_HIGH and not store.get("paused"))
 
 
 def _progress(status: Json) -> str:
     restores = status["restores"]
+    # Over all restores by records, since tasks differ in size by orders of magnitude.
     total = sum(max(one["end"] - one["start"], 0) for one in restores)
     if not total:
         return ""
@@ -88,7 +94,7 @@ def _progress(status: Json) -> str:
 
 
 def stores_of(status: Json) -> Iterable[tuple[Json, Json]]:
-    """Each task with each of its stores."""
+    """(task, store) of each store of each task."""
     for task in status["tasks"]:
         for store in task["stores"]:
             yield task, store

@@ -1,1 +1,1 @@
-"""The operations page."""
+"""The ops page of an instance: templates, rows and a stream of changes."""

@@ -1,9 +1,9 @@
-"""One reading of the status for everybody who watches: rendered once a second, told as what changed.
+"""The feed of the ops page: one reading of the status for all readers, rendered once a second, sent as changes.
 
     status() ──thread, at most once a second──> Page ──changes──> queue of each stream (a slow one is ended)
 
-Rules of this file: the shell around `html.py`; knows no HTTP. Nothing is read while nobody watches. A status that
-cannot be read becomes the page's verdict, and the rest stays as it was.
+Rules of this file: the shell around `html.py`; it knows no HTTP. Nothing is read while there is no reader. A status
+that cannot be read becomes the page's verdict, and the rest stays as it was.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 
 TICK_S = 1.0
-BEAT_TICKS = 5  # a stream that has no news says so at least this often
-SHARED_MS = 500
+BEAT_TICKS = 5  # a stream without news sends an empty change at least this often
+SHARED_MS = 500  # below a tick, so that each tick reads again
 STREAMS_MAX = 16
-QUEUE_MAX = 8
+QUEUE_MAX = 8  # changes that a slow reader may be behind
 NOTHING: dict[str, Any] = {
     "app": "standfast",
     "instance": "",
@@ -44,12 +44,13 @@ Status = Callable[[], Mapping[str, Any]]
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """What one reader has still to be told; None ends it."""
+    """Changes that one reader has not received yet; None ends the stream."""
 
+    # One place more than changes may take, so that the end always has room.
     queue: asyncio.Queue[str | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_MAX + 1))
 
     def put(self, text: str) -> bool:
-        """False if the reader is too slow: then the stream ends, and it may come again."""
+        """Queue a change. False if the reader is too slow: then the stream ends, and the reader may connect again."""
         if self.queue.qsize() < QUEUE_MAX:
             self.queue.put_nowait(text)
             return True
@@ -57,14 +58,14 @@ class Stream:
         return False
 
     def end(self) -> None:
-        """No more."""
+        """End the stream."""
         while self.queue.qsize() > QUEUE_MAX:
             self.queue.get_nowait()
         self.queue.put_nowait(None)
 
 
 class Feed:
-    """The page as it is now, and streams of its changes. To be used on one event loop."""
+    """The current page, and streams of its changes. To be used on one event loop."""
 
     def __init__(self, status: Status, clock: Clock, streams_max: int = STREAMS_MAX) -> None:
         self._read = status
@@ -75,21 +76,22 @@ class Feed:
         self._status: Json = NOTHING
         self._page = Page("")
         self._page_ms: int | None = None
-        self._seen = secrets.token_hex(8)  # names the page as it is now
+        self._seen = secrets.token_hex(8)  # names the current page; random, so that no name of a former process fits
         self._lock = asyncio.Lock()
         self._ticker: asyncio.Task[None] | None = None
 
     async def html(self, *, actions: bool = False) -> str:
-        """The whole page; with `actions` it has buttons."""
+        """The whole page; `actions` adds buttons."""
         page = await self.page()
         return document(self._status, page, self._clock.wall_ms(), seen=self._seen, actions=actions)
 
     async def page(self) -> Page:
-        """The page now; readings within half a second are shared."""
-        async with self._lock:
+        """The current page; readings within half a second are shared."""
+        async with self._lock:  # readers that come at the same moment share one reading
             now_ms = self._clock.monotonic_ms()
             if self._page_ms is None or now_ms - self._page_ms >= SHARED_MS:
                 page = await in_thread(self._render)
+                # An unchanged page keeps its name, so that a browser that connects again is sent nothing.
                 if page != self._page:
                     self._seen = secrets.token_hex(8)
                 self._page, self._page_ms = page, now_ms
@@ -100,7 +102,7 @@ class Feed:
         if len(self._streams) >= self._streams_max:
             return None
         stream = Stream()
-        self._streams.add(stream)  # before anything waits, so that the limit holds
+        self._streams.add(stream)  # before the first await, so that the limit holds
         try:
             page = await self.page()
         except BaseException:
@@ -112,12 +114,12 @@ class Feed:
         return stream
 
     def unsubscribe(self, stream: Stream) -> None:
-        """The reader is gone."""
+        """Remove a stream whose reader is gone."""
         self._streams.discard(stream)
 
     @property
     def streams(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return len(self._streams)
 
     def close(self) -> None:
@@ -127,7 +129,8 @@ class Feed:
         self._streams.clear()
 
     async def _tick(self, told: Page) -> None:
-        """While somebody watches. A stream that began with a newer page gets some rows twice, which does no harm."""
+        """Send changes while there are readers. A stream that began with a newer page gets some rows twice, which
+        does no harm: rows replace rows of the same key."""
         quiet = 0
         while self._streams:
             await asyncio.sleep(TICK_S)
@@ -142,7 +145,7 @@ class Feed:
             self._streams -= {stream for stream in self._streams if not stream.put(text)}
 
     def _render(self) -> Page:
-        """In a thread: the status may ask the log."""
+        """Read and render, in a thread: the status may ask the log."""
         now_ms = self._clock.wall_ms()
         try:
             self._status = self._read()
@@ -152,6 +155,7 @@ class Feed:
         return render(self._status, self._history, now_ms)
 
     def _unreadable(self, why: str) -> Page:
+        # The last rows stay: an operator needs them most while the instance does not answer.
         page = self._page if self._page_ms is not None else render(NOTHING, self._history, 0)
         blocks = {**page.blocks, "verdict": verdict_block("bad", "NOT READABLE", why)}
         return replace(page, title="NOT READABLE", blocks=blocks)

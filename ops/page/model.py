@@ -1,14 +1,14 @@
-"""What the ops page says, from the status document that `/v1/status` and the command line print as well.
+"""The facts of the ops page, from the status document that `/v1/status` and the command line print as well.
 
-    status document (+ what a sidecar adds) ──> restores, tasks, standbys, stores, changelogs
+    status document (+ a sidecar's additions) ──> restores, tasks, standbys, stores, changelogs
 
     A sidecar may add: sidecar {draining, ...}, version, health {degraded: [..]}, disk {free_bytes, total_bytes,
     floor_bytes}, doors [{door, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
-    [{task, kind, next_ms, missed}], config {name: value}: see `ops/sidecar/page_status.py`. What is not there is not
+    [{task, kind, next_ms, missed}], config {name: value}: see `ops/sidecar/page_status.py`. Absent fields are not
     shown.
 
-Rules of this file: pure; decides and formats, knows no HTML. Times in milliseconds, sizes in bytes. Ages are coarse, so
-that a row changes only when there is news.
+Rules of this file: pure; it decides and formats, and knows no HTML. Times in milliseconds, sizes in bytes. Ages are
+coarse, so that a row changes only when there is news.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Literal
 from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of
 
 BEHIND_MS = 60_000
-RISK = 0.1
+RISK = 0.1  # this bound and the next are those of the alert StandfastRetentionRisk
 RISK_RECORDS = 1_000
-LAGS_KEPT = 60
+LAGS_KEPT = 60  # a minute, at a sample a second
 DONE_KEPT = 20
 DONE_MS = 60_000
-SAMPLE_MS = 900
+SAMPLE_MS = 900  # a little below a tick of the feed, which may come early
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class Bar:
 
 @dataclass(slots=True)
 class History:
-    """What the page remembers between two looks: lags of standbys, and restores that ended."""
+    """Facts that the page keeps between two readings: lags of standbys, and restores that ended."""
 
     lags: dict[str, deque[int]] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)  # records that a standby gains in a second
+    rates: dict[str, float] = field(default_factory=dict)  # records per second that a standby applies
     running: dict[str, Bar] = field(default_factory=dict)
     done: dict[str, tuple[int, Bar]] = field(default_factory=dict)
     at_ms: int = 0
     positions: dict[str, int] = field(default_factory=dict)
 
     def look(self, status: Json, now_ms: int) -> None:
-        """Take a document in; those that come too soon after the last only end restores."""
+        """Add a document; one that comes within SAMPLE_MS of the last only ends restores."""
         self._ended(status, now_ms)
         if now_ms - self.at_ms < SAMPLE_MS:
             return
@@ -80,6 +80,7 @@ class History:
         now = {bar.key: bar for bar in map(_bar, status["restores"])}
         whole = {task["task"] for task in status["tasks"] if task["state"] in ("running", "standby")}
         for key, bar in self.running.items():
+            # A restore whose task failed or was revoked did not end well, and is not shown as done.
             if key not in now and bar.task in whole:
                 self.done[key] = (now_ms, _finished(bar))
         self.running = now
@@ -88,15 +89,16 @@ class History:
 
 
 def bars(status: Json, history: History) -> list[Bar]:
-    """Restores that run, slowest first, then those that ended."""
+    """Running restores, slowest first, then restores that ended."""
     running = [_bar(one) for one in status["restores"]]
+    # An unknown remaining time counts as the slowest.
     running.sort(key=lambda bar: (-(bar.seconds_left if bar.seconds_left is not None else 1e12), bar.key))
     keys = {bar.key for bar in running}
     return running + [bar for key, (_, bar) in reversed(history.done.items()) if key not in keys]
 
 
 def _bar(one: Json) -> Bar:
-    percent = 100 if not one["remaining"] else min(int(one["fraction"] * 100), 99)
+    percent = 100 if not one["remaining"] else min(int(one["fraction"] * 100), 99)  # never 100 before the end
     return Bar(
         key=f"{one['task']}/{one['store']}",
         task=one["task"],
@@ -118,7 +120,7 @@ def _finished(bar: Bar) -> Bar:
 
 @dataclass(slots=True)
 class StoreSum:
-    """One store over all of its partitions here."""
+    """One store, summed over its partitions in this instance."""
 
     kind: str
     partitions: int = 0
@@ -141,6 +143,7 @@ def store_sums(status: Json) -> dict[str, StoreSum]:
     found: dict[str, StoreSum] = {}
     for _, store in stores_of(status):
         one = found.setdefault(store["store"], StoreSum(store["kind"]))
+        # A size of -1 is unknown, which must not lower the sum.
         one.partitions += 1
         one.keys += max(store["keys_estimate"], 0)
         one.sst_bytes += max(store["sst_bytes"], 0)
@@ -158,7 +161,7 @@ def store_sums(status: Json) -> dict[str, StoreSum]:
 
 
 def log_share(store: Json) -> tuple[int, bool]:
-    """How much of the log between its first offset and its end is applied, in percent; whether retention may win."""
+    """Percentage of the log between first offset and end that is applied; whether retention may overtake it."""
     span = store["end"] - store["begin"]
     applied = min(max(store["position"] - store["begin"], 0), max(span, 0))
     share = applied / span if span > 0 else 1.0
@@ -168,7 +171,7 @@ def log_share(store: Json) -> tuple[int, bool]:
 
 
 def tiles(status: Json) -> list[tuple[str, str, str]]:
-    """The few numbers that one looks for first: (what, number, more)."""
+    """The most important numbers: (name, number, detail)."""
     tasks = status["tasks"]
     active = [task for task in tasks if task["role"] == "active"]
     whole = sum(task["state"] == "running" for task in active)
@@ -195,7 +198,7 @@ def tiles(status: Json) -> list[tuple[str, str, str]]:
 
 
 def percentile(histogram: Json, share: float) -> str:
-    """Within which bound this share of the durations is: `in 5 ms`."""
+    """The bound within which this share of the durations lies: `in 5 ms`."""
     wanted = histogram["count"] * share
     bound_s = next((one["le"] for one in histogram["buckets"] if one["count"] >= wanted), None)
     if bound_s is None:
@@ -204,16 +207,16 @@ def percentile(histogram: Json, share: float) -> str:
 
 
 def restore_phases(status: Json) -> str:
-    """`fetch 40 %, decode 20 %, write 40 % of 12 s`: where the time of all restores so far went; empty for none."""
+    """`fetch 40 %, decode 20 %, write 40 % of 12 s`: the phases of all restores so far; empty before the first."""
     phases = dict(status.get("counters", {}).get("restore_phases_ns", {}))
-    phases.pop("idle", None)
+    phases.pop("idle", None)  # waiting for the log with nothing to do, which is no share of the work
     whole = sum(phases.values())
     shares = [f"{name} {spent * 100 // whole} %" for name, spent in phases.items() if whole and spent * 100 >= whole]
     return f"{', '.join(shares)} of {duration(whole / 1e9)}" if shares else ""
 
 
 def facts(status: Json) -> list[tuple[str, object]]:
-    """What stands at the end of the page: (name, value), without those that are not known."""
+    """The facts at the end of the page: (name, value), without unknown ones."""
     disk = status.get("disk")
     room = f"{size(disk['free_bytes'])} free of {size(disk['total_bytes'])}" if disk else ""
     floor = f", writes are refused below {size(disk['floor_bytes'])}" if disk and disk.get("floor_bytes") else ""
@@ -231,7 +234,7 @@ def facts(status: Json) -> list[tuple[str, object]]:
 
 
 def points(lags: Sequence[int], width: int, height: int) -> str:
-    """The line of lags within a picture of this size, as SVG has it."""
+    """The points of an SVG line of lags within a picture of this size."""
     most, step = max(*lags, 1), width / (LAGS_KEPT - 1)
     return " ".join(
         f"{number * step:.0f},{height - 1 - lag * (height - 2) / most:.0f}" for number, lag in enumerate(lags)
@@ -239,7 +242,7 @@ def points(lags: Sequence[int], width: int, height: int) -> str:
 
 
 def promotable(store: Json, rate: float) -> str:
-    """How long a take-over would have to restore."""
+    """The time that a take-over would spend on restoring."""
     if not store["lag"]:
         return "at once"
     return duration(store["lag"] / rate) if rate > 0 else "unknown"
@@ -251,13 +254,13 @@ def count(number: int) -> str:
 
 
 def age(at_ms: int, now_ms: int) -> str:
-    """How long ago, coarse."""
+    """The time since `at_ms`, coarse."""
     if at_ms <= 0:
         return "never"
     for limit, text in ((10_000, "under 10 s"), (60_000, "under 1 min"), (300_000, "under 5 min")):
         if now_ms - at_ms < limit:
             return text
-    return duration((now_ms - at_ms) // 300_000 * 300)
+    return duration((now_ms - at_ms) // 300_000 * 300)  # steps of 5 minutes
 
 
 def clock_text(at_ms: int | None) -> str:

@@ -2,13 +2,13 @@
 
     GET /              the page, whole without scripts
     GET /page.css, /page.js, /page-icon.svg
-    GET /page-events   Server-Sent Events: the page (unless ?seen= it), then what changed; STREAMS_MAX at a time
-    GET /page.json     the whole page in the same shape, for those without a stream
+    GET /page-events   Server-Sent Events: the page (unless ?seen= names it), then changes; STREAMS_MAX at a time
+    GET /page.json     the whole page in the same shape, for readers without a stream
     GET /peek/...      the newest records of a changelog, where the settings allow it: see `peek.py`
 
-Rules of this file: routes and headers. It reads only, and nothing it serves holds a key or a value, but for a peek. The
-page may load nothing from anywhere else and may not be put into a frame. Its buttons are calls of /v1, which the guard
-judges as any other; who may not make them is not shown any.
+Rules of this file: routes and headers. It only reads, and no answer but a peek holds a key or a value. The page may
+load nothing from other hosts and may not be put into a frame. Its buttons are calls of /v1, which the guard judges as
+any other; a client without the right to make them is shown none.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ FILES = {
     "page-icon.svg": "image/svg+xml",
 }
 HEADERS = {
+    # No form at all: the script makes the buttons' calls, so the policy may forbid a planted form's target.
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
@@ -47,13 +48,14 @@ HEADERS = {
 }
 
 
-Acts = Callable[[Scope], bool]  # of a request
+Acts = Callable[[Scope], bool]  # whether the client of a request is shown buttons
 
 
 class OpsPage:
     """The page over a status; `status` is called in a thread and may raise errors of the library.
 
-    `peek` looks at the newest records of a changelog; `acts` says whether who asks is shown buttons for calls of /v1.
+    `peek` looks at the newest records of a changelog; `acts` decides whether a client is shown buttons for calls of
+    /v1.
     """
 
     def __init__(
@@ -68,10 +70,11 @@ class OpsPage:
         if peek is not None:
             read, status = status, lambda: {**read(), "peek": True}
         self.feed = Feed(status, clock or SystemClock(), streams_max)
+        # Read once: a request must not wait for the disk on the event loop.
         self._files = {name: (DATA / name).read_bytes() for name in FILES}
         self.routes: list[Route] = [
             Route("/", self._page, methods=["GET"]),
-            Route("/page.json", self._json, methods=["GET"]),
+            Route("/page.json", self._json, methods=["GET"]),  # for polling, where a proxy lets no stream through
             Route("/page-events", _Events(self.feed)),
             *(Route(f"/{name}", self._file, methods=["GET"]) for name in FILES),
         ]
@@ -79,7 +82,7 @@ class OpsPage:
             self.routes.append(Route("/peek/{store}/{partition:int}", Peek(peek, HEADERS).page, methods=["GET"]))
 
     def close(self) -> None:
-        """End the streams; when the server stops."""
+        """End the streams when the server stops."""
         self.feed.close()
 
     async def _page(self, request: Request) -> Response:
@@ -100,7 +103,7 @@ def page_routes(status: Status, clock: Clock | None = None, streams_max: int = S
 
 
 class _Events:
-    """The stream, as a plain ASGI endpoint: a reader that takes nothing for SEND_S_MAX is let go."""
+    """The stream, as a plain ASGI endpoint: a reader that takes nothing for SEND_S_MAX is cut off."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -116,6 +119,7 @@ class _Events:
             return
         gone = asyncio.create_task(_disconnected(receive))
         try:
+            # X-Accel-Buffering: nginx would hold events back until its buffer is full.
             headers = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
             raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
@@ -127,6 +131,7 @@ class _Events:
     async def _pump(self, stream: Stream, gone: asyncio.Task[None], send: Send) -> None:
         await _send(send, f"retry: {RETRY_MS}\n\n")
         while True:
+            # Beside the disconnect: a quiet stream would notice a closed connection only with its next event.
             text = asyncio.create_task(stream.queue.get())
             await asyncio.wait({text, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not text.done():

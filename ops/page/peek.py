@@ -1,9 +1,9 @@
-"""A look at the last records of a changelog, as a page of its own; only where `http.peek` turns it on.
+"""A page with the last records of a changelog; only where `http.peek` turns it on.
 
     GET /peek/STORE/PARTITION    the newest RECORDS_MAX offsets, the newest first
 
-Rules of this file: one look at a time, of so many offsets and so many milliseconds. Keys and values are shown by their
-first bytes and escaped; whoever asks needs the role `read` for that store, which the guard sees to.
+Rules of this file: one look at a time, bounded in offsets and milliseconds. Keys and values are shown by their first
+bytes and escaped; the guard checks that the client has the role `read` for that store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HTML = "text/html; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a changelog ends with."""
+    """The last records of a changelog."""
 
     changelog: TopicPartition
     begin: int
@@ -45,12 +45,14 @@ Look = Callable[[str, int], Looked]  # called in a thread; raises errors of the 
 
 def look(log: Log, changelog: TopicPartition) -> Looked:
     """Read the end of a changelog, by a reader of its own."""
+    # Not by the session's reader, which holds the positions of its tasks.
     reader = log.reader()
     try:
         bounds = reader.bounds([changelog])[changelog]
         position = max(bounds.begin, bounds.end - RECORDS_MAX)
         reader.assign({changelog: position})
         records: list[Record] = []
+        # Bounded, because a fetch may be empty while a broker is slow, and markers of transactions are no records.
         for _ in range(FETCHES_MAX):
             if position >= bounds.end:
                 break
@@ -71,7 +73,7 @@ class Peek:
         self._turn = asyncio.Lock()
 
     async def page(self, request: Request) -> Response:
-        """The page; an error of the library is told on it."""
+        """The page; it shows an error of the library."""
         store, partition = request.path_params["store"], request.path_params["partition"]
         looked, why, status = None, "", 200
         try:
@@ -87,7 +89,8 @@ class Peek:
 def _shown(raw: bytes) -> str:
     if len(raw) <= BYTES_SHOWN:
         return bytes_text(raw)
-    whole = len(raw[:BYTES_SHOWN].decode(errors="ignore").encode())  # not half a character
+    # Cut before a character that the bound would split, since half of it would turn the whole text into hex.
+    whole = len(raw[:BYTES_SHOWN].decode(errors="ignore").encode())
     return bytes_text(raw[: whole if whole > BYTES_SHOWN - 4 else BYTES_SHOWN]) + "…"
 
 

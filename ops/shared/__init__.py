@@ -1,1 +1,1 @@
-"""Words that several parts of the process share."""
+"""Errors, tables, keys, times and files that several closets of ops share."""

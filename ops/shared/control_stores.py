@@ -1,11 +1,11 @@
-"""Stores as the control door declares them: JSON to definitions, and what a declaration changes.
+"""Stores as the HTTP API declares them: JSON to definitions, and the stores that a declaration adds.
 
     {"name": "counts", "kind": "window", "window_size_ms": 60000, "retention_ms": 86400000}
 
-Keys and values are opaque bytes at the doors, so every store of a sidecar has the serdes bytes/bytes.
+Keys and values are opaque bytes to a sidecar, so each of its stores has the serdes bytes/bytes.
 
-Rules of this file: pure. A definition that differs from the declared one is a conflict, whatever differs: a silent
-change would leave rows that nobody can read.
+Rules of this file: pure. A definition that differs from the declared one is a conflict, whichever field differs: a
+silent change would leave rows that no reader can decode.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from standfast.store import serde
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.specs import SPECS, TRAITS, StoreSpec, definition_changes
 
+# Settings of every kind. Those of one kind that are `local` mean something only where the application's serdes are, so
+# a sidecar's stores do not have them.
 _COMMON = ("timestamped", "caching", "logging", "engine", "changelog")
 
 
 class Declared(NamedTuple):
-    """What a declaration amounts to: all stores from now on, and the names that are new."""
+    """The result of a declaration: all stores from now on, and the names that are new."""
 
     specs: tuple[StoreSpec, ...]
     created: tuple[str, ...]
 
 
 class Conflict(InvalidRequest):
-    """A store is declared already, with another definition; or it cannot be declared while tasks are held."""
+    """A store is already declared with another definition, or cannot be declared while tasks are held."""
 
 
 def spec_of(shape: Mapping[str, Any]) -> StoreSpec:
-    """The definition that a JSON object means; its fields were checked for their types. Raises InvalidRequest."""
+    """The definition of a JSON object whose fields have been checked for their types. Raises InvalidRequest."""
     name, kind = shape["name"], shape["kind"]
     own = [one for one in TRAITS[kind].settings if not one.local]
     unknown = sorted(shape.keys() - {"name", "kind", *_COMMON, *(one.name for one in own)})
@@ -57,7 +59,7 @@ def shape_of(spec: StoreSpec) -> dict[str, Any]:
 
 
 def declare(present: Iterable[StoreSpec], shapes: Iterable[Mapping[str, Any]]) -> Declared:
-    """Declare stores beside those that are there. Raises InvalidRequest, Conflict; nothing is changed then."""
+    """Add declared stores to those present. Raises InvalidRequest or Conflict, and changes nothing then."""
     known = {spec.name: spec for spec in present}
     created: list[str] = []
     seen: set[str] = set()
@@ -69,6 +71,7 @@ def declare(present: Iterable[StoreSpec], shapes: Iterable[Mapping[str, Any]]) -
             known[spec.name] = spec
             created.append(spec.name)
             continue
+        # Compared as JSON shapes, which hold every setting with its default: leaving a default out is no change.
         changes = definition_changes(shape_of(known[spec.name]), shape_of(spec))
         if changes:
             raise Conflict(

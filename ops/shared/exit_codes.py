@@ -12,6 +12,7 @@
 Rules of this file: numbers only; `reasons.py` says which error has which.
 """
 
+# From 64 on as in BSD's sysexits.h: a supervisor starts an outage (69) again, and not a wrong configuration (78).
 OK = 0
 NEGATIVE = 1
 USAGE = 2

@@ -1,6 +1,6 @@
 """Libraries that only some commands and settings need.
 
-Rules of this file: whoever needs an extra that is missing is told the exact line that installs it.
+Rules of this file: the error for a missing extra contains the exact line that installs it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from types import ModuleType
 
 from standfast.store.errors import BadConfig
 
-SERVE = ("starlette", "uvicorn", "jinja2")  # what an HTTP server needs of the extra `serve`
+SERVE = ("starlette", "uvicorn", "jinja2")  # imports of an HTTP server from the extra `serve`
 
 
 def require(extra: str, module: str, *more: str) -> ModuleType:
-    """Import modules that `standfast[extra]` installs; the first one. Raises BadConfig with the install line.
+    """Import modules that `standfast[extra]` installs and return the first. Raises BadConfig with the install line.
 
-    Only a missing library is told so; an import that fails for another reason fails as it is.
+    BadConfig stands for a missing library only; an import that fails for another reason raises its own error.
     """
     found = _required(extra, module)
     for one in more:
@@ -29,6 +29,7 @@ def _required(extra: str, module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
+        # A missing module of another package means a broken installation, which the install line would not mend.
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
         raise BadConfig([f"this needs the library {error.name!r}, which is not installed: {install(extra)}"]) from error
@@ -41,4 +42,5 @@ def install(extra: str) -> str:
 
 def can_serve() -> bool:
     """Whether an HTTP server can be opened here."""
+    # Looked up and not imported, because a command may ask and then serve nothing.
     return all(find_spec(module) is not None for module in SERVE)

@@ -1,7 +1,7 @@
-"""Run a program so that every way it may end is an exit code.
+"""Run a command and turn each of its ends into an exit code.
 
-An error is one line `error: what` on stderr (one line a problem for BadConfig). With --json stdout holds one document
-in any case: the result, or {"schema": "standfast.error/1", "error", "message", "problems", "exit_code"}.
+An error is one line `error: what` on stderr (for BadConfig one line per problem). With --json stdout always holds one
+document: the result, or {"schema": "standfast.error/1", "error", "message", "problems", "exit_code"}.
 
 Rules of this file: `guard` is the outermost frame of every command; codes are those of `reasons.py`.
 """
@@ -30,7 +30,7 @@ def error_printed(error: BaseException) -> dict[str, Any]:
 
 
 def tell(error: BaseException) -> int:
-    """Say on stderr what went wrong; an unforeseen error with its traceback. Returns the exit code."""
+    """Print the error on stderr, an unforeseen one with its traceback. Returns the exit code."""
     problems = error.problems if isinstance(error, BadConfig) else (str(error),)
     if not isinstance(error, StandfastError):
         traceback.print_exception(error, file=sys.stderr)
@@ -43,13 +43,13 @@ def tell(error: BaseException) -> int:
 
 
 def guard(run: Callable[[], int], on_error: Callable[[BaseException], None] | None = None) -> int:
-    """Run a program; returns its exit code, or that of the error it ended with. `on_error` hears of the error too."""
+    """Run a command; returns its exit code, or that of the error that ended it. `on_error` is given that error."""
     try:
         return run()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        raise
+        raise  # `| head` has closed stdout: no error of the command, and a line about it would be noise
     except Exception as error:  # noqa: BLE001  the outermost frame: everything becomes an exit code
         if on_error is not None:
             on_error(error)

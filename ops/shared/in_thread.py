@@ -1,7 +1,7 @@
 """A blocking call from an event loop, in a daemon thread of its own.
 
-Rules of this file: a loop and the interpreter wait at their end for the threads of `asyncio.to_thread`, which one that
-hangs in the log would hold up; these end with the process. The caller bounds how many there are.
+Rules of this file: an event loop and the interpreter wait at their end for the threads of `asyncio.to_thread`, so a
+thread that hangs in the log would hold both up; daemon threads end with the process. The caller bounds their number.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ T = TypeVar("T")
 
 
 async def in_thread(job: Callable[[], T]) -> T:
-    """What the job returns or raises; if the caller is cancelled, the thread still runs to its end."""
+    """Return the job's result or raise its error; if the caller is cancelled, the thread still runs to its end."""
     done: Future[T] = Future()
+    # A running future cannot be cancelled: a cancelled caller would make set_result fail in the thread.
     done.set_running_or_notify_cancel()
 
     def run() -> None:

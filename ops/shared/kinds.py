@@ -1,14 +1,14 @@
-"""What can be asked of each kind of store from outside, in one table: reads as JSON rows, and verbs of the data door.
+"""One table of what each kind of store offers to clients: reads as JSON rows, and commands of the RESP server.
 
     get, fetch, scan    a store, and raw bounds -> rows (key, further fields of the JSON object, value)
     verbs               SF.WFETCH store key from to [REV] [LIMIT n]  ──> one call of the store ──> a reply
 
-A verb's usage is its declaration: brackets around capitals are options with so many values, other brackets may be left
-out as a whole, `...` takes any number. `key` and `value` are bytes, `keyfrom` and `keyto` bytes of which "" is open,
-every other word a whole number. A verb without a call has a handler of its own (`standfast.ops.sidecar.resp.keyvalue`).
+A verb's usage is its declaration: brackets around capitals are options with so many values, other brackets are optional
+as a whole, `...` takes any number. `key` and `value` are bytes, `keyfrom` and `keyto` bytes where "" is an open end,
+every other word is a whole number. A verb without a call has its own handler (`standfast.ops.sidecar.resp.keyvalue`).
 
 Rules of this file: pure calls of a store that is opened over raw bytes; one row a kind, and nothing else in `ops` lists
-verbs or reads of a kind. What its declaration may say follows from its traits (`standfast.store.specs`).
+verbs or reads of a kind. The settings of a declaration follow from the kind's traits (`standfast.store.specs`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from standfast.store.results import VersionedRecord, Windowed
 from standfast.store.types.keyvalue import after_prefix
 
 TIME_MAX = 2**63 - 1
-MANY = 1 << 20
+MANY = 1 << 20  # arguments of a verb with `...`; `limits.batch_ops`, which may not be larger, bounds them
 
 Store: TypeAlias = Any  # of the kind of the row
 RawRow: TypeAlias = tuple[bytes, dict[str, Any], bytes]
@@ -33,7 +33,8 @@ _WORDS = re.compile(r"\[([^]]+)\]|(\S+)")
 
 
 class Bounds(NamedTuple):
-    """Raw keys of a scan: both ends included, None is open; or those with a prefix. `behind`: only keys above it."""
+    """Raw keys of a scan: from low to high, both included, None is open; or keys with a prefix. `behind`: only keys
+    above it."""
 
     low: bytes | None = None
     high: bytes | None = None
@@ -41,7 +42,7 @@ class Bounds(NamedTuple):
     behind: bytes | None = None
 
     def within(self, key: bytes) -> bool:
-        """Whether a key is one of them."""
+        """Whether a key lies within the ends and has the prefix."""
         return (
             (self.low is None or key >= self.low)
             and (self.high is None or key <= self.high)
@@ -51,10 +52,10 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One command of a kind; `deletes`: it only makes room, so a full disk does not refuse it.
+    """One command of a kind; `deletes`: it only makes room, so that a full disk does not refuse it.
 
-    The call takes the store, the words as values, and by name: `timestamp` where it writes, `reverse` for REV,
-    `ascending` for ASC, `as_of` for ASOF.
+    The call takes the store, the words as values, and as keywords `timestamp` (writes), `reverse` for REV, `ascending`
+    for ASC, `as_of` for ASOF.
     """
 
     usage: str
@@ -63,10 +64,10 @@ class Verb:
     reply: Reply = "ok"
     deletes: bool = False
     name: str = field(init=False)
-    words: tuple[str, ...] = field(init=False)  # behind the store's name
-    needed: int = field(init=False)  # so many of them
+    words: tuple[str, ...] = field(init=False)  # after the store's name
+    needed: int = field(init=False)  # number of words that are not optional
     options: Mapping[bytes, int] = field(init=False)
-    most: int = field(init=False)  # arguments, the name among them
+    most: int = field(init=False)  # largest number of arguments, including the command's name
 
     def __post_init__(self) -> None:
         words: list[str] = []
@@ -83,17 +84,18 @@ class Verb:
         most = MANY if many else len(words) + sum(1 + takes for takes in options.values())
         made = {"name": words[0], "words": tuple(words[2:]), "needed": needed - 2, "options": options, "most": most}
         for name, value in made.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)  # a frozen dataclass sets its derived fields no other way
 
     @property
     def least(self) -> int:
-        """Arguments that it has at least, the name among them."""
+        """Smallest number of arguments, including the command's name."""
         return self.needed + 2
 
 
 @dataclass(frozen=True, slots=True)
 class KindOps:
-    """A row of the table. Without `get`, a row has more than a key; without `fetch`, it has no time."""
+    """A row of the table. A kind whose rows need more than a key has no `get`; one whose rows have no time, no
+    `fetch`."""
 
     verbs: tuple[Verb, ...]
     scan: Callable[[Store, Bounds], Iterator[RawRow]]
@@ -112,7 +114,7 @@ def scan_keys(store: Store, bounds: Bounds) -> Iterator[RawRow]:
     """Rows of a store that has one row a key."""
     low, _, prefix, behind = bounds
     if behind is not None:
-        low = behind + b"\x00"
+        low = behind + b"\x00"  # the smallest key above `behind` in byte order
     plain = prefix is not None and behind is None
     for key, value in store.prefix_scan(prefix) if plain else store.range(low, bounds.high):
         if prefix is not None and not key.startswith(prefix):

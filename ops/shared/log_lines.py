@@ -3,10 +3,10 @@
     text    2013-01-01 00:00:00,000 INFO standfast: serving flights
     json    {"at": "2013-01-01T00:00:00.000+00:00", "level": "info", "logger": "standfast", "message": "serving"}
 
-A warning or an error that comes again and again is written once in ten seconds, with how often it came.
+A repeated warning or error is written once in ten seconds, with the number of repeats.
 
-Rules of this file: one line an event whatever it says: control characters are escaped, so that nobody writes lines of
-their own. An audit event stands in its JSON line as fields.
+Rules of this file: one line per event: control characters are escaped, so that no text from outside can forge a line.
+An audit event stands in its JSON line as fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVER_LINES = "uvicorn.error"
 
 
 class JsonLines(logging.Formatter):
-    """For programs."""
+    """A formatter for programs."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One JSON object."""
@@ -40,20 +40,21 @@ class JsonLines(logging.Formatter):
             line["audit"] = json.loads(message)
         else:
             line["message"] = message
-        if record.exc_info:
+        if record.exc_info:  # in a field, since a traceback has many lines and an event one
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
 class Lines(logging.StreamHandler[TextIO]):
-    """Writes lines; of those that come again and again one in ten seconds. Events of the audit all are written."""
+    """Writes lines, repeated ones once in ten seconds. Every audit event is written."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._repeats = Repeats(logging.ERROR)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or count it."""
+        """Write a line, or count a repeat."""
+        # An audit trail with gaps proves nothing, so its events pass the counting of repeats by.
         told = record if record.name == AUDIT else self._repeats.told(record)
         if told is not None:
             super().emit(told)
@@ -63,13 +64,14 @@ def configure(level: str, kind: Literal["text", "json"], stream: TextIO | None =
     """Let standfast's lines go to stderr in this form; a second call changes level and form."""
     handler = Lines(stream or sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
-    # Of the HTTP door's server only what is wrong, which it would write in a form of its own, each time anew.
+    # Only warnings and errors of uvicorn. By itself it would write them in a form of its own, also under the JSON
+    # format, and one for each request that cannot be read.
     for name, least in (("standfast", LEVELS[level]), (SERVER, max(LEVELS[level], logging.WARNING))):
         root = logging.getLogger(name)
         root.handlers = [handler]
         root.setLevel(least)
         root.propagate = False
-    # Its lines go up to the logger above, whatever a program's logging.config, or the server's own, made of it.
+    # uvicorn's lines must reach the logger above, even where a program's logging.config had disabled this one.
     below = logging.getLogger(SERVER_LINES)
     below.handlers, below.propagate, below.disabled = [], True, False
     below.setLevel(logging.NOTSET)

@@ -1,10 +1,10 @@
-"""What a command prints: tables for people, one JSON document for programs.
+"""Output of a command: tables for people, one JSON document for programs.
 
     stdout     the result: a table (drawn on a terminal, plain columns elsewhere), or with --json one document;
                columns that are `wide` only with --wide
     stderr     notes, progress, errors
 
-Rules of this file: nothing but printing. Store names, keys and values are shown as they are, never read as markup.
+Rules of this file: printing only. Store names, keys and values are shown as they are, never read as markup.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from standfast.ops.shared.text import dumps, shown
 from standfast.ops.shared.times import TimeStyle, time_text
 
-WIDE = 1 << 30
+WIDE = 1 << 30  # a width at which nothing wraps
 CELL_MAX = 120  # characters of a cell of text on a terminal; plain output, --wide and --json are never cut
 
 
 class Output:
-    """Where a command's result goes."""
+    """Prints a command's result."""
 
     def __init__(self, *, as_json: bool = False, wide: bool = False, times: TimeStyle = "local") -> None:
         self.as_json = as_json
@@ -58,11 +58,11 @@ class Output:
         print(start + first, *(" " * indent + line for line in more), sep="\n")
 
     def note(self, text: str) -> None:
-        """Something to know about the result, on stderr."""
+        """A remark about the result, on stderr."""
         print(f"note: {text}", file=sys.stderr)
 
     def time(self, ms: int | None) -> str | None:
-        """A point in time as it was asked for."""
+        """A point in time in the style that the command's flags chose."""
         return None if ms is None else time_text(ms, self._times)
 
     def table(
@@ -82,6 +82,7 @@ class Output:
         kept = [at for at, column in enumerate(columns) if self.wide or column not in wide]
         columns = [columns[at] for at in kept]
         cells = [[shown(row[at]) for at in kept] for row in rows]
+        # Plain columns elsewhere: `awk` and `grep` want one line for each row, whatever the terminal's width.
         if self.pretty:
             _draw(columns, cells, title, right, fold, self.wide)
         else:
@@ -89,10 +90,11 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[_Progress]:
-        """A bar on stderr while a terminal watches; `advance(n)` moves it."""
+        """A progress bar on stderr if that is a terminal; `advance(n)` moves it."""
         if not sys.stderr.isatty() or total <= 0:
             yield _Progress()
             return
+        # Imported here, since most commands draw no bar and start faster without rich.
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -109,7 +111,7 @@ class Output:
 
 
 class _Progress:
-    """A bar, or nothing."""
+    """A progress bar, or none."""
 
     def __init__(self, bars: Any = None, task: Any = None) -> None:
         self._bars = bars
@@ -121,7 +123,7 @@ class _Progress:
             self._bars.update(self._task, advance=count)
 
     def describe(self, what: str, total: int) -> None:
-        """Say what is going on now, and how much there is in all."""
+        """Set the text of the current step and its total."""
         if self._bars is not None:
             self._bars.update(self._task, description=what, total=total)
 
@@ -139,6 +141,7 @@ def _draw(
 
     from standfast.ops.shared.table import draw
 
+    # Without highlighting and as Text, so that a value such as `[red]` or a number is shown as it is.
     console = Console(highlight=False)
     if not wide:
         cells = [

@@ -1,6 +1,6 @@
-"""Which process is meant: its id together with when it started, so that a later process of the same id is not it.
+"""The identity of a process: its id with its start time, so that a later process of the same id is another one.
 
-Rules of this file: Linux's /proc and pidfd. A signal goes only to the very process that was recorded.
+Rules of this file: Linux's /proc and pidfd. A signal goes only to the process that was recorded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from standfast.store.clock import Clock, boot_id
 
 POLL_MS = 20
-GONE_STATES = ("Z", "X")  # ended, and at most waiting for its parent to notice
+GONE_STATES = ("Z", "X")  # ended: a zombie whose parent has not reaped it yet, or dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class ProcessId:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this id now; None if there is none."""
+    """The process with this id now, or None."""
     read = _stat(pid)
     return None if read is None else ProcessId(pid, read[1], boot_id())
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether that very process runs."""
+    """Whether the recorded process still runs."""
     return identify(process.pid) == process
 
 
 def send(process: ProcessId, number: signal.Signals) -> bool:
-    """Signal that very process. False if it is gone, also if its id belongs to another process by now."""
+    """Signal the recorded process. False if it is gone, also if its id belongs to another process by now."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -54,7 +54,7 @@ def send(process: ProcessId, number: signal.Signals) -> bool:
 
 
 def wait_gone(process: ProcessId, clock: Clock, timeout_ms: int) -> bool:
-    """Wait until it is gone; False if it still runs after `timeout_ms`."""
+    """Wait until the process is gone; False if it still runs after `timeout_ms`."""
     deadline_ms = clock.monotonic_ms() + timeout_ms
     while is_alive(process):
         if clock.monotonic_ms() >= deadline_ms:
@@ -64,10 +64,10 @@ def wait_gone(process: ProcessId, clock: Clock, timeout_ms: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State and start of a process; None if it has ended."""
+    """State and start (clock ticks since boot) of a process; None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold anything
+    fields = text[text.rindex(")") + 2 :].split()  # the name before the last ")" may hold spaces and brackets
     return None if fields[0] in GONE_STATES else (fields[0], int(fields[19]))

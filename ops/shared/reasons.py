@@ -1,10 +1,10 @@
-"""What an error is to those who get it: one table from errors to reason name, HTTP status, RESP prefix and exit code.
+"""Error codes: one table from errors to reason name, HTTP status, RESP prefix and exit code.
 
     error of store/errors.py ──┐
     Refused(reason, message) ──┴─> Reason(name, http, resp, retry_after_s) and exit code
 
-Rules of this file: the only place that maps errors to answers. A name, once given out, keeps its meaning: clients of
-all languages tell them apart. It knows no server, no task and no socket.
+Rules of this file: the only place that maps errors to answers. A published name keeps its meaning, because clients in
+all languages compare names. It knows no server, no task and no socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RETRY_AFTER_S: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason: its name, the HTTP status, the first word of a RESP error, and when to ask again, if it helps."""
+    """One error code: its name, HTTP status, first word of the RESP error, and seconds until a retry may help."""
 
     name: str
     http: int
@@ -34,13 +34,13 @@ class Reason:
 
 # The restore gate of the task is shut: wait until it is ready.
 RESTORING: Final = Reason("RESTORING", 503, "LOADING", RETRY_AFTER_S)
-# This instance does not hold the partition: assign it, or locate who has it.
+# This instance does not hold the partition: assign it, or locate its owner.
 NOT_ASSIGNED: Final = Reason("NOT_ASSIGNED", 409, "NOTASSIGNED")
 # A standby here: write and read at the active task.
 NOT_ACTIVE: Final = Reason("NOT_ACTIVE", 409, "READONLY")
-# The replica has not read as far as was asked for.
+# The replica has not read as far as the request demands.
 NOT_UP_TO_BOUND: Final = Reason("NOT_UP_TO_BOUND", 503, "BEHIND", RETRY_AFTER_S)
-# A newer owner, or a newer generation or session than the caller's: stop, read the source offsets, begin anew.
+# A newer owner, or a newer generation or session than the caller's: stop, read the source offsets, start again there.
 FENCED: Final = Reason("FENCED", 409, "FENCED")
 STALE_EPOCH: Final = Reason("STALE_EPOCH", 409, "FENCED")
 # The call is wrong: fix it.
@@ -55,7 +55,7 @@ TOO_LARGE: Final = Reason("TOO_LARGE", 413, "ERR")
 QUEUE_FULL: Final = Reason("QUEUE_FULL", 429, "BUSY", RETRY_AFTER_S)
 LIMIT: Final = Reason("LIMIT", 429, "BUSY", RETRY_AFTER_S)
 DISK_FULL: Final = Reason("DISK_FULL", 507, "MISCONF", RETRY_AFTER_S)
-# A commit may have happened or not, and only the source offsets tell: nothing is to be sent again before they are read.
+# A commit may have happened or not, and only the source offsets show it: read them before sending anything again.
 COMMIT_UNKNOWN: Final = Reason("COMMIT_UNKNOWN", 500, "UNKNOWN")
 # The log or the file system did not answer: ask again.
 UNAVAILABLE: Final = Reason("UNAVAILABLE", 503, "UNAVAILABLE", RETRY_AFTER_S)
@@ -64,11 +64,11 @@ HELD: Final = Reason("HELD", 409, "UNAVAILABLE", RETRY_AFTER_S)
 CLOSED: Final = Reason("CLOSED", 503, "UNAVAILABLE", RETRY_AFTER_S)
 # The process ends: connect again later.
 DRAINING: Final = Reason("DRAINING", 503, "LOADING", RETRY_AFTER_S)
-# Call a person.
+# Damage or loss, which only a person can judge. No retry time: asking again does not help.
 CORRUPT: Final = Reason("CORRUPT", 500, "CORRUPT")
 LOG_LOST: Final = Reason("LOG_LOST", 500, "CORRUPT")
 INTERNAL: Final = Reason("INTERNAL", 500, "ERR")
-# Who asks is not known, or may not.
+# The client is unknown, or lacks the permission.
 NOAUTH: Final = Reason("NOAUTH", 401, "NOAUTH")
 WRONGPASS: Final = Reason("WRONGPASS", 401, "WRONGPASS")
 NOPERM: Final = Reason("NOPERM", 403, "NOPERM")
@@ -95,12 +95,13 @@ ERRORS: Final[tuple[tuple[type[StandfastError], Reason, int], ...]] = (
     (errors.Closed, CLOSED, exits.INTERNAL),
     (errors.InternalError, INTERNAL, exits.INTERNAL),
 )
-# What SQLite, RocksDB and the kernel say of a volume without space.
+# A full volume is known by text alone: SQLite, RocksDB and the kernel report it through errors that have other causes
+# too. It must not look like an outage, since a client's retry would not end it.
 _DISK_FULL_TEXTS = ("No space left", "no space left", "disk full", "Disk quota exceeded")
 
 
 class Refused(StandfastError):
-    """An instance refuses, for a reason of the table; what was asked for changed nothing."""
+    """An instance refuses a request with an error code of the table; the request changed nothing."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         self.reason = reason
@@ -108,7 +109,7 @@ class Refused(StandfastError):
 
 
 class NotFound(Refused):
-    """There is no such path, row or thing."""
+    """The path, row or named object does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(NOT_FOUND, message)
@@ -129,9 +130,10 @@ class NotActive(Refused):
 
 
 def reason_of(error: BaseException) -> Reason:
-    """The reason of any error; INTERNAL for one that standfast did not raise on purpose."""
+    """The error code of any error; INTERNAL for one that standfast did not raise on purpose."""
     if isinstance(error, Refused):
         return error.reason
+    # Before the table: whichever class the error has, a client must not send such a commit again unasked.
     if isinstance(error, StandfastError) and error.in_doubt:
         return COMMIT_UNKNOWN
     if isinstance(error, errors.Unavailable) and any(text in str(error) for text in _DISK_FULL_TEXTS):
@@ -145,14 +147,14 @@ def exit_code(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """What a client is told: one line. An error that is no refusal tells its class only: its text may hold data."""
+    """The one line sent to a client. An unforeseen error gives its class only: its text may hold data."""
     if isinstance(error, StandfastError):
         return " ".join(str(error).split()) or type(error).__name__
     return f"{type(error).__name__}: a bug of standfast, please report it with the lines in its log"
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
-    """An error as HTTP answers it; one that standfast did not raise on purpose goes into the log, without its text."""
+    """The JSON body of an HTTP error; an error that standfast did not raise on purpose is logged, without its text."""
     reason = reason_of(error)
     if reason is INTERNAL:
         frame = traceback.extract_tb(error.__traceback__)[-1:]

@@ -1,10 +1,10 @@
-"""The info file of a running instance: where its HTTP door is, for clients on the same machine.
+"""The info file of a running instance: the address of its HTTP server, for clients on the same machine.
 
     <state_dir>/<app>/RUN.json    {"schema": "standfast.run/1", "pid": ..., "host": ..., "port": ..., ...}
 
-Rules of this file: written atomically after the door listens, removed when it closes. A file whose process is gone is
-stale (the process was killed) and is read as absent, with the reason. A process may own a state directory without an
-HTTP door, as an application does that opened none: its lock tells.
+Rules of this file: written atomically after the server listens, removed when it closes. A file whose process is gone is
+stale (the process was killed) and is read as absent, with the reason. The owner of a state directory may be a process
+without an HTTP server, such as an application that opened none: then the directory's lock names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RUN_FILE = "RUN.json"
 
 
 class RunInfo(Shape, frozen=True, tag_field="schema", tag="standfast.run/1"):
-    """A running instance; `started_ms` is wall time, `run_dir` is a sidecar's, "" for other instances."""
+    """A running instance; `started_ms` is wall time, `run_dir` a sidecar's run directory, "" for other instances."""
 
     app: str
     instance: str
@@ -42,12 +42,12 @@ class RunInfo(Shape, frozen=True, tag_field="schema", tag="standfast.run/1"):
 
 
 def write_run_file(state_path: Path, info: RunInfo) -> None:
-    """Tell clients of this instance; `state_path` is `<state_dir>/<app>`."""
+    """Publish this instance to clients; `state_path` is `<state_dir>/<app>`."""
     write_atomically(state_path / RUN_FILE, json.dumps(plain(info)) + "\n")
 
 
 def remove_run_file(state_path: Path, info: RunInfo) -> None:
-    """Remove the file if it is still this instance's."""
+    """Remove the file if it still describes this instance."""
     try:
         if _parse(state_path / RUN_FILE) == info:
             (state_path / RUN_FILE).unlink()
@@ -56,7 +56,7 @@ def remove_run_file(state_path: Path, info: RunInfo) -> None:
 
 
 def read_run_file(state_path: Path) -> RunInfo:
-    """The instance that runs on this state directory. Raises Unavailable if none does, or one without an HTTP door."""
+    """The instance on this state directory. Raises Unavailable if none runs there, or one without an HTTP server."""
     owner = doorless_owner(state_path)
     if owner is not None:
         raise Unavailable(
@@ -82,6 +82,7 @@ def read_run_file(state_path: Path) -> RunInfo:
 def owner_pid(state_path: Path) -> int | None:
     """The live process that owns the state directory `<state_dir>/<app>`, by its lock; or None."""
     try:
+        # Only read: an instance does not wait for this lock, so one that starts while a look holds it would end.
         words = (state_path / "LOCK").read_text(encoding="ascii", errors="replace").split()
     except OSError:
         return None
@@ -90,7 +91,7 @@ def owner_pid(state_path: Path) -> int | None:
 
 
 def doorless_owner(state_path: Path) -> int | None:
-    """The live process that owns the state directory and has no HTTP door; None if it has one, or nobody runs."""
+    """The live owner of the state directory that has no HTTP server; None if it has one, or no process runs."""
     try:
         if pid_alive(_parse(state_path / RUN_FILE).pid):
             return None
@@ -106,12 +107,12 @@ def pid_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        return True  # a process of another user
     return True
 
 
 def find_app(state_dir: Path, app: str | None) -> Path:
-    """`<state_dir>/<app>`; the name may be left out where there is only one. Raises InvalidRequest."""
+    """`<state_dir>/<app>`; the name is optional where there is only one. Raises InvalidRequest."""
     if app is not None:
         check_name("application", app)
         path = state_dir / app
@@ -131,7 +132,7 @@ def find_app(state_dir: Path, app: str | None) -> Path:
 
 
 def app_names(state_dir: Path) -> list[str]:
-    """Applications that have state here."""
+    """Applications with state in this directory."""
     if not state_dir.is_dir():
         return []
     return sorted(path.name for path in state_dir.iterdir() if (path / MARKER).is_file())

@@ -1,16 +1,16 @@
 """The run directory of a sidecar: its lock, its sockets, its info file.
 
     <run_dir>/LOCK        flock of the process, with its pid inside
-              resp.sock   the RESP door, mode 0600 (0660 for a group)
+              resp.sock   the RESP server, mode 0600 (0660 for a group)
               INFO.json   {"schema": "standfast.serve/1", "protocol", "pid", "instance", "resp_socket", "http", ...}
                           mode 0600, with the token of the owner's tools; 0640 for a group, then the token is in TOKEN
 
-The lock comes before the sockets: binding to a path that a running server listens at would take it over without a word.
+The lock comes before the sockets: binding to the path of a running server's socket would silently take it over.
 
-The directory is its user's alone, and nothing in it that this process (or a killed one like it) did not make is
-followed, changed or removed. Folders above it are the operator's to keep: who can write to them can exchange it.
+The directory belongs to its user alone. A file in it that neither this process nor a killed sidecar made is not
+followed, changed or removed. The operator protects the folders above: a user with write access there can exchange it.
 
-Rules of this file: files and the TCP socket; the Unix socket is the RESP door's.
+Rules of this file: files and the TCP socket; the RESP server makes the Unix socket.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ BACKLOG = 1_024
 INFO_BYTES_MAX = 64 << 10
 Identity: TypeAlias = tuple[int, int]
 _HOLDER = re.compile(rb"pid [0-9]+\n")
-_TOKEN = re.compile(rb"[A-Za-z0-9_-]{43}\n")  # as `Tokens.issue` makes them
+_TOKEN = re.compile(rb"[A-Za-z0-9_-]{43}\n")  # the form of `Tokens.issue`
 
 
 class RunDir:
-    """Owned until closed. Raises Held, naming the owner; BadConfig if it or a file in our place is somebody else's."""
+    """A run directory, owned until closed. Raises Held, naming the owner; BadConfig if it, or a file under a name of
+    ours, is foreign."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -54,12 +55,14 @@ class RunDir:
         except BaseException:
             self.close()
             raise
+        # Through the locked handle, not by a rename: a new file of this name would be another, unlocked one.
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
 
     def _acquire(self) -> int:
         path = self.path / "LOCK"
         try:
+            # O_NOFOLLOW: a planted link would have a file elsewhere emptied and written to.
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise _not_ours(path, error.strerror or str(error)) from error
@@ -80,15 +83,16 @@ class RunDir:
         return handle
 
     def _remove_left(self, name: str, is_ours: Callable[[bytes], bool]) -> None:
-        """A file that a killed process left: it would send clients to where nobody listens any more."""
+        """Remove the file of a killed process: it would send clients to a dead address."""
         path = self.path / name
         try:
+            # O_NONBLOCK: opening a FIFO of this name would wait for its other end.
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return
         except OSError as error:
             raise _not_ours(path, error.strerror or str(error)) from error
-        try:  # not as a file of Python's, which a directory cannot be
+        try:  # by file descriptor: Python's file objects raise for a directory before it can be refused by name
             if not _is_plain(os.fstat(handle)) or not is_ours(os.read(handle, INFO_BYTES_MAX)):
                 raise _not_ours(path, "it holds something else")
         finally:
@@ -96,8 +100,9 @@ class RunDir:
         path.unlink()
 
     def write_info(self, info: dict[str, Any], token: str | None = None, group: str | None = None) -> None:
-        """Tell clients where everything is, and the owner's own tools their token."""
+        """Publish the addresses to clients, and the token to the owner's own tools."""
         told = {"schema": SCHEMA, **info}
+        # The group may read the info file, and the token has more rights than the group.
         if group is not None and token is not None:
             self._write(TOKEN_NAME, f"{token}\n", 0o600)
         elif token is not None:
@@ -109,13 +114,14 @@ class RunDir:
         self._written.add(name)
 
     def made(self, name: str) -> None:
-        """A socket of this process has this name from now on; it is removed in the end."""
+        """Note a socket that this process made under this name; `close` removes it."""
         self._socket = (name, identity(self.path / name))
 
     def close(self) -> None:
-        """Remove info file and socket, then let go of the lock. Twice is fine."""
+        """Remove info file and socket, then release the lock. Twice is fine."""
         if self._lock < 0:
             return
+        # The lock goes last, so that no new sidecar's files are removed here.
         for name in self._written:
             (self.path / name).unlink(missing_ok=True)
         if self._socket is not None:
@@ -127,13 +133,13 @@ class RunDir:
 
 
 def identity(path: Path) -> Identity:
-    """Which file a path names, so that another one of the same name is told apart from it."""
+    """The file that a path names, by device and inode, so that a later file of the same name differs from it."""
     found = path.lstat()
     return found.st_dev, found.st_ino
 
 
 def remove_own(path: Path, made: Identity) -> None:
-    """Remove a file that was made here; another one that has its name now stays."""
+    """Remove a file that this process made; another file that has its name by now stays."""
     try:
         if identity(path) == made:
             path.unlink()
@@ -142,7 +148,7 @@ def remove_own(path: Path, made: Identity) -> None:
 
 
 def _make_ours(path: Path) -> None:
-    """Make the directory, or see that nobody else can put files into it. Raises BadConfig."""
+    """Make the directory, or check that no other user can put files into it. Raises BadConfig."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
@@ -164,7 +170,9 @@ def _make_ours(path: Path) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if not mode & (stat.S_IWGRP | stat.S_IWOTH):
         return
-    if _was_locked(path):  # made by a sidecar; a volume's group makes its folders writable when it is mounted again
+    # Kubernetes opens all folders of a volume to the volume's group each time it is mounted, so a folder that a sidecar
+    # of this user made is closed again instead of refused.
+    if _was_locked(path):
         path.chmod(0o700)
         return
     where = f"run directory {path}: others can write it (mode {mode:04o})"
@@ -172,7 +180,7 @@ def _make_ours(path: Path) -> None:
 
 
 def _was_locked(path: Path) -> bool:
-    """Whether a sidecar of this user has had the directory before."""
+    """Whether a sidecar of this user has used the directory before."""
     try:
         return _is_plain((path / "LOCK").lstat())
     except FileNotFoundError:
@@ -180,7 +188,8 @@ def _was_locked(path: Path) -> bool:
 
 
 def _is_plain(found: os.stat_result) -> bool:
-    """A file of this user that has no other name."""
+    """Whether it is a regular file of this user with one name."""
+    # A planted hard link could be another file of this user, which would be emptied or removed under this name.
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
 
 
@@ -215,7 +224,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def read_info(run_dir: Path) -> dict[str, Any]:
-    """The info file, with the token if it is for us. Raises Unavailable if no sidecar runs there."""
+    """The info file, with the token if this user may read it. Raises Unavailable if no sidecar runs there."""
     path = run_dir / INFO_NAME
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
@@ -227,6 +236,6 @@ def read_info(run_dir: Path) -> dict[str, Any]:
         raise Unavailable(f"{path} is not readable ({error})") from error
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:
         raise Unavailable(f"{path} is not the info file of a sidecar of this version")
-    with suppress(OSError):  # there is none, or it is not for us
+    with suppress(OSError):  # there is no TOKEN file, or it is not for this user
         info.setdefault("token", (run_dir / TOKEN_NAME).read_text(encoding="ascii").strip())
     return info

@@ -1,6 +1,6 @@
-"""A table as lines of text for a terminal of some width.
+"""A table as lines of text for a terminal of a given width.
 
-    fits                     every column beside the other; columns of text (`fold`) share what is left, and wrap
+    fits                     columns side by side; columns of text (`fold`) share the remaining width, and wrap
     does not, headings wrap  at their spaces
     does not at all          one block a row, a line for each column: a number, name or state is never broken or cut
 
@@ -17,7 +17,7 @@ from rich.cells import cell_len, chop_cells
 
 GAP = 2
 FOLD_MIN = 12  # a column of text is not made narrower than this,
-WORD_MAX = 24  # nor than its longest word, up to this: a time is not broken, a long value is
+WORD_MAX = 24  # nor than its longest word up to this length: a time is not broken, a long value is
 RULE = "─"
 
 
@@ -37,7 +37,7 @@ def draw(
     right: Collection[str] = (),
     fold: Collection[str] = (),
 ) -> Drawing:
-    """The table in so many places, or as wide as its unbroken cells if that is more, a block a row then."""
+    """The table in `width` places; if its unbroken cells need more, one block a row."""
     heads: list[list[str]] = [[column] for column in columns]
     widths = _widths(columns, heads, cells, width, fold)
     if widths is None:
@@ -63,7 +63,7 @@ def draw(
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """The text in lines of so many places: broken at spaces, within a word only if it is longer than a line."""
+    """The text in lines of `width` places: broken at spaces, and within a word only if it is longer than a line."""
     lines, line = [], ""
     for word in text.split(" "):
         if line and cell_len(line) + 1 + cell_len(word) > width:
@@ -80,7 +80,7 @@ def wrap(text: str, width: int) -> list[str]:
 def _widths(
     columns: Sequence[str], heads: list[list[str]], cells: Sequence[Sequence[str]], width: int, fold: Collection[str]
 ) -> list[int] | None:
-    """How wide each column is; None if they do not fit."""
+    """The width of each column; None if they do not fit."""
     widths = [
         max([*map(cell_len, head), *(cell_len(row[at]) for row in cells)], default=0) for at, head in enumerate(heads)
     ]
@@ -90,7 +90,7 @@ def _widths(
         giving = [at for at, size in least.items() if widths[at] > size]
         if not giving:
             return None
-        # The widest column of text gives way first, so that short ones stay whole.
+        # The widest column of text shrinks first, down to the next one, so that short ones stay whole.
         at = max(giving, key=lambda one: widths[one])
         next_widest = max([widths[one] for one in giving if one != at], default=0)
         cut = min(over, widths[at] - least[at], max(widths[at] - next_widest, 1))

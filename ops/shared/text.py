@@ -3,8 +3,8 @@
     utf8    text that the store's serde understands: N123, 42, {"a":1}; bytes are shown as text, or as 0x... hex
     hex     the raw bytes, as 0x4e313233
 
-Rules of this file: pure. What comes out is a JSON value that a terminal may print: no control characters, no NaN, no
-bytes. What goes in is checked, and a bad one is the caller's mistake (InvalidRequest).
+Rules of this file: pure. Results are JSON values that a terminal may print: no control characters, no NaN, no bytes.
+Input is checked, and bad input is InvalidRequest.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def bytes_text(raw: bytes, key_format: KeyFormat = "utf8") -> str:
             text = raw.decode()
         except UnicodeDecodeError:
             return hex_text(raw)
+        # Text that begins with 0x would be read back as hex.
         if text.isprintable() and not text.startswith("0x"):
             return text
     return hex_text(raw)
 
 
 def parse_hex(text: str, what: str) -> bytes:
-    """Inverse of hex_text; the `0x` may be left out."""
+    """Inverse of hex_text; the `0x` is optional."""
     try:
         return bytes.fromhex(text.removeprefix("0x"))
     except ValueError as error:
@@ -56,7 +57,7 @@ def parse_key_format(text: str) -> KeyFormat:
 
 
 def key_to_raw(serde: Serde[Any] | None, text: str, key_format: KeyFormat, *, store: str) -> bytes:
-    """The raw bytes of a key that a person typed. `serde` None: one of the application's own, only hex is possible."""
+    """The raw bytes of a key that a person typed. `serde` None: the application's own serde, so only hex works."""
     if key_format == "hex":
         return parse_hex(text, "key")
     if serde is None:
@@ -68,7 +69,7 @@ def key_to_raw(serde: Serde[Any] | None, text: str, key_format: KeyFormat, *, st
 
 
 def prefix_to_raw(text: str, key_format: KeyFormat) -> bytes:
-    """The raw bytes that keys must begin with."""
+    """The raw bytes of a key prefix."""
     return parse_hex(text, "prefix") if key_format == "hex" else text.encode()
 
 
@@ -80,7 +81,7 @@ def key_from_raw(serde: Serde[Any] | None, raw: bytes, key_format: KeyFormat, *,
 
 
 def value_from_raw(serde: Serde[Any] | None, raw: bytes, *, store: str) -> Any:
-    """A value as a JSON value; hex if its serde is not known."""
+    """A value as a JSON value; hex if its serde is unknown."""
     return hex_text(raw) if serde is None else plain(decode(serde, raw, store=store, part="value"))
 
 
@@ -89,7 +90,7 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
+        return value if math.isfinite(value) else repr(value)  # JSON has no NaN and no infinity
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes_text(bytes(value))
     if isinstance(value, Mapping):
@@ -100,7 +101,7 @@ def plain(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """JSON that is safe to print: text outside ASCII is kept only if it is printable."""
+    """JSON that is safe to print: text outside of ASCII is escaped unless it is printable."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     if text.replace("\n", "").isprintable():
         return text
@@ -120,7 +121,7 @@ def _key_name(key: Any) -> str:
 
 
 def _typed(serde: Serde[Any], text: str) -> Any:
-    """What a person typed, as the type that the serde takes."""
+    """A key that a person typed, as the type that the serde takes."""
     try:
         if serde.name == serdes.int64.name:
             return int(text)
@@ -130,6 +131,7 @@ def _typed(serde: Serde[Any], text: str) -> Any:
         raise InvalidRequest(f"key {text!r} is not a number, but the store's keys are {serde.name}") from error
     if serde.name == serdes.bytes.name:
         return bytes.fromhex(text[2:]) if _is_hex(text) else text.encode()
+    # A word that is no JSON counts as text, so that a person need not quote a plain string key for the shell.
     if serde.name in (serdes.json.name, serdes.msgpack.name):
         try:
             return json.loads(text)

@@ -1,1 +1,1 @@
-"""Programs of others that standfast fetches and runs: Java, jars, a Kafka broker."""
+"""Programs that standfast fetches and runs: Java, jars, a Kafka broker."""

@@ -1,8 +1,9 @@
-"""Becomes another program that ends when the process that started it ends, however that ended.
+"""Replace this process by a program that ends with the process that started it, however that ends.
 
     python -m standfast.ops.tools.bound_exec PARENT_PID PROGRAM ARGUMENT...
 
-Rules of this file: Linux. The process id stays, the program changes. The kernel watches the thread that started it.
+Rules of this file: Linux. The process id stays, the program changes. The kernel watches the thread of the parent that
+started it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ def main(arguments: list[str]) -> None:
     """Bind this process to its parent, and become the program."""
     parent, program = int(arguments[0]), arguments[1]
     if not bind_to_parent(parent):
-        raise SystemExit(1)
+        raise SystemExit(1)  # the parent ended before the binding, which would not fire any more
+    # exec and not a child: the starter has recorded this process id, and signals it.
     os.execv(program, arguments[1:])  # noqa: S606
 
 

@@ -2,14 +2,14 @@
 
     <directory>/server.properties, log4j2.properties    written at each start
                 data/                                    its log: topics outlive the broker
-                broker.log                               what it says; the former one is broker.log.1
-                PORTS.json                               the ports that it had last, taken again if they are free
+                broker.log                               its output; the former log is broker.log.1
+                PORTS.json                               its last ports, taken again if they are free
                 BROKER.json                              the process, while one runs (`broker_state`)
 
     Broker(directory).start() ──> address ──> kill(), start() again ──> stop()
 
-Rules of this file: one process, ours by id and start time; nothing else is ever signalled. Readiness is an answer to a
-real request. It knows nothing of what is in the topics.
+Rules of this file: one process, ours by id and start time; no other process is ever signalled. Readiness is an answer
+to a real request. It knows nothing of the topics' contents.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from standfast.store.task.state_dir import write_atomically
 JAR_SET = "kafka"
 PORTS_FILE = "PORTS.json"
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-XX:+ExitOnOutOfMemoryError")
+# C1 only: half of the processor time to start, slower later.
 JVM_LIGHT: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
 START_MS_MAX = 90_000
 FORMAT_S_MAX = 60.0
@@ -55,11 +56,11 @@ STACK_FRAME = re.compile(r"\s+(at |\.\.\. \d+ more)")
 
 
 class Broker:
-    """One broker in `directory`, which is made if need be and keeps its topics.
+    """One broker in `directory`, which is created if absent and keeps its topics.
 
-    `port` 0 takes the port it had last, or a free one. `settings` are Kafka's own and win over ours (`{port}` and
+    `port` 0 takes the broker's last port, or a free one. `settings` are Kafka's own and win over ours (`{port}` and
     `{controller_port}` stand for the ports). `light` compiles less: half the processor time to start, slower later.
-    `bound` ends it with the thread that started it, however that ends. `say` is told what is being fetched.
+    `bound` ends the broker with the thread that started it, however that ends. `say` gets a line for each download.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Broker:
 
     @property
     def running(self) -> RunningBroker:
-        """The broker as it was started last, also while it is killed. Raises Closed before that."""
+        """The broker of the last start, also after a kill. Raises Closed before the first start."""
         if self._running is None:
             raise Closed(f"the broker in {self.directory} was not started")
         return self._running
@@ -99,14 +100,14 @@ class Broker:
 
     @property
     def log_path(self) -> Path:
-        """What the broker says."""
+        """The file of the broker's output."""
         return self.directory / "broker.log"
 
     def start(self) -> RunningBroker:
-        """Start it and return once it answers.
+        """Start the broker and return once it answers.
 
-        Raises Held if one runs on the directory or the port is taken, Unavailable if it cannot be fetched or does not
-        come up (with the last lines of its log), Corruption if what was fetched is not what is pinned.
+        Raises Held if a broker runs on the directory or the port is taken, Unavailable if it cannot be fetched or does
+        not come up (with the last lines of its log), Corruption if a fetched file differs from its pinned digest.
         """
         with self._alone():
             java = ensure_java(self._say)
@@ -122,22 +123,24 @@ class Broker:
                     self._launch(program, port, jar_set.version, java.path)
                     break
                 except Unavailable as error:
-                    # Somebody took a port between our choosing it and the broker's listening on it.
+                    # Another process took a port between our choice and the broker's listening on it.
                     if tries_left == 0 or self._port != 0 or PORT_TAKEN not in str(error):
                         raise
                     (self.directory / PORTS_FILE).unlink()
             if self._child is not None and not self._bound:
-                self._child.returncode = 0  # it is to outlive us: nobody waits for it, and Python need not miss that
+                # The broker outlives this process, which never waits for it: without a return code Python would warn
+                # of a child that still runs.
+                self._child.returncode = 0
                 self._child = None
             return self.running
 
     def stop(self) -> None:
-        """Stop it in order, or by force if that takes too long. Nothing happens if it does not run."""
+        """Stop the broker in order, or by SIGKILL if that takes too long. Does nothing if it does not run."""
         end_broker(self.directory, self._clock)
         self._reap()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone; start() brings it back, with its topics and on its port."""
+        """Send SIGKILL and wait until the process is gone; start() brings it back, with its topics and its port."""
         end_broker(self.directory, self._clock, at_once=True)
         self._reap()
 
@@ -153,6 +156,7 @@ class Broker:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold the directory while starting."""
+        # Two starts at the same moment would format one data folder, and run two brokers on it.
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -173,10 +177,11 @@ class Broker:
             os.close(lock)
 
     def _choose_ports(self) -> tuple[int, int]:
-        """Port for clients and port of the controller. Raises Held if the one asked for is taken."""
+        """The ports for clients and for the controller. Raises Held if the given port is taken."""
         if self._port != 0 and not is_free(self._port):
             raise Held(f"port {self._port} on {HOST} is taken by another process: name another, or 0 for a free one")
         path = self.directory / PORTS_FILE
+        # The last ports, so that clients reconnect after a kill.
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         last, last_controller = before.get("port", 0), before.get("controller_port", 0)
         port = self._port or (last if last and is_free(last) else free_port())
@@ -191,7 +196,7 @@ class Broker:
         write_atomically(self.directory / "log4j2.properties", LOGGING)
 
     def _format(self, program: list[str]) -> None:
-        """Make the data folder ready, once."""
+        """Format the data folder, once."""
         if (self.directory / "data/meta.properties").exists():
             return
         cluster = base64.urlsafe_b64encode(b"sf" + uuid.uuid4().bytes[2:]).decode().rstrip("=")  # never begins with "-"
@@ -215,20 +220,24 @@ class Broker:
             )
 
     def _launch(self, program: list[str], port: int, version: str, java: Path) -> None:
-        """Start the process and wait until it answers; nothing of it is left if it does not."""
+        """Start the process and wait until it answers; if it does not, end it and remove its file."""
+        # Only at a start, since a running broker writes to the file that it has open.
         if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX:
             self.log_path.replace(self.log_path.with_name("broker.log.1"))
         command = [*program, "kafka.Kafka", str(self.directory / "server.properties")]
         if self._bound:
+            # -P, because modules in the broker's directory must not be imported.
             command = [sys.executable, "-P", "-m", "standfast.ops.tools.bound_exec", str(os.getpid()), *command]
         with self.log_path.open("ab") as log:
             log_from = log.tell()
+            # A session of its own: a Ctrl-C in the terminal must not reach the broker before its clients are done.
             child = subprocess.Popen(
                 command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         try:
             process = identify(child.pid)
             if process is not None:
+                # Before it answers, so that `down` finds a broker whose starter was killed meanwhile.
                 running = RunningBroker(
                     process.pid, process.started_ticks, process.boot, port, version, str(java), str(self.log_path)
                 )
@@ -239,7 +248,7 @@ class Broker:
         except BaseException:
             child.kill()
             self._child = child
-            self.kill()  # removes the file that tells of it, too
+            self.kill()  # removes BROKER.json too
             raise
 
     def _wait_ready(self, child: subprocess.Popen[bytes], port: int, log_from: int) -> None:
@@ -247,6 +256,7 @@ class Broker:
         while True:
             answered = live_nodes(HOST, port, PROBE_S_MAX)
             code = child.poll()
+            # An answer beside an exit code comes from another broker, which has the port.
             if answered and code is None:
                 return
             if code is not None or self._clock.monotonic_ms() >= deadline_ms:
@@ -261,14 +271,14 @@ class Broker:
             self._clock.sleep_ms(PROBE_EVERY_MS)
 
     def _reap(self) -> None:
-        """Collect our child, if it was one."""
+        """Wait for the broker if it is a child of this process, so that no zombie is left."""
         if self._child is not None:
             self._child.wait()
             self._child = None
 
 
 def _tail(output: bytes) -> str:
-    """The last lines that say what went wrong: without stack frames, and without the chatter of shutting down."""
+    """The last lines with a cause: without stack frames, and without info lines if there are others."""
     lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     lines = [line for line in lines if not STACK_FRAME.match(line)]
     told = [line for line in lines if " INFO " not in line] or lines

@@ -31,10 +31,10 @@ FIXED = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
-    # A broker that was killed must wait for the end of its former session before it is let in again.
+    # A killed broker is admitted again only after the end of its former session.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # Groups form at once, and members may be declared dead soon.
+    # Groups form at once, and tests may have members expire soon.
     "group.initial.rebalance.delay.ms": "0",
     "group.streams.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "100",
@@ -45,13 +45,13 @@ FIXED = {
     "log.retention.check.interval.ms": "500",
     "log.segment.delete.delay.ms": "1000",
     "log.cleaner.backoff.ms": "200",
-    "log.cleaner.dedupe.buffer.size": str(16 << 20),  # of 128 MiB, which would be a quarter of the heap
+    "log.cleaner.dedupe.buffer.size": str(16 << 20),  # the default of 128 MiB would be a quarter of the heap
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     "num.network.threads": "2",
     "num.io.threads": "4",
 }
 
-# To standard output, which goes to the log file. The list of all settings, 300 lines a start, is left out.
+# To standard output, which goes to the log file, without the 300 lines of settings that each start would write.
 LOGGING = """\
 rootLogger.level=INFO
 rootLogger.appenderRef.out.ref=out
@@ -82,11 +82,11 @@ def server_properties(
 
 
 def properties_text(values: Mapping[str, str]) -> str:
-    """As a Java properties file."""
+    """The settings as a Java properties file."""
     return "".join(f"{name}={_escaped(value)}\n" for name, value in values.items())
 
 
 def _escaped(value: str) -> str:
-    # Read as Latin-1 by Java, with backslash as its escape.
+    # Java reads the file as Latin-1, with backslash as its escape.
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
     return "".join(sign if sign.isascii() else f"\\u{ord(sign):04x}" for sign in escaped)

@@ -1,10 +1,9 @@
-"""The file that tells which broker runs in a directory, and ending that one.
+"""The file that records which broker runs in a directory, and the end of that broker.
 
     <directory>/BROKER.json    {"schema": "standfast.broker-state/1", "pid", "started_ticks", "boot", "port", ...}
 
-Rules of this file: written when the process is there, removed when it is gone. A file whose process is gone, also if
-its id is another process's by now, counts as absent; that other process is never
-touched.
+Rules of this file: the file is written once the process exists, and removed when it is gone. A file whose process is
+gone, also if its id is another process's by now, counts as absent; that other process is never touched.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ class RunningBroker(Shape, frozen=True, tag_field="schema", tag="standfast.broke
 
     @property
     def address(self) -> str:
-        """Where clients connect, `host:port`."""
+        """The address for clients, `host:port`."""
         return f"{HOST}:{self.port}"
 
     @property
     def process(self) -> ProcessId:
-        """The very process."""
+        """The identity of its process."""
         return ProcessId(self.pid, self.started_ticks, self.boot)
 
 
 def running_broker(directory: Path) -> RunningBroker | None:
-    """The broker that runs in a directory; None if none does. Raises InvalidRequest if the file cannot be read."""
+    """The broker that runs in a directory, or None. Raises InvalidRequest if the file cannot be read."""
     path = directory / STATE_FILE
     try:
         found = read(path.read_bytes(), RunningBroker)
@@ -64,9 +63,9 @@ def record_broker(directory: Path, broker: RunningBroker) -> None:
 
 
 def end_broker(directory: Path, clock: Clock | None = None, *, at_once: bool = False) -> RunningBroker | None:
-    """End the broker of a directory: in order, by force after STOP_MS_MAX, or `at_once` by SIGKILL.
+    """End the broker of a directory: in order, by SIGKILL after STOP_MS_MAX, or by SIGKILL `at_once`.
 
-    Returns what ran, None if nothing did. Raises Unavailable if even SIGKILL does not end it.
+    Returns the broker that ran, or None. Raises Unavailable if even SIGKILL does not end it.
     """
     clock = clock or SystemClock()
     running = running_broker(directory)

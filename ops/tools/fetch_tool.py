@@ -1,7 +1,7 @@
-"""Runs a client that fetches something (pip, uv, Maven, Ivy), and tells well how it failed.
+"""Runs a client that fetches packages or jars (pip, uv, Maven, Ivy), and reports its failures.
 
-Rules of this file: one command, a time limit, its last lines in the error. It knows no address of anything: every
-client goes where the machine's own settings send it.
+Rules of this file: one command, a time limit, its last lines in the error. It knows no address: every client goes where
+the machine's own settings send it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from standfast.store.errors import Unavailable
 
 FETCH_S_MAX = 900.0
 TAIL_LINES = 12
-# A user's settings for installing into an environment; we install into a folder.
+# A user's settings for installing into an environment would refuse, or redirect, an installation into a folder.
 PIP_ENVIRONMENT = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One Python package at one version; `sha256` has the digest of every archive that is accepted."""
+    """One Python package at one version; `sha256` has the digests of all accepted archives."""
 
     name: str
     version: str
@@ -32,20 +32,20 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """The line of a requirements file."""
+        """Its line in a requirements file."""
         return " ".join([f"{self.name}=={self.version}", *(f"--hash=sha256:{digest}" for digest in self.sha256)])
 
 
 def run_tool(
     what: str, command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run a client; `what` says what it was to do. Raises Unavailable with its last lines if it fails."""
+    """Run a client; `what` names the work in errors. Raises Unavailable with its last lines if it fails."""
     try:
         done = subprocess.run(
             command,
             cwd=cwd,
             env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,  # a client that asks for a password must fail, not wait for an answer
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -62,11 +62,12 @@ def run_tool(
 
 
 def install_package(package: Package, folder: Path) -> Path:
-    """Unpack a Python package, without what it depends on, to a new folder `site` in `folder`, and return that.
+    """Unpack a Python package, without its dependencies, to a new folder `site` in `folder`, and return that.
 
     The interpreter's own environment is not touched. Raises Unavailable.
     """
     target, requirements = folder / "site", folder / "requirements.txt"
+    # By a file, because the command line takes no digests.
     requirements.write_text(package.requirement + "\n", encoding="utf-8")
     command = [*_pip_or_uv(), "--no-deps", "--require-hashes", "-r", str(requirements), "--target", str(target)]
     run_tool(f"installing {package.name} {package.version}", command, cwd=folder, environment=PIP_ENVIRONMENT)
@@ -75,6 +76,7 @@ def install_package(package: Package, folder: Path) -> Path:
 
 def _pip_or_uv() -> list[str]:
     """The command that installs Python packages: this interpreter's pip, else uv. Raises Unavailable."""
+    # Environments made by uv have no pip.
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode == 0:
         return [*pip, "--disable-pip-version-check", "--no-input", "--quiet", "install"]

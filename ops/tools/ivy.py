@@ -1,7 +1,7 @@
-"""Fetches jars by Ivy, which pyspark brings along: for machines with Java and pyspark but no Maven.
+"""Fetches jars by Ivy, which pyspark contains: for machines with Java and pyspark but no Maven.
 
-Rules of this file: Ivy copies exactly the jars that it is told, by its built-in settings; its own cache is ours and
-goes with the fetch, so that nothing is left in the user's home.
+Rules of this file: Ivy copies exactly the listed jars, by its built-in settings; its own cache lies in the folder of
+the fetch and goes with it, so that nothing is left in the user's home.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = "[artifact]-[revision](-[classifier]).[ext]"
 
 
 def fetch_by_ivy(coordinates: list[tuple[str, str, str, str]], target: Path, folder: Path, java: Java) -> None:
-    """Have Ivy copy exactly these jars to `target`; `folder` is for what is needed on the way. Raises Unavailable."""
+    """Have Ivy copy exactly these jars to `target`; `folder` is for temporary files. Raises Unavailable."""
     jar = find_ivy()
     if jar is None:
         raise Unavailable(
@@ -27,14 +27,16 @@ def fetch_by_ivy(coordinates: list[tuple[str, str, str, str]], target: Path, fol
         )
     (folder / "ivy.xml").write_text(ivy_module(coordinates), encoding="utf-8")
     command = [str(java.path), *_trust(java, folder), "-jar", str(jar), "-cache", str(folder / "ivy-cache"), "-warn"]
+    # "bundle": Ivy's type of a jar whose POM has the packaging of an OSGi bundle.
     command += ["-ivy", str(folder / "ivy.xml"), "-confs", "default", "-types", "jar", "bundle"]
     run_tool("fetching jars by Ivy", [*command, "-retrieve", f"{target}/{NAMES}"], cwd=folder)
+    # Ivy ends with exit code 0 also where it found nothing to copy.
     if not target.is_dir():
         raise Unavailable("fetching jars by Ivy failed: it ended well and copied nothing")
 
 
 def find_ivy() -> Path | None:
-    """Ivy's jar, if an installed pyspark has it."""
+    """Ivy's jar in an installed pyspark, or None."""
     spark = find_spec("pyspark")
     places = spark.submodule_search_locations or [] if spark else []
     return max((jar for place in places for jar in Path(place).glob("jars/ivy-*.jar")), default=None)
@@ -47,6 +49,7 @@ def ivy_module(coordinates: list[tuple[str, str, str, str]]) -> str:
         '<info organisation="standfast" module="jars"/><configurations><conf name="default"/></configurations>',
         "<dependencies>",
     ]
+    # Not transitive: the pinned list is complete, and a resolved dependency would be a jar without a digest.
     for group, artifact, version, classifier in coordinates:
         named = f'<artifact name="{artifact}" type="jar" ext="jar" m:classifier="{classifier}"/>' if classifier else ""
         lines.append(
@@ -57,7 +60,7 @@ def ivy_module(coordinates: list[tuple[str, str, str, str]]) -> str:
 
 
 def _trust(java: Java, folder: Path) -> list[str]:
-    """A Java that we fetched trusts what Python trusts; the machine's own has its settings."""
+    """Options by which a fetched Java trusts the authorities of Python; the machine's own Java has its settings."""
     certificates = trusted_certificates() if java.fetched else []
     if not certificates:
         return []

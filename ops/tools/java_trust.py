@@ -1,12 +1,12 @@
-"""Certificates that Python trusts, as a Java key store.
+"""The certificates that Python trusts, as a Java key store.
 
-A Java that was fetched brings its own list of authorities and does not know those that the machine's owner added (a
-company's proxy); Python does. The format is JKS version 2, all numbers big-endian:
+A fetched Java has its own list of authorities, without those that the machine's owner added (a company's proxy); Python
+knows them. The format is JKS version 2, all numbers big-endian:
 
     FEEDFEED | 2 | count | per certificate: 2 | alias | created ms (8 bytes) | "X.509" | length | DER | SHA-1
-    the SHA-1 is that of: password in UTF-16BE | "Mighty Aphrodite" | everything before it
+    the SHA-1 is of: password in UTF-16BE | "Mighty Aphrodite" | all bytes before it
 
-Rules of this file: makes bytes; public certificates only, so the password protects nothing and is the customary one.
+Rules of this file: it makes bytes; public certificates only, so the password protects nothing and is the customary one.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ EXTRA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 
 
 def trusted_certificates() -> list[bytes]:
-    """DER of every authority that Python trusts here, those named in the environment included; [] if it cannot tell."""
+    """DER of every authority that Python trusts here, including those named in the environment; may be []."""
     context = ssl.create_default_context()
     for name in EXTRA_VARIABLES:
         if path := os.environ.get(name):
             try:
                 context.load_verify_locations(path)
             except (OSError, ssl.SSLError):
-                continue  # a path that Python's clients could not use either; they tell it better
+                continue  # Python's clients cannot use this path either, and report it better
     return context.get_ca_certs(binary_form=True)
 
 
 def key_store(certificates: Sequence[bytes]) -> bytes:
-    """The key store that holds them."""
+    """The key store with these certificates."""
     parts = [struct.pack(">III", 0xFEEDFEED, 2, len(certificates))]
     for number, der in enumerate(certificates):
         parts += [struct.pack(">I", TRUSTED_CERTIFICATE), _text(f"authority-{number}"), struct.pack(">Q", 0)]
         parts += [_text("X.509"), struct.pack(">I", len(der)), der]
     content = b"".join(parts)
+    # JKS's checksum against changes; Java refuses a store without it once a password is given.
     salted = PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + content
     return content + hashlib.sha1(salted, usedforsecurity=False).digest()
 

@@ -1,13 +1,13 @@
-"""Asks a Kafka broker one thing: which brokers its cluster has. An answer with one of them means that it is up.
+"""Probes of a Kafka broker: one request for the brokers of its cluster. An answer with a broker means that it is up.
 
-`refusals` asks less, and of any listener, whatever it speaks: whether there is one at all.
+`refusals` checks less: whether any program listens, whatever its protocol.
 
     request    length | key 3 (Metadata) | version 1 | correlation | client id | 0 topics
     answer     length | correlation | brokers: node, host, port, rack | controller | topics
 
 All numbers are big-endian; texts are a length of 2 bytes (-1: absent) and UTF-8.
 
-Rules of this file: one request on one connection, in plain text. Reading and writing records is not its business.
+Rules of this file: one request on one connection, in plain text. It neither reads nor writes records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LISTEN_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker that its cluster counts as alive."""
+    """A broker that is alive, according to its cluster."""
 
     node_id: int
     host: str
@@ -36,13 +36,14 @@ class Node:
 
 
 def live_nodes(host: str, port: int, timeout_s: float) -> list[Node] | None:
-    """Brokers that the one at this address knows to be alive; None if it does not answer as a broker does in time."""
+    """The live brokers of the cluster of this address; None without a broker's answer in time."""
     header = struct.pack(">hhih", METADATA_KEY, METADATA_VERSION, CORRELATION, len(CLIENT_ID)) + CLIENT_ID
     request = header + struct.pack(">i", 0)
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             (size,) = struct.unpack(">i", _exactly(connection, 4))
+            # The first bytes of another protocol are a length too, such as 1.2 GB for "HTTP".
             if not 0 < size <= ANSWER_BYTES_MAX:
                 return None
             return parse_answer(_exactly(connection, size))
@@ -51,8 +52,9 @@ def live_nodes(host: str, port: int, timeout_s: float) -> list[Node] | None:
 
 
 def refusals(servers: str, timeout_s: float) -> list[str] | None:
-    """Why each of `host:port,host:port` certainly has nothing that listens; None if one has, or may have."""
+    """For each of `host:port,host:port` the proof that no program listens there; None if one does, or may."""
     found = []
+    # A TCP connection alone, because the listener may speak TLS or ask for a login, which a plain request would break.
     for server in servers.split(","):
         host, _, port = server.rpartition(":")
         try:
@@ -60,21 +62,22 @@ def refusals(servers: str, timeout_s: float) -> list[str] | None:
         except (ConnectionRefusedError, socket.gaierror) as error:
             found.append(f"{server}: {error.strerror}")
         except OSError:
-            return None  # no answer in time, no route: the client waits longer and tells more
+            return None  # no answer in time, no route: the client waits longer and reports more
         else:
             return None
     return found
 
 
 def check_listening(servers: str, hint: str = "start one on this machine with: standfast broker up") -> None:
-    """Raise Unavailable at once if none of `host:port,host:port` listens, instead of waiting for what cannot come."""
+    """Raise Unavailable at once if none of `host:port,host:port` listens."""
+    # librdkafka would go on connecting until the time-out of each call, and then name no cause.
     found = refusals(servers, LISTEN_TIMEOUT_S)
     if found is not None:
         raise Unavailable(f"kafka://{servers}: no broker is there ({'; '.join(found)}): check the address, or {hint}")
 
 
 def parse_answer(answer: bytes) -> list[Node]:
-    """The brokers in an answer, without its length. Raises ValueError or struct.error if it is not one."""
+    """The brokers in an answer, given without its length. Raises ValueError or struct.error for other bytes."""
     correlation, count = struct.unpack_from(">ii", answer)
     if correlation != CORRELATION or not 0 <= count <= len(answer):
         raise ValueError(f"not an answer to request {CORRELATION}")

@@ -1,8 +1,8 @@
 """Commands about the local Kafka broker: `broker up`, `broker status`, `broker down`.
 
-    --dir D     where it lives; else $XDG_STATE_HOME/standfast/broker, or ~/.local/state/standfast/broker
+    --dir D     its directory; else $XDG_STATE_HOME/standfast/broker, or ~/.local/state/standfast/broker
 
-Rules of this file: arguments and words; `broker` does the work. `up` and `down` may be given twice.
+Rules of this file: arguments and messages; `broker` does the work. Repeating `up` or `down` is fine.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def run_up(args: argparse.Namespace, out: Output) -> int:
     started = running is None
     if running is None:
         out.note("starting a Kafka broker; it takes some seconds")
+        # Not bound: the broker is to outlive this command.
         running = Broker(directory, args.port, bound=False, say=out.note).start()
     elif args.port not in (0, running.port):
         raise InvalidRequest(
@@ -85,6 +86,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
 
     directory = _directory(args)
     running = running_broker(directory)
+    # A process that runs may hang or still start, so the answer decides about the exit code.
     answers = running is not None and bool(live_nodes(HOST, running.port, PROBE_S_MAX))
     out.document(_document(directory, running) | {"answers": answers})
     if running is None:
@@ -114,6 +116,7 @@ def run_down(args: argparse.Namespace, out: Output) -> int:
 def _directory(args: argparse.Namespace) -> Path:
     if args.dir is not None:
         return Path(args.dir).absolute()
+    # State and no cache: topics outlive the broker, and must not be cleared away.
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local/state") / "standfast/broker"
 
@@ -127,7 +130,7 @@ def _flag(args: argparse.Namespace) -> str:
 
 
 def _document(directory: Path, running: RunningBroker | None) -> dict[str, Any]:
-    """What every command tells programs; absent values are null."""
+    """The JSON of each of the commands; absent values are null."""
     return {
         "schema": SCHEMA,
         "directory": str(directory),

@@ -1,7 +1,7 @@
 """Commands about the log: changelog head, tail and stats of a topic; topics.
 
-Rules of this file: reads the log and changes nothing. Keys and values are shown as the log has them, as text where
-they are printable UTF-8, else in hex: a topic does not say which serdes wrote it.
+Rules of this file: it reads the log and changes nothing. Keys and values are shown as the log has them, as text if they
+are printable UTF-8, else in hex: a topic does not record which serdes wrote it.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def run_stats(args: argparse.Namespace, out: Output) -> int:
         for one in found
     ]
     out.table(columns, counted, right=columns, wide=columns[6:])
+    # An unknown number is said so, since a number that stopped at the bound would look like a count.
     if any(one["distinct_keys"] is None for one in found):
         out.note(f"keys are counted up to {KEYS_MAX:,} a partition")
     return 0
@@ -123,8 +124,9 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
     with closing(log_of(args)) as log:
         infos = log.admin.topics()
         wanted = {info.name: [TopicPartition(info.name, part) for part in range(info.partitions)] for info in infos}
-        bounds = log.reader().bounds(chain.from_iterable(wanted.values()))  # asked once, however many there are
+        bounds = log.reader().bounds(chain.from_iterable(wanted.values()))  # one request for all topics
         topics = []
+        # Offsets and no records: compaction and markers of transactions leave gaps, and a count would read every topic.
         for info in infos:
             span = sum(bounds[partition].end - bounds[partition].begin for partition in wanted[info.name])
             topics.append({**_topic_document(info), "span": span})
@@ -140,6 +142,7 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
 
 
 def _topic(args: argparse.Namespace) -> str:
+    # Kept, because finding it may open the databases of a state directory.
     if args.found_topic is None:
         args.found_topic = _find_topic(args)
     return str(args.found_topic)
@@ -158,6 +161,7 @@ def _find_topic(args: argparse.Namespace) -> str:
     if args.store is None or settings.app is None:
         raise InvalidRequest("which topic? name it, or name --app and --store")
     topic = changelog_topic(settings.app, args.store)
+    # A table's changelog is its source topic, which only the kept definition names.
     kept = kept_source_topic(Path(settings.state_dir), settings.app, args.store) if settings.state_dir else None
     return kept or topic
 
@@ -197,6 +201,7 @@ def _count(reader: LogReader, partition: TopicPartition, bounds: Bounds, bar: An
     last_ms: int | None = None
     reader.assign({partition: bounds.begin})
     position = bounds.begin
+    # By position and not by the last record: the last offset may be a marker of a transaction.
     while position < bounds.end:
         for batch in reader.fetch(FETCH_RECORDS):
             for record in batch.records:
@@ -205,11 +210,13 @@ def _count(reader: LogReader, partition: TopicPartition, bounds: Bounds, bar: An
                 key_bytes += len(record.key or b"")
                 value_bytes += len(record.value or b"")
                 first_ms = record.timestamp if first_ms is None else min(first_ms, record.timestamp)
+                # Timestamps are the producers', and need not rise with the offsets.
                 last_ms = record.timestamp if last_ms is None else max(last_ms, record.timestamp)
             if keys is not None:
+                # Hashes take the same room for keys of any length.
                 keys.update(hash(record.key) for record in batch.records)
                 keys = keys if len(keys) <= KEYS_MAX else None
-            bar.advance(batch.next_offset - position)
+            bar.advance(batch.next_offset - position)  # the bar counts offsets, since gaps hold no record to count
             position = batch.next_offset
     return {
         "partition": partition.partition,
@@ -230,6 +237,7 @@ def _show_records(args: argparse.Namespace, out: Output, records: list[tuple[Top
 
     key_format = parse_key_format(args.key_format)
 
+    # An absent value is null, which a value of "" is not: it is a tombstone.
     def text(raw: bytes | None) -> str | None:
         return None if raw is None else bytes_text(raw, key_format)
 
@@ -273,6 +281,6 @@ def _topic_document(info: Any) -> Json:
 
 def _policy(info: Any) -> str:
     text = ",".join(sorted(info.policy.cleanup))
-    # Where nothing is deleted by its age, the setting is there all the same, and means nothing.
+    # A topic that is only compacted has a retention setting too, without any effect.
     aged = "delete" in info.policy.cleanup and info.policy.retention_ms >= 0
     return f"{text}, kept {info.policy.retention_ms} ms" if aged else text

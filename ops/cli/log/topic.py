@@ -1,11 +1,11 @@
-"""Commands that put a topic right: `topic create`, `topic alter`. The doctor prints them for the embedded log.
+"""Commands that correct a topic: `topic create`, `topic alter`. The doctor prints them for the embedded log.
 
     standfast topic create NAME --partitions N [--set SETTING=VALUE]... --log ADDRESS
     standfast topic alter NAME [--partitions N] [--set SETTING=VALUE]... --log ADDRESS
 
-`create` makes an embedded log that is not there yet; all other commands but those that run an application refuse one.
+`create` makes an embedded log that is absent; all other commands but those that run an application refuse one.
 
-Rules of this file: arguments and words; it works alike on both logs. Settings have Kafka's names.
+Rules of this file: arguments and messages; it works alike on both logs. Settings have Kafka's names.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def run_create(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest("how many partitions? give --partitions N")
     policy = changed(TopicPolicy(), _settings(args))
     with closing(_new_log(args, policy, out) or log_of(args)) as log:
+        # Creating is idempotent for an application, but a person's settings would be passed over in silence.
         if log.admin.describe_topic(args.topic) is not None:
             raise InvalidRequest(f"topic {args.topic!r} is there already: change it with standfast topic alter")
         _tell(out, log.admin.create_topic(args.topic, args.partitions, policy))
@@ -65,7 +66,7 @@ def run_alter(args: argparse.Namespace, out: Output) -> int:
     if args.partitions is None and not settings:
         raise InvalidRequest("nothing to change: give --partitions N or --set SETTING=VALUE")
     with closing(log_of(args)) as log:
-        # Settings first: what is refused there must change nothing, and a topic that has grown cannot shrink again.
+        # Settings first: a refused setting must change nothing, and a topic that has grown cannot shrink again.
         info = log.admin.change_topic(args.topic, settings)
         if args.partitions is not None:
             info = log.admin.add_partitions(args.topic, args.partitions)
@@ -74,7 +75,7 @@ def run_alter(args: argparse.Namespace, out: Output) -> int:
 
 
 def _new_log(args: argparse.Namespace, policy: TopicPolicy, out: Output) -> Log | None:
-    """An embedded log that is not there yet, made; None for one that is there, and for Kafka."""
+    """A new embedded log if the file is absent; None if it exists, and for Kafka."""
     from standfast.replication.embedded.topics import check_new_topic
     from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
 
@@ -82,7 +83,7 @@ def _new_log(args: argparse.Namespace, policy: TopicPolicy, out: Output) -> Log 
     where = parse_address(address)
     if not isinstance(where, SqliteAddress) or Path(where.path).exists():
         return None
-    check_new_topic(args.topic, args.partitions, policy)  # first: a topic that is refused leaves no log behind
+    check_new_topic(args.topic, args.partitions, policy)  # first, so that a refused topic leaves no log behind
     log = open_log(address)
     out.note(f"made a new log, {Path(where.path).absolute()}")  # in case the address was mistyped
     return log

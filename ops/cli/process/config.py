@@ -1,6 +1,6 @@
 """Commands about settings: `config show [--origin]`, `config schema`, `config validate`.
 
-Rules of this file: tells what a file, the environment and flags amount to; changes nothing, prints no secret.
+Rules of this file: it shows the settings of file, environment and flags together; changes nothing, prints no secret.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     schema = commands.add_parser("schema", help=text, description=f"{text.capitalize()}, for editors.")
     schema.set_defaults(handler=run_schema)
     text = "report every problem of a settings file, or what it amounts to"
+    # `check` is the name that it had at first.
     validate = commands.add_parser(
         "validate", aliases=["check"], help=text, description=f"{text.capitalize()} (exit code 78: problems)."
     )

@@ -1,8 +1,8 @@
-"""The command doctor: finds what is wrong with an application's topics, its log and its files, and says the fix.
+"""The command doctor: finds problems of an application's topics, its log and its files, each with its fix.
 
     standfast doctor --app NAME --log ADDRESS [--state-dir DIR] [--store NAME:KIND[:OPTIONS]]... [--source TOPIC]...
 
-Rules of this file: arguments and words; `doctor` looks, the rules judge. It changes nothing, and may run beside the
+Rules of this file: arguments and messages; `doctor` looks, the rules judge. It changes nothing, and may run beside the
 application.
 """
 
@@ -78,18 +78,18 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     if settings.state_dir is not None and (settings.state_dir / app).is_dir():
         known = known_of(app, app_tasks(settings.state_dir, app))
         found += local_findings(local_facts(settings.state_dir / app, app, known.unreadable))
-    elif args.state_dir is not None:
+    elif args.state_dir is not None:  # from a settings file it may be absent: before the first start there is none
         raise InvalidRequest(f"{args.state_dir} holds nothing of application {app!r}: name its own, or leave it out")
     looked = None
     try:
         with closing(log_of(args)) as log:
-            found += log_findings(log)
+            found += log_findings(log)  # first: the reads below would end at damage
             most = settings.value_max_bytes
             looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
             found += findings(looked.application, looked.survey, Fixes(log.address))
             found += state_findings(log, app, known.kept, SystemClock().wall_ms())
     except (Corruption, Unavailable) as error:
-        # A log that is locked or damaged is what is looked for; that it does not answer at all is told as ever.
+        # A locked or damaged log is a finding; a log that does not answer at all stays an error.
         if isinstance(error, Unavailable) and not error.unwritten:
             raise
         if not any(one.rule in ("log-damaged", "log-locked") for one in found):
@@ -103,7 +103,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
         out.note(f"topic {topic} may be of {app!r} or of {other!r}: name its store with --store to have it judged")
     if looked is None:
         out.note("topics and positions could not be looked at: the log is not as it should be")
-    wrong = len(errors(found))
+    wrong = len(errors(found))  # warnings leave the exit code at 0, so that a script may demand it
     out.line(f"{app}: {wrong} wrong, {len(found) - wrong} warnings, in {len(present)} topics")
     return NEGATIVE if wrong else OK
 

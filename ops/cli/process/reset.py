@@ -1,9 +1,9 @@
-"""The command reset: an application begins anew.
+"""The command reset: make an application start over.
 
     standfast reset --app NAME --log ADDRESS [--state-dir DIR [--local aside|remove|keep]] [--to WHERE]... [--dry-run]
 
-Rules of this file: arguments, confirmation and words; `reset_plan` decides, `reset` carries it out. Without --yes it
-asks for the application's name, and where nobody can be asked it refuses.
+Rules of this file: arguments, confirmation and messages; `reset_plan` decides, `reset` carries it out. Without --yes it
+asks for the application's name, and without a terminal to ask on it refuses.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
     targets = [parse_target(text) for text in args.to]
     sources = [check_topic(topic) for topic in args.source]
     known = [changelog_topic(app, text.partition(":")[0]) for text in args.store]
+    # Before the log is asked, so that a script fails at once and not after the look.
     if not (args.dry_run or args.yes or sys.stdin.isatty()):
         raise InvalidRequest("nobody is there to confirm it: give --yes to do it, or --dry-run to see what it does")
     with closing(log_of(args)) as log:
@@ -91,6 +92,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
             local=_local(settings.state_dir, app, args.local),
         )
         _show(out, plan)
+        # A mistyped name would else look like a reset that had nothing left to do.
         if plan.empty and (near := difflib.get_close_matches(app, set(log.admin.groups()) - {app}, 1, 0.6)):
             out.note(f"the log has an application {near[0]!r}: did you mean that one?")
         if args.dry_run or plan.empty:
@@ -109,6 +111,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
         try:
             carry_out(log, plan, on_step)
         except StandfastError:
+            # An application that started now would meet offsets of the beginning beside changelogs of before.
             if steps:
                 out.note(
                     f"the reset is not complete, {steps} of {len(plan.lines())} steps are done: give the same command "
@@ -117,13 +120,14 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
             raise
     out.document(_document(plan, dry_run=False, done=True))
     out.line(f"{app}: reset, {steps} steps done")
+    # Rows beside an empty changelog are refused at the start: they may be the last copy.
     if plan.local is None:
         out.note("state directories, here and on other machines, must be cleared too before it starts there")
     return OK
 
 
 def _kept(state_dir: Path | None, app: str) -> list[str]:
-    """Changelogs of the stores that a state directory knows."""
+    """Changelogs of the stores in a state directory; no source topics, which a reset never deletes."""
     from standfast.ops.doctor.doctor import app_tasks, known_of
 
     if state_dir is None:
@@ -139,6 +143,7 @@ def _local(state_dir: Path | None, app: str, action: str) -> Any:
 
     if state_dir is None:
         return None
+    # Each reset has a folder of its own, so that a second one cannot take the place of the first one's copy.
     now = datetime.datetime.fromtimestamp(SystemClock().wall_ms() / 1_000, datetime.UTC)
     return local_step(state_dir.absolute(), app, action, now.strftime("%Y%m%dT%H%M%SZ"))
 
@@ -153,6 +158,7 @@ def _show(out: Output, plan: ResetPlan) -> None:
 
 
 def _confirmed(app: str) -> bool:
+    # On stderr: stdout may be a file, and the question must be seen.
     print(f"this cannot be undone; type the application's name ({app}) to do it: ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() == app
 

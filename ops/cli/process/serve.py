@@ -1,6 +1,6 @@
-"""The commands `standfast serve`, the sidecar, and `standfast drain`, which has one stop its work.
+"""The commands `standfast serve`, which runs the sidecar, and `standfast drain`, which makes one stop its work.
 
-Rules of this file: arguments only; what runs is in `serve`.
+Rules of this file: arguments only; `standfast.ops.sidecar.serve` runs the sidecar.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from standfast.ops.cli.arguments import add_flags
 if TYPE_CHECKING:
     from standfast.ops.config.types import Config
 
-CLOSE_S = 30.0
+CLOSE_S = 30.0  # for closing the tasks, after the wait for their writers
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,6 +44,7 @@ def run_drain(args: argparse.Namespace) -> int:
         wait_ms = parse_duration(args.wait)
     except ValueError as error:
         raise InvalidRequest(f"--wait is {args.wait!r}: {error}") from error
+    # The sidecar answers once its tasks are closed.
     args.timeout = max(args.timeout, wait_ms / 1_000 + CLOSE_S)
     client_of(args).post("/v1/drain", {"wait_ms": wait_ms})
     print("drained")
@@ -55,7 +56,7 @@ def run_serve(args: argparse.Namespace) -> int:
     from standfast.ops.cli.arguments import config_of
     from standfast.ops.shared.extras import SERVE, require
 
-    require("serve", *SERVE, "uvloop", "hiredis")
+    require("serve", *SERVE, "uvloop", "hiredis")  # first: the import of the sidecar would fail without a remedy
     loaded = config_of(args)
     config = loaded.config
     from standfast.ops.sidecar import serve
@@ -66,6 +67,7 @@ def run_serve(args: argparse.Namespace) -> int:
         print("the settings are fine and the log answers")
         return 0
 
+    # From the same sources as at the start, so that flags and environment still win after a SIGHUP.
     def reload() -> Config:
         return config_of(args).config
 

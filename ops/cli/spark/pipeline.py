@@ -4,14 +4,14 @@
     standfast pipeline --log ADDRESS --snapshot FOLDER              --out FOLDER     folders with manifests
     standfast pipeline --log ADDRESS --app NAME --store S [...]     --out FOLDER     only the log
 
-    FOLDER/rebuilt/<store>/    files and a manifest of each store, which `standfast restore --from` takes in
+    FOLDER/rebuilt/<store>/    files and a manifest of each store, which `standfast restore --from` imports
     FOLDER/report.html         one page over all stores, whole by itself
     FOLDER/differences.parquet, summary.json      every difference; the numbers, written last
 
 The same program runs by `python -m standfast pipeline`, and by spark-submit with the file `standfast/__main__.py`.
 
-Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark.pipeline`. What
-cannot work is refused before Spark is started. Exit codes as of verify: 0 equal, 1 different, 3 inconclusive.
+Rules of this file: arguments, the choice of state, and tables; the work is in `standfast.restore.spark.pipeline`. Wrong
+arguments are refused before Spark is started. Exit codes as of verify: 0 equal, 1 different, 3 inconclusive.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
-    """pipeline; `open_session` gives the session to run on."""
+    """pipeline; `open_session` opens the Spark session to run on."""
     from standfast.ops.cli.spark.verify_spark import opened_notes
     from standfast.restore.spark.session import check_libraries
     from standfast.store.errors import InvalidRequest
 
-    check_libraries(report=True)
+    check_libraries(report=True)  # Jinja2 is used by the driver at the very end; a missing one is reported now
     if not (args.out or args.plan):
         raise InvalidRequest("where to? name a new folder with --out FOLDER")
     for check in (file_bytes, split_bytes, stores_at_once):
-        check(args)  # what is wrong is said before anything is opened
+        check(args)  # before a log or a session is opened
     looked_at = _looked_at(args)
     with closing(log_of(args)) as log:
         jobs = _jobs(args, log, looked_at)
@@ -127,16 +127,18 @@ def _run(
     from standfast.restore.spark.settle import settled_jobs
 
     folder = Folder(args.out)
-    check_out(folder)
+    check_out(folder)  # before a session is opened: a folder with a report would else be found after hours
     options = connector_options(log.address) if args.source == "connector" else {}
     about = {
         "looked_at": looked_at,
+        # `shown_address`, because an address may hold keys and secrets.
         "state": None if looked_at == "log" else shown_address(str(args.snapshot or state_of(args))),
         "source": args.source,
     }
     split, at_once = split_bytes(args), stores_at_once(args)
     reader = Reader(args.source, options, file_bytes(args), args.include_values, split, at_once)
     session = open_session(args, out, f"standfast pipeline {jobs[0].app}")
+    # Settled in the session: positions of state in object storage are in its databases, which tasks of Spark fetch.
     with session as spark, _steps(out) as steps, settled_jobs(spark, log, jobs) as jobs:
         return run_and_report(spark, log, jobs, folder, steps, about, reader=reader)
 
@@ -151,7 +153,8 @@ def run_and_report(
     *,
     reader: Reader | None = None,
 ) -> tuple[PipelineDone, Json]:
-    """All steps, then the report in `folder`; what was found, and its document. `about`: looked_at, state, source."""
+    """Run all steps, then write the report to `folder`; returns the results and their document. `about`: looked_at,
+    state, source."""
     from standfast.ops.cli.spark.pipeline_summary import summary_of
     from standfast.restore.spark.pipeline import run_pipeline
     from standfast.restore.spark.report import write_pipeline_report
@@ -162,12 +165,12 @@ def run_and_report(
     ran = {"spark": spark.version, "master": spark.conf.get("spark.master", ""), "ended_ms": clock.wall_ms()}
     summary = summary_of(done, {"app": jobs[0].app, "log": log.address, "out": str(folder), **about, **ran})
     rows = [row for one in done.stores for row in one.found]
-    write_pipeline_report(folder, summary, rows)
+    write_pipeline_report(folder, summary, rows)  # its summary last: a folder that has one is complete
     return done, summary
 
 
 def state_of(args: argparse.Namespace) -> str | None:
-    """The state directory or address that flags, environment or file name."""
+    """The state directory or address of flags, environment or file."""
     from standfast.ops.cli.arguments import is_url
 
     if is_url(args.state_dir):
@@ -177,7 +180,7 @@ def state_of(args: argparse.Namespace) -> str | None:
 
 
 def _looked_at(args: argparse.Namespace) -> str:
-    """state, snapshot or log. Raises InvalidRequest for none or several."""
+    """The chosen input: state, snapshot or log. Raises InvalidRequest for none or several."""
     from standfast.store.errors import InvalidRequest
 
     given = [name for name, flag in (("--snapshot", args.snapshot), ("--store", args.stores)) if flag]
@@ -208,6 +211,7 @@ def _jobs(args: argparse.Namespace, log: Log, looked_at: str) -> list[StoreJob]:
         partitions = None if args.partition is None else [args.partition]
         specs = [_spec(log, app, text) for text in args.stores]
         names = [spec.name for spec in specs]
+        # Two jobs would write to one folder.
         if len(set(names)) != len(names):
             raise InvalidRequest(f"--store names a store twice: {', '.join(names)}")
         return jobs_of_log(log, app, specs, partitions=partitions, allow_truncated=args.allow_truncated)
@@ -235,6 +239,7 @@ class _Steps:
         self.at = bar.at
 
     def step(self, number: int, total: int, what: str) -> None:
+        # A line each for the logs of a cluster, where a bar would be thousands of lines.
         if self._lines:
             print(f"step {number} of {total}: {what}", file=sys.stderr, flush=True)
         else:
@@ -311,7 +316,7 @@ def _show(done: PipelineDone, summary: Json, out: Output) -> None:
 
 
 def explanations(store: Json) -> Iterator[str]:
-    """What people need to know about one store of a summary."""
+    """Lines for people about one store of a summary."""
     if store["rebuild_left_out"]:
         yield f"{store['store']} was not rebuilt: {store['rebuild_left_out']}"
     if store["rebuilt_differs"]:

@@ -1,4 +1,4 @@
-"""What a pipeline found, as one JSON document: `summary.json`, what --json prints, and what the page is made of.
+"""The results of a pipeline as one JSON document: `summary.json`, the output of --json, and the input of the page.
 
 Rules of this file: plain data from results; JSON names are a contract ("schema").
 """
@@ -19,7 +19,7 @@ SCHEMA = "standfast.pipeline/1"
 
 
 def summary_of(done: PipelineDone, about: Mapping[str, Any]) -> Json:
-    """The document. `about` says what was looked at and how: app, log, state, looked_at, source, spark, master, out."""
+    """The document. `about` describes the run: app, log, state, looked_at, source, spark, master, out."""
     return {
         "schema": SCHEMA,
         **about,

@@ -1,9 +1,9 @@
-"""The commands `rebuild` and `gc`: a store's files made anew from its changelog by Spark, and what was left over.
+"""The commands `rebuild`, which makes a store's files from its changelog on Spark, and `gc`, which removes leftovers.
 
     standfast rebuild --log ADDRESS --app NAME --store NAME:KIND[:OPTIONS] --out FOLDER [--plan] [--json]
-    standfast gc FOLDER [--delete] [--older-than 3d]        lists files that no manifest names; deletes only if told to
+    standfast gc FOLDER [--delete] [--older-than 3d]        lists files that no manifest names; deletes with --delete
 
-Rules of this file: arguments and tables; the work is in `standfast.restore.spark.rebuild`. What cannot work is refused
+Rules of this file: arguments and tables; the work is in `standfast.restore.spark.rebuild`. Wrong arguments are refused
 before Spark is started.
 """
 
@@ -83,6 +83,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
         what = preflight(log, app, spec, partitions=args.partition, until=until, allow_truncated=args.allow_truncated)
         if args.plan:
             return _show_plan(what, out)
+        # After the plan, which needs the log alone and works without Spark.
         from standfast.restore.spark.session import check_libraries
 
         check_libraries()
@@ -129,6 +130,7 @@ def run_gc(args: argparse.Namespace, out: Output) -> int:
     if not folder.is_folder():
         raise InvalidRequest(f"{folder} is no folder: check the name")
     found = orphans(folder)
+    # Only old files, because no manifest names those of a rebuild under way yet. A negative time is unknown.
     before_ms = SystemClock().wall_ms() - age_ms
     old = [one for one in found if 0 <= one.changed_ms <= before_ms]
     for one in old if args.delete else ():
@@ -153,13 +155,14 @@ def _store(args: argparse.Namespace, log: Log) -> tuple[str, StoreSpec]:
 
 
 def declared(log: Log, app: str, text: str) -> StoreSpec:
-    """A store as `--store` declares it, with times from its topic. Raises UnknownStore, BadConfig."""
+    """A store as declared by `--store`, with times from its topic. Raises UnknownStore, BadConfig."""
     from standfast.ops.cli.topic_records import check_kinds
     from standfast.ops.config.store_argument import parse_store, store_spec
     from standfast.restore.verify.preflight import topic_of
 
     argument = parse_store(text)
     info = topic_of(log, app, argument.name, argument.changelog_of(app))
+    # Records of windows taken for plain keys would become wrong rows, and no error.
     check_kinds(log, [(argument, info)])
     return store_spec(argument, info.policy)
 
@@ -239,6 +242,7 @@ def _show(done: Rebuilt, out: Output) -> int:
     out.table(columns, [[one[name] for name in columns] for one in partitions], right=columns[:-1], wide=hidden)
     for line in done.warnings:
         out.note(line)
+    # Records without a key are skipped, as Kafka Streams does; counted, so that the numbers add up.
     if done.skipped:
         out.note(skipped_text(f"store {manifest.store}", done.skipped))
     seconds = max(done.elapsed_ms, 1) / 1_000

@@ -2,11 +2,11 @@
 
     standfast verify --state-dir DIR [--app NAME] [--store NAME] [--partition P] --log ADDRESS [--limit N] [--json]
 
-With --spark (or --master) the same is done by Spark, for stores of any size: see `verify_spark.py`.
+With --spark (or --master) Spark does the same for stores of any size: see `verify_spark.py`.
 
-Rules of this file: arguments and tables; what is compared and how stands in `standfast.restore.verify.verify`. It opens
-files read-only and changes nothing, so a live owner may keep running: it is then the state of the moment at which the
-files were opened that is verified. In one process, one store after the other, each store's rows in memory.
+Rules of this file: arguments and tables; the comparison is in `standfast.restore.verify.verify`. It opens files
+read-only and changes nothing, so a live owner may keep running: then the state at the opening of the files is verified.
+In one process, one store after the other, each store's rows in memory.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def state_dir_argument(text: str) -> Path | str:
-    """A folder, or an address, which must not become one."""
+    """A folder, or an address as text."""
+    # Path would join the slashes of `s3://` and make a folder of it.
     return text if "://" in text else Path(text)
 
 
 def add_on_spark(parser: argparse.ArgumentParser) -> None:
-    """What only a verify on Spark takes."""
+    """Flags of a verify on Spark only."""
     parser.add_argument("--spark", action="store_true", help="on Spark, for stores of any size; --master implies it")
     parser.add_argument(
         "--snapshot", metavar="FOLDER", help="on Spark: a folder with a manifest (of a rebuild), or s3://bucket/path"
@@ -90,7 +91,8 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
 
 
 def on_spark(args: argparse.Namespace) -> bool:
-    """Whether the flags ask for Spark."""
+    """Whether a flag demands Spark."""
+    # A flag that only Spark knows must not be passed over without --spark.
     return bool(
         args.spark
         or args.master
@@ -119,6 +121,7 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
 
         return run_verify_spark(args, out)
     tasks = _tasks(args)
+    # Read before the files are opened: an owner that ends in between may have written to them.
     app, owner = tasks[0].app, tasks[0].owner_pid
     with closing(log_of(args)) as log, open_tasks(tasks) as opened:
         if owner is not None:
@@ -134,18 +137,18 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
 
 
 def overall(verdicts: list[StoreVerdict]) -> str:
-    """The worst of all: one wrong row outweighs what could not be told."""
+    """The worst of all verdicts: one wrong row outweighs rows that could not be decided."""
     found = {one.verdict for one in verdicts}
     return next((verdict for verdict in ("different", "inconclusive", "equal") if verdict in found), "inconclusive")
 
 
 def indeterminate(verdicts: list[StoreVerdict]) -> int:
-    """Rows of all stores that could not be told."""
+    """Number of rows of all stores that could not be decided."""
     return sum(one.indeterminate for one in verdicts)
 
 
 def show(verdicts: list[StoreVerdict], out: Output) -> None:
-    """Tables for people: stores, why something could not be told, rows that differ."""
+    """Tables for people: stores, explanations of verdicts, rows that differ."""
     digests = ("digest of the log", "of the store")
     columns = ("store", "partition", "verdict", "position", "end", "matched", "wrong", *COUNTS[1:], *digests)
     rows = [
@@ -235,20 +238,22 @@ def _verify(
                 one.task.app,
                 now_ms=now_ms,
                 differences_max=args.limit,
+                # Without the flag only sizes and hashes: whole values would go to terminals and files.
                 value_max=VALUE_MAX_BYTES if args.include_values else 0,
                 on_records=bar.advance,
+                # Records of a source topic pass through the serdes: without these, rows that differ prove nothing.
                 serdes_unknown=[name for name in stores if one.custom_serdes(name)],
             )
     return verdicts, sorted({line for _, left_out in selected for line in left_out})
 
 
 def _having(opened: list[OfflineStores], name: str | None) -> list[OfflineStores]:
-    """Tasks that have the store: those of other groups have others. All of them if none has it, to say so."""
+    """Tasks that have the store; tasks of other groups have other stores. All tasks if none has it, for the error."""
     return [one for one in opened if name in one.definitions] or opened
 
 
 def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore], list[str]]:
-    """Stores of a task that can be verified, and which cannot and why."""
+    """Stores of a task that can be verified, and a line for each other store with the reason."""
     from standfast.store.errors import InvalidRequest, UnknownStore
     from standfast.store.types.kinds import open_store
 
@@ -264,6 +269,7 @@ def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore
         else:
             part = opened.part(each)
             stores[each] = open_store(part.spec, part.rows)
+    # A store that was named and cannot be verified is an error, and no note beside "equal".
     if name is not None and left_out:
         raise InvalidRequest(f"{left_out[0]}: verify another store")
     if name is not None and not stores:
@@ -326,11 +332,13 @@ def _difference(kind: str, row: Found) -> Json:
     def side(found: RowSide | None) -> Json | None:
         if found is None:
             return None
+        # Sizes and hashes show a difference without its contents; values only with --include-values.
         told = {"timestamp": found.timestamp, "value_bytes": found.value_bytes, "hash": found.hash_hex}
         return told if found.value is None else told | {"value_hex": hex_text(found.value)}
 
     return {
         "row": row.kind,
+        # Keys of windows and sessions hold their times in binary, which would be hex.
         "key": bytes_text(row.key) if TRAITS[kind].times is None else key_text(kind, row.key),
         "key_hex": hex_text(row.key),
         "log": side(row.log),

@@ -4,11 +4,11 @@
                      [--master M] [--source native|connector] [--report FOLDER] [--sample SHARE] [--digest-only]
                      [--plan]
 
-    --state-dir    tasks at rest: a state directory that nobody owns, an application's, a task's, a checkpoint; local,
-                   or s3://bucket/path with <app>/<task> below it
+    --state-dir    tasks at rest: a state directory without a live owner, an application's, a task's, a checkpoint;
+                   local, or s3://bucket/path with <app>/<task> below it
     --snapshot     a folder with a manifest
 
-Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark.verify`. A
+Rules of this file: arguments, the choice of state, and tables; the work is in `standfast.restore.spark.verify`. A
 directory with a live owner is refused: its files would change under the tasks.
 """
 
@@ -39,21 +39,21 @@ OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
 
 PLAN_SCHEMA = "standfast.verify-plan/1"
 PLAN_COLUMNS = ("store", "partition", "position", "begin", "end", "place")
-UNKNOWN = "unknown until run"  # of state in object storage: only its database knows
+UNKNOWN = "unknown until run"  # a position in object storage is in the database, which a plan does not fetch
 
 
 def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
-    """verify --spark; `open_session` gives the session to run on."""
+    """verify --spark; `open_session` opens the Spark session to run on."""
     from standfast.restore.judgement import verdict_text
     from standfast.restore.spark.session import check_libraries
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 
-    check_libraries(report=args.report is not None)
+    check_libraries(report=args.report is not None)  # Jinja2 too, where a page is to be made at the end
     if not 0 < args.sample <= 1:
         raise InvalidRequest(f"--sample is {args.sample}: give a share of the keys, above 0 and up to 1")
     for check in (split_bytes, stores_at_once):
-        check(args)  # what is wrong is said before anything is opened
+        check(args)  # before files, log or session are opened
     from standfast.restore.spark.verify import plan_verify, stored_stores
 
     clock = SystemClock()
@@ -91,7 +91,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     out.document(summary)
     show(verdicts, out)
     said = verdict_text(verdict, indeterminate(verdicts))
-    if args.sample < 1:
+    if args.sample < 1:  # or "equal" would speak for rows that were never compared
         said += f", of a sample of {args.sample:.4%} of the keys"
     out.line(f"{places[0].app}: {said}" + (f" (report: {args.report})" if args.report else ""))
     return EXIT_CODES[verdict]
@@ -112,6 +112,7 @@ def _verify(
     options = connector_options(log.address) if args.source == "connector" else {}
     bound, at_once = split_bytes(args), stores_at_once(args)
     session = open_session(args, out, "standfast verify")
+    # Settled in the session: positions of state in object storage are in its databases, which tasks of Spark fetch.
     with session as spark, settled(spark, log, plans) as plans, part_progress(out, "verifying") as bar:
         progress = Progress(len(plans), lambda _number, _total, what: bar.describe(what), bar.at)
 
@@ -139,7 +140,7 @@ def _verify(
 
 
 def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
-    """That databases in object storage were opened to know what is in them, and why."""
+    """Notes about databases in object storage that had to be opened for their definitions, with the reasons."""
     reasons: dict[str, set[str]] = {}
     for at_place in stored.values():
         for at in at_place.values():
@@ -152,7 +153,7 @@ def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
 
 
 def places_of(args: argparse.Namespace) -> list[Place]:
-    """What the flags name: a snapshot, or tasks at rest. Raises InvalidRequest for a live owner's."""
+    """The state that the flags name: a snapshot, or tasks at rest. Raises InvalidRequest if a live process owns it."""
     from standfast.restore.spark.places import Place, manifest_places, remote_places
     from standfast.store.errors import InvalidRequest
 

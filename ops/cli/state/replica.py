@@ -2,8 +2,8 @@
 
     standfast replica --app ID --log kafka://host:9092 --store NAME:KIND[:OPTIONS]... [--state-dir DIR] [--port P]
 
-Rules of this file: arguments, signals and words; `standfast.stream.session.replica` follows, the HTTP door answers. It
-ends well on SIGTERM and Ctrl-C, and a second start goes on from where this one was.
+Rules of this file: arguments, signals and messages; `standfast.stream.session.replica` follows, the HTTP server
+answers. It ends in order on SIGTERM and Ctrl-C, and a second start continues at the stored positions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_replica(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest("which stores of whom? give --app ID, --log ADDRESS and --store NAME:KIND, each of them")
     if not 0 <= args.port < 1 << 16:
         raise InvalidRequest(f"--port is {args.port}: give 1 to 65535, or 0 for a free one")
-    state_dir = settings.state_dir or _default_dir()
+    state_dir = settings.state_dir or _default_dir()  # a fixed one, so that a second start continues
     replica = Replica(
         settings.app,
         log=settings.log,
@@ -87,6 +87,7 @@ def run_replica(args: argparse.Namespace, out: Output) -> int:
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM and Ctrl-C set."""
+    # An event and no exception, which could be raised in the middle of an apply.
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
@@ -101,7 +102,7 @@ def _stop_signals() -> Iterator[threading.Event]:
 def _follow(replica: Replica, address: str, state_dir: Path, stop: threading.Event, out: Output) -> None:
     told = False
     while not stop.wait(LOOK_S):
-        ready = replica.ready  # raises what stopped the background work
+        ready = replica.ready  # raises the error that stopped the background work
         if told or not ready:
             continue
         told = True
@@ -120,7 +121,7 @@ def _follow(replica: Replica, address: str, state_dir: Path, stop: threading.Eve
         records = sum(replica.statistics().counters.standby_records.values())
         out.line(f"every changelog was read to its end ({records} records), and is followed from here")
         out.line(f"read it with: standfast scan {replica.specs[0].name} --state-dir {state_dir} --app {replica.app}")
-        sys.stdout.flush()
+        sys.stdout.flush()  # a supervisor that reads a pipe waits for this line, and the command goes on for days
 
 
 def _specs(args: argparse.Namespace, app: str) -> list[StoreSpec]:
@@ -134,12 +135,13 @@ def _specs(args: argparse.Namespace, app: str) -> list[StoreSpec]:
     for text in args.store:
         try:
             stores.append(parse_store(text))
-        except BadConfig as error:
+        except BadConfig as error:  # the problems of all stores are reported at once
             problems += error.problems
     if problems:
         raise BadConfig(problems)
     with closing(log_of(args)) as log:
         topics = [foreign_changelog(log.admin, app, store.name, store.changelog_of(app)) for store in stores]
+        # A wrong declaration would make wrong rows of a foreign application's records, and no error.
         check_kinds(log, zip(stores, topics, strict=True))
     return [store_spec(store, topic.policy) for store, topic in zip(stores, topics, strict=True)]
 

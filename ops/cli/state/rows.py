@@ -1,6 +1,6 @@
 """Commands about rows: get, scan, fetch; of a running instance, or of files.
 
-Rules of this file: arguments and tables. Live answers come over the HTTP door, offline ones from files opened
+Rules of this file: arguments and tables. Live answers come over the HTTP API, offline ones from files opened
 read-only; both are the same documents.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 HOW = "milliseconds since the epoch, or ISO as 2013-01-01T08:00:00Z"
-# Why a door refuses rows, by its reason or else its error: those that --stale or --partition reads, and those not here.
+# Error codes (or errors) of refused reads: rows that --stale or --partition would read, and rows of other instances.
 BEHIND = frozenset({"NOT_ACTIVE", "RESTORING", "NotActive", "NotReady"})
 ELSEWHERE = frozenset({"NOT_ASSIGNED", "NotAssigned"})
 
@@ -59,7 +59,7 @@ def run_read(args: argparse.Namespace, out: Output) -> int:
     request = _request(args)
     try:
         document = _offline_rows(args, request, out) if args.offline is not None else _live_rows(args, request)
-    except NotFound as absent:
+    except NotFound as absent:  # an absent row is an answer: no `error:` line, and exit code 1
         out.document({"schema": ERROR_SCHEMA, "error": "NotFound", "message": str(absent), "exit_code": NEGATIVE})
         out.note(str(absent))
         return NEGATIVE
@@ -116,7 +116,7 @@ def _live_rows(args: argparse.Namespace, request: ReadRequest) -> Json:
         "prefix": request.prefix,
         "as_of": request.as_of,
         "partition": request.partition,
-        "limit": None if request.verb == "get" else request.limit,
+        "limit": None if request.verb == "get" else request.limit,  # the server refuses parameters of other verbs
         "stale": 1 if args.stale else None,
         "key_format": request.key_format,
     }
@@ -129,7 +129,7 @@ def _live_rows(args: argparse.Namespace, request: ReadRequest) -> Json:
 
 
 def _flags_for(args: argparse.Namespace, refusal: Json) -> str:
-    """The flags that read what the door refused to read, "" if none does. The door itself tells its own parameters."""
+    """The flags of this command that would read the refused rows, or "". The server's error names its parameters."""
     why = str(refusal.get("reason") or refusal.get("error"))
     if why in ELSEWHERE:
         return "" if args.partition is None else "--partition with one that is held, or another instance"
@@ -139,6 +139,7 @@ def _flags_for(args: argparse.Namespace, refusal: Json) -> str:
     if args.stale:
         return alone
     stale = "--stale for rows of a standby or a restore, which may lack the newest records"
+    # A sidecar's worker reads pages of one partition at a time, so that its pipe never fills.
     return f"{stale} (a sidecar reads them with --partition P only)" if args.partition is None else stale
 
 
@@ -154,11 +155,11 @@ def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -
         if not tasks:
             raise InvalidRequest(f"{args.offline} has no task of partition {request.partition}")
     with open_tasks(tasks) as opened:
-        # Tasks of other groups have other stores; if none has this one, the first says so.
+        # Tasks of other groups have other stores; if no task has this one, the first raises the error.
         having = [stores for stores in opened if request.store in stores.definitions] or opened
         parts = [stores.part(request.store) for stores in having]
         answer = read(parts, request)
-        custom = having[0].custom_serdes(request.store)
+        custom = having[0].custom_serdes(request.store)  # the definition holds names of serdes, and not their code
         found = document(tasks[0].app, request, parts, answer)
     owner = tasks[0].owner_pid
     found["offline"] = str(args.offline)

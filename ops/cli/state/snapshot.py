@@ -1,6 +1,6 @@
-"""The command `standfast snapshot`: have a running sidecar copy the files of its active tasks, and list the copies.
+"""The command `standfast snapshot`: make a running sidecar copy the files of its active tasks, and list the copies.
 
-Rules of this file: arguments and tables; the copies are made and counted by the sidecar, and lie on its disk.
+Rules of this file: arguments and tables; the sidecar makes and counts the copies, on its own disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
 
 PATH = "/v1/snapshots"
-COPY_S = 300.0  # files are linked where they can be, but a disk that is full of other work takes its time
+COPY_S = 300.0  # files are linked where possible, but a busy disk takes its time
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,7 +36,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_create(args: argparse.Namespace, out: Output) -> int:
     """snapshot create."""
-    args.timeout = max(args.timeout, COPY_S)
+    args.timeout = max(args.timeout, COPY_S)  # giving up would not end the copy
     made = client_of(args).post(PATH, {"name": args.name})
     out.document(made)
     rows = [

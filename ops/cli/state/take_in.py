@@ -1,10 +1,10 @@
-"""The command `restore`: folders with manifests become tasks that an instance opens and tails on from.
+"""The command `restore`: imports folders with manifests as tasks, which an instance opens and tails from there.
 
     standfast restore --from FOLDER [--from FOLDER ...] --state-dir DIR [--log ADDRESS] [--json]
 
 One folder for each store of the application; stores without one are restored from the log when the instance starts.
 
-Rules of this file: arguments and a table; the work is in `standfast.restore.verify.take_in`. Nothing that exists is
+Rules of this file: arguments and a table; the work is in `standfast.restore.verify.take_in`. Existing tasks are not
 touched.
 """
 
@@ -55,7 +55,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     settings = settings_of(args)
     if settings.state_dir is None:
         raise InvalidRequest("where to? name the state directory with --state-dir DIR")
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # copies of folders in object storage are removed, also after an error
         folders = [_local(folder, stack) for folder in args.folders]
         log = None
         if settings.log is not None:
@@ -71,7 +71,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
 
 
 def _local(folder: str, stack: ExitStack) -> Path:
-    """The folder itself, or a copy of one in object storage."""
+    """The folder itself, or a local copy of a folder in object storage."""
     if "://" not in folder:
         return Path(folder)
     from standfast.restore.spark.session import check_libraries

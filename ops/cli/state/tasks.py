@@ -1,6 +1,6 @@
 """Commands about state: status, tasks, lag, health; of a running instance, or of files.
 
-Rules of this file: arguments and tables. Live answers come over the HTTP door, offline ones from files opened
+Rules of this file: arguments and tables. Live answers come over the HTTP API, offline ones from files opened
 read-only; both are the same documents.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
-OLD_MS = 2_000  # figures of the log that are not of now any more
+OLD_MS = 2_000  # figures of the log above this age are marked as old
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +29,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("lag", "how far each store is from the end of its changelog", show_lag),
     ):
         parser = subparsers.add_parser(name, help=text, description=f"Show {text}.")
-        offline = () if name == "lag" else ("offline",)
+        offline = () if name == "lag" else ("offline",)  # the end of a changelog is in no file
         prints(parser, run_status, "json", "wide", "instance", *offline, show=show, document=name)
         parser.add_argument("--watch", type=float, metavar="S", help="show it again every S seconds, until interrupted")
     _register_health(subparsers)
@@ -64,6 +64,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
 
 def run_health(args: argparse.Namespace, out: Output) -> int:
     """health."""
+    # `ask`, because 503 is an answer here, with the checks in its document.
     _, document = client_of(args).ask("/readyz" if args.ready else "/startupz" if args.startup else "/livez")
     out.document(document)
     check, ok = document["check"], document["ok"]
@@ -74,7 +75,7 @@ def run_health(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_status(status: Json, out: Output) -> None:
-    """The whole status for people."""
+    """Print the whole status for people."""
     from standfast.ops.observe.verdict import verdict
 
     found = verdict(status)
@@ -90,6 +91,7 @@ def show_status(status: Json, out: Output) -> None:
         out.line(f"- process {lock['pid']} has kept everybody from writing to the log for {seconds:.1f} s")
     if status.get("log_error"):
         out.line(f"- {status['log_error']}")
+    # Ends and lags stay as they were read last while the log does not answer.
     if status.get("log_read_ms_ago", 0) >= OLD_MS:
         out.line(f"- ends and lags are {status['log_read_ms_ago'] / 1_000:.1f} s old: the log could not be read since")
     columns = ("task", "role", "state", "epoch", "buffer bytes", "sources")
@@ -104,7 +106,7 @@ def show_status(status: Json, out: Output) -> None:
 
 
 def show_tasks(status: Json, out: Output) -> None:
-    """One line for each store of each task."""
+    """Print one line for each store of each task."""
     columns = ("task", "role", "state", "store", "kind", "position", "end", "lag", "keys~", "SST bytes", "segments")
     rows = [
         [task[name] for name in ("task", "role", "state")]
@@ -117,7 +119,7 @@ def show_tasks(status: Json, out: Output) -> None:
 
 
 def show_lag(status: Json, out: Output) -> None:
-    """Where each store stands in its changelog."""
+    """Print the position of each store in its changelog."""
     columns = ("store", "partition", "role", "begin", "position", "end", "lag", "limit", "paused")
     rows = [
         [store["store"], store["partition"], task["role"]]
@@ -186,12 +188,13 @@ def _offsets(sources: dict[str, int]) -> str:
 
 
 def _running_status(args: argparse.Namespace, out: Output) -> Json:
-    """Of the instance itself, or of its files where it has no HTTP door: App.run() opens none by itself."""
+    """The status of the instance, or of its files if it has no HTTP server: App.run() opens none by itself."""
     from standfast.ops.observe.offline import tasks_of
     from standfast.ops.shared.run_file import doorless_owner
     from standfast.store.task.state_dir import kept_instance
 
-    if args.url is None and args.run_dir is None and args.document != "lag":  # the ends of changelogs are in no file
+    # Not for lags, since the ends of changelogs are in no file.
+    if args.url is None and args.run_dir is None and args.document != "lag":
         path = state_path_of(args).resolve()  # its name is the application's
         pid = doorless_owner(path)
         if pid is not None:
