@@ -1,4 +1,4 @@
-"""The data door: a Unix socket that speaks the Redis protocol, its clients, and what they may use up.
+"""The RESP server: a Unix socket that speaks the Redis protocol, its clients, and the limits of their use.
 
     open        socket under umask 0177 (mode 0600) ─> listen            a client of another uid is refused
     sweep       once a second: clients that wait too long are cut off    close: no new ones, replies are written
@@ -48,12 +48,12 @@ _PEER = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class RespLimits:
-    """What clients may use. `connections`: beyond, or beyond what the process may have open, one is refused.
+    """Limits of the clients' use. `connections`: beyond, or beyond the process's open files, a client is refused.
 
     `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
     after `stalled_s` seconds of that it is cut off. `outputs_bytes`: those of all clients together; beyond, the client
     with most is cut off. `unfinished_s`: half a command may stand so long. `login_s`: so long until AUTH. `idle_s`: a
-    client that asks nothing, and has no part in its task's session, is closed after so long; 0: never. `calls`: step.
+    client without requests, and without part in its task's session, is closed after so long; 0: never. `calls`: step.
     """
 
     connections: int = 1_024
@@ -68,7 +68,7 @@ class RespLimits:
 
 
 class RespDoor:
-    """See above. `uids`: who may connect; None: whoever the socket's mode lets in."""
+    """See above. `uids`: the users who may connect; None: those whom the socket's mode admits."""
 
     def __init__(
         self,
@@ -103,8 +103,9 @@ class RespDoor:
     async def open(self, path: Path, mode: int = 0o600) -> None:
         """Listen at `path` (several are fine); a socket that was left there is replaced.
 
-        The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group. Raises InvalidRequest for a path
-        that cannot be, Held for one that is something else.
+        The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group. Raises InvalidRequest for a path or
+        mode
+        that cannot be, Held for a path that is in use or another's.
         """
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
             raise InvalidRequest(f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one")
@@ -140,7 +141,7 @@ class RespDoor:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Take no new clients, let commits that run end, write replies, close. Twice is fine."""
+        """Refuse new clients, let running commits end, write replies, close. Twice is fine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -158,17 +159,18 @@ class RespDoor:
             client.abort()
         await asyncio.sleep(0)
         self._threads.shutdown(wait=False)
+        # By identity: another process may have made its own socket at the path by now.
         for _, path, made in listening:
             remove_own(path, made)
 
     @property
     def limits(self) -> RespLimits:
-        """What clients may use."""
+        """Limits of the clients' use."""
         return self._limits
 
     @property
     def backlog_full(self) -> bool:
-        """Whether requests of all clients that wait are so many bytes that none of these clients is read on."""
+        """Whether waiting requests of all clients are so many bytes that none of these clients is read on."""
         return self.backlog_bytes > BACKLOG_BYTES_MAX
 
     @property
@@ -176,7 +178,7 @@ class RespDoor:
         """Whether unread replies are too many, or must be counted, before anything more is answered."""
         if self.output_bytes > self._limits.outputs_bytes and not self._sheds:
             self._sheds = True
-            self.loop.call_soon(self._count)  # once the sockets took what they take
+            self.loop.call_soon(self._count)  # once the sockets took their share
         return self._sheds
 
     def _count(self) -> None:
@@ -189,11 +191,13 @@ class RespDoor:
             self._sheds = False
 
     def _shed(self, before: dict[RespProtocol, int]) -> None:
-        """Cut off who has most unread replies, until there is room: first those that took none of theirs meanwhile."""
+        """Cut off the clients with most unread replies, until there is room: first those that took none of theirs
+        meanwhile."""
         unread = {client: client.unread_bytes for client in self._clients}
         self.output_bytes, most = sum(unread.values()), self._limits.outputs_bytes
         deafest = sorted(unread, key=lambda one: (unread[one] >= before.get(one, 0), unread[one]), reverse=True)
         for client in deafest:
+            # With an eighth of room, so that the next reply does not count and cut off again.
             if self.output_bytes <= most - most // 8:
                 break
             logger.warning(
@@ -210,10 +214,10 @@ class RespDoor:
         self._clients.discard(client)  # its bytes and its place are free from now on
         self.engine.counters.cut_off[why] += 1
 
-    # -- for its clients ----------------------------------------------------------------------------------------------
+    # -- called by its clients ----------------------------------------------------------------------------------------
 
     def refuses(self, peer: socket.socket | None) -> bytes | None:
-        """What to tell a client that is not let in; None lets it in."""
+        """The error for a client that is refused; None lets it in."""
         if peer is not None and peer.family == socket.AF_UNIX:
             _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if self._uids is not None and uid not in self._uids:
@@ -225,7 +229,8 @@ class RespDoor:
         return None
 
     def _make_room(self) -> bool:
-        """Who has not logged in takes no place from another one."""
+        """Cut off the oldest client that has not logged in, so that strangers keep no place; returns whether there was
+        one."""
         strange = [
             (client.connection.id, client)
             for client in self._clients
@@ -236,22 +241,22 @@ class RespDoor:
         return bool(strange)
 
     def connect(self, client: RespProtocol, on_resume: Callable[[], None]) -> Connection:
-        """A new client."""
+        """Add a client."""
         self._clients.add(client)
         self._numbers += 1
         return Connection(self._door, self._numbers, on_resume)
 
     def disconnect(self, client: RespProtocol) -> None:
-        """A client is gone."""
+        """Remove a client that is gone."""
         self._clients.discard(client)
 
     @property
     def clients(self) -> int:
-        """How many there are."""
+        """Number of clients."""
         return len(self._clients)
 
     def sweep(self) -> None:
-        """Cut off who is overdue; a second has passed."""
+        """Cut off overdue clients; a second has passed."""
         self.ticks += 1
         for client in list(self._clients):
             why = client.overdue(self.ticks)

@@ -38,7 +38,7 @@ def handler_of(kind: str, verb: Verb) -> Handler:
         else:
             c.engine.scan(c.binding)
             store = of_kind(c.reads[args[1]], kind)
-        # What may be left out is there, unless an option stands in its place.
+        # An optional argument is given, unless an option stands in its place.
         full = least == whole_length or (len(args) >= whole_length and args[least].upper() not in takes)
         length = whole_length if full else least
         given = options(args, length, takes) if len(args) > length else {}
@@ -52,6 +52,7 @@ def handler_of(kind: str, verb: Verb) -> Handler:
         values = [parse(raw) for parse, raw in zip(parsers, args[2:length], strict=False)]
         return reply(c, call(store, *values, **named), given)
 
+    # COMMAND DOCS shows the first line of a handler's docstring.
     handle.__doc__ = verb.usage + "."
     return handle
 
