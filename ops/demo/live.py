@@ -43,7 +43,7 @@ class LiveBoard:
 
 
 class LiveReader:
-    """Follows the topic. `published` is how many records there were."""
+    """Follows the topic. `published` counts its records."""
 
     def __init__(self, log: Log, topic: str = LIVE) -> None:
         self.published = 0
