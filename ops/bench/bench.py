@@ -7,8 +7,7 @@
     standfast bench failover   an application process is killed, until its standby has processed a record
     standfast bench process    an application counts 1,000 keys in windows, beside one whose processor does nothing
 
-`write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for a cluster that is
-there.
+`write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for an existing cluster.
 
 Rules of this file: arguments, and tables for people; the measures are made in `standfast.ops.bench.measures`.
 """
@@ -35,7 +34,7 @@ Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
 RECORDS_DEFAULT = {"read": 500_000}  # else a million
 TASKS, TASKS_MAX = 16, 1_000
-WITH_LOG = ("write", "restore", "standby", "failover")  # what `--log` may be given to
+WITH_LOG = ("write", "restore", "standby", "failover")  # commands that take `--log`
 RUNS_FAILOVER = 20
 RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]}; failovers {RUNS_FAILOVER})"
 KEY_BYTES_MAX = 64
@@ -139,6 +138,7 @@ def show(document: Json, out: Output) -> None:
 
 
 def _cells(one: Json) -> list[str]:
+    # For milliseconds the largest is the slowest, for rates the smallest.
     slowest, fastest = ("max", "min") if one["unit"] == "ms" else ("min", "max")
     figures = [f"{one[name]:,.0f}" for name in ("median", slowest, fastest)]
     waited = "" if one["waited_share"] is None else f"{one['waited_share']:.0%}"

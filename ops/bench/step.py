@@ -1,4 +1,4 @@
-"""What the steps of a benchmark share: their arguments, the data they make, and the stopwatch.
+"""The common part of a benchmark's steps: their arguments, the data they make, and the stopwatch.
 
 Rules of this file: the same arguments give the same data; nothing is measured while it is made.
 """
@@ -64,7 +64,7 @@ class Step:
 
     @property
     def changelog(self) -> TopicPartition:
-        """What a restore reads."""
+        """The changelog that a restore reads."""
         return TopicPartition(changelog_topic(self.app, STORE), 0)
 
     @property
@@ -74,7 +74,7 @@ class Step:
 
 
 def start(step: Step) -> ChildProcess[Measured]:
-    """A process that does the step (`standfast.ops.bench.child`); what it measured is its last answer."""
+    """Start a process that does the step (`standfast.ops.bench.child`); its last answer has the measured figures."""
     words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
     arguments = [json.dumps(asdict(step))]
     return ChildProcess("standfast.ops.bench.child", arguments, parse=json_object, clock=SystemClock(), stderr=words)
