@@ -67,6 +67,8 @@ class HttpDoor:
         rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone, uids=uids)
         self.tls = _tls(config)
         most = config.limits.http_connections
+        # Idle connections make room for new ones: while they did not, a server full of them answered probes with 503,
+        # and the sidecar was restarted for it.
         protocol = timed(config.limits.http_timeout_ms / 1_000, connections_max=most)
         # Probes are answered beside a full server: a busy sidecar must not be restarted because it is busy.
         guard = Guard(bounded(app, most, " (limits.http_connections)", beside=HEALTH), rules, tokens, audit)
@@ -76,6 +78,7 @@ class HttpDoor:
             ws="none",
             loop="none",
             lifespan="off",
+            # uvicorn's own form of lines is no JSON where `logging.format` asks for it.
             log_config=None,
             access_log=False,
             server_header=False,

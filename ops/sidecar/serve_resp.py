@@ -33,12 +33,14 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             command_bytes=limits.command_max_bytes,
             output_bytes=limits.reply_max_bytes,
             outputs_bytes=limits.replies_max_bytes,
+            # The sweep that enforces it runs once a second.
             unfinished_s=max(limits.command_timeout_ms // 1_000, 1),
             idle_s=limits.idle_timeout_ms // 1_000,
             calls=CallLimits(limits.batch_ops, limits.batch_max_bytes, limits.wait_max_ms),
         ),
         # Without tokens the socket's mode and the peer's uid are the whole authentication.
         authenticate=authenticator(tokens, audit) if tokens.from_file else None,
+        # A removed token ends on open connections too.
         revision=lambda: tokens.revision,
         uids=uids_let_in(config),
     )

@@ -20,6 +20,7 @@ class Notifier:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         given = os.environ if environment is None else environment
         path = given.get("NOTIFY_SOCKET", "")
+        # `@` stands for the NUL byte of an abstract socket.
         self._address = "\0" + path[1:] if path.startswith("@") else path
         usec, pid = given.get("WATCHDOG_USEC", ""), given.get("WATCHDOG_PID", str(os.getpid()))
         # A child inherits the variables; the watchdog is only for the process that WATCHDOG_PID names.

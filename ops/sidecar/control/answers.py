@@ -219,6 +219,7 @@ class Answers:
             loop_age_ms=loop_age_ms,
             # From the control thread's last look; if that waits for the log now, this age shows it.
             control_age_ms=plane.clock.monotonic_ms() - plane.heard_ms,
+            # Against the control thread's own last look: while that hangs, the worker must not seem dead as well.
             worker_age_ms=max((plane.heard_ms - worker.heard_ms for worker in workers), default=None),
             fatal="" if plane.fatal is None else message_of(plane.fatal),
             draining=plane.draining,
@@ -227,6 +228,7 @@ class Answers:
             pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
             taken_over=_taken_over(table),
+            # As of the control thread's last look: a stale mount would hang the probe.
             disk_free_bytes=plane.disk.free_bytes,
             disk_full=plane.disk.full,
             disk_floor_bytes=config.state.disk_floor_bytes,

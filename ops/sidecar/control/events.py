@@ -38,6 +38,7 @@ class Listener:
     """One stream. `queue` ends with None when its reader was too slow, or when the sidecar ends."""
 
     def __init__(self) -> None:
+        # One place more than events, for the None that ends the stream.
         self.queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX + 1)
 
 

@@ -131,6 +131,7 @@ class ControlPlane:
         assignments.check_generation(self.wanted, lease, generation)
         if lease.is_over(now_ms):  # the next round closes the tasks
             raise assignments.StaleGeneration("the lease is over: assign under a larger generation")
+        # One tuple, replaced whole: the control thread reads it without a lock.
         self._beat = (generation, now_ms)
         return lease
 
@@ -208,8 +209,10 @@ class ControlPlane:
         session = self.session.opened(self.specs, self.partitions)
         if asked.tasks:
             session.check(max(asked.tasks))
+        # Before tasks close or open: writes of the old generation must not reach a task of the new one.
         self.on_loop(lambda: self.engine.begin_generation(asked.generation))
         self._let_commit(asked.active)
+        # A new generation takes fenced tasks back, and failed ones are tried at once.
         self._fenced.clear()
         self._reopen_ms.clear()
         self._abandoned = False
@@ -217,6 +220,8 @@ class ControlPlane:
         self.wanted = asked
         self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
         self.timers.keep(asked.active)
+        # Named tasks are compared with their owners in the log: assigned elsewhere and back, an open task would serve
+        # old rows as ready.
         session.mover.want(asked.active, asked.standby, named=True)
         try:
             self.tick()
@@ -225,6 +230,7 @@ class ControlPlane:
 
     def revoke(self, body: Revoke) -> dict[int, dict[str, int]]:
         """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
+        # A member of an older generation could close tasks of the present one otherwise.
         assignments.check_generation(self.wanted, self.lease, body.generation)
         gone = frozenset(body.partitions) & self.wanted.tasks
         self._closing(gone)
@@ -318,6 +324,7 @@ class ControlPlane:
             self._locked_ms = None
             return
         self._locked_ms = now_ms if self._locked_ms is None else self._locked_ms
+        # A handle that was left open keeps the lock for the life of the process.
         if now_ms - self._locked_ms >= LOCKED_MS_MAX:
             raise InternalError(f"{locked} (it is this process, which does not use it: only a new process helps)")
 
@@ -389,11 +396,13 @@ class ControlPlane:
             self.fatal = None
         except Exception as error:  # noqa: BLE001  reported by livez, which has the process started again
             if isinstance(error, Unavailable) or is_of_log(error):
+                # Of the same text one line in ten seconds is written; there were 50 a second.
                 logger.warning("control: tried again: %s", error)
                 # The round came back, so this thread lives: livez must not restart the process for the log's outage.
                 self.heard_ms = self.clock.monotonic_ms()
                 if not self.session.broken:
                     return
+            # A round that fails comes every 20 ms: its stack is logged once.
             elif not isinstance(self.fatal, type(error)):
                 logger.exception("control: the round failed")
             self.fatal = error

@@ -128,6 +128,7 @@ class ControlRoutes:
 
     async def ready(self, request: Request, body: dict[str, Any]) -> Response:
         """Waits on the loop, so that many waiters cost no thread."""
+        # Waiting renews no lease: any client may wait, and only the application may hold its tasks.
         wait_ms = number(request, "wait", self._plane.config.limits.wait_max_ms) or 0
         deadline_ms = self._plane.clock.monotonic_ms() + wait_ms
         while True:
@@ -144,6 +145,7 @@ class ControlRoutes:
         if len(events) >= self._plane.config.limits.event_streams:
             raise Refused(LIMIT, f"{len(events)} streams of events are open: that is the limit")
         seen = request.headers.get("last-event-id", "")
+        # `isdigit` alone takes digits of every script.
         after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
         listener = events.listen(after)
 
@@ -167,6 +169,7 @@ class ControlRoutes:
     async def schedule(self, request: Request, body: schemas.Schedule) -> Response:
         plane = self._plane
         made = await self._call(
+            # Twice: a generator that was never started runs no `finally`.
             lambda: plane.timers.schedule(
                 plane.wanted.active, body.partition, body.kind, body.interval_ms, schemas.given(body.start_ms, None)
             )
@@ -295,6 +298,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def in_time(message: Message) -> None:
+            # A reader that takes nothing would keep one of `limits.event_streams` for good.
             async with asyncio.timeout(SEND_S_MAX):
                 await send(message)
 

@@ -140,6 +140,7 @@ def parse_body(body: bytes, kind: type[T]) -> T:
     """The request in a body; one without bytes is an empty object. Raises InvalidRequest."""
     try:
         value = _DECODER.decode(body) if body else {}
+    # Text that is nested too deep ends the decoder with RecursionError.
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     try:

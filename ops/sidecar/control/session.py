@@ -62,6 +62,7 @@ class DoorSession(SidecarSession):
         return self._given_disk
 
     def _cares_for(self, leader: str) -> bool:
+        # Compaction in a thread here kept the interpreter from the event loop for 5 ms at a time.
         return False
 
     def _stopped(self, fatal: BaseException) -> BaseException:
@@ -153,6 +154,7 @@ class ControlSession:
             **options,
         )
         shapes = tuple(shape_of(spec) for spec in specs)
+        # Beside a restore in this process RESP reads had a p99 of 3.1 ms, with the restore in another process 0.095 ms.
         workers = [
             TailWorker(
                 Open(
@@ -321,6 +323,8 @@ class ControlSession:
         # Scrape and status come from different threads, and a worker's counts must be added to the sum only once.
         with self._counting:
             present = {f"{worker.pid}": worker.status for worker in self.workers if worker.status is not None}
+            # The counts of a worker that ended stay in the sum: a counter that falls looks like a reset, and all of it
+            # would be counted again.
             for name in self._counted - present.keys():
                 self._numbers.gone(name)
             for name, status in present.items():

@@ -101,6 +101,7 @@ class Timers:
         """Fire due schedules of open tasks."""
         for partition, queues in self._queues.items():
             task = tasks.get(partition)
+            # The gate of a task that restores is shut, for timers too.
             if partition not in active or task is None:
                 continue
             # A copy: another thread may set a time meanwhile.
@@ -120,6 +121,7 @@ class Timers:
                 "next_ms": one.due_ms + (offset_ms if one.kind is WALL_CLOCK_TIME else 0),
                 "missed": one.missed,
             }
+            # A copy: the control thread changes the dict meanwhile.
             for number, one in sorted(dict(self._schedules).items())
         ]
 

@@ -108,6 +108,7 @@ class Repeats:
             return None
         if seq < last.seq:
             raise Refused(BAD_BATCH, f"SEQ {seq} is below {last.seq}, the last of epoch {epoch}: numbers only grow")
+        # Other offsets are another commit: answered as a repeat, it would be lost.
         if request.offsets != last.offsets:
             raise Refused(BAD_BATCH, f"SEQ {seq} was committed with other offsets: give the next commit a new number")
         return self._answer

@@ -207,6 +207,8 @@ class Engine:
         DiskFull.
         """
         held = self.task(binding)
+        # A frozen layer of the buffer, so that writes go on while a commit runs, was tried: on one core it brought
+        # nothing (98,300 and 98,900 sets/s over four turns each).
         if held.commit is not None:
             raise MustWait(held)
         if self.draining:
@@ -256,6 +258,7 @@ class Engine:
         held = self.scan(binding)
         held.check_read(binding, request)
         repeated = held.check(request, self.source_group)
+        # A number that was committed before acknowledges no write that came after it.
         if repeated is not None and binding.dirty and held.uncommitted:
             raise Refused(
                 BAD_BATCH,
@@ -313,6 +316,8 @@ class Engine:
         held = binding.held
         if binding.dirty:
             assert held is not None
+            # A client library reconnects by itself: kept, the half-done batch of a restarted application would count
+            # twice.
             held.discard(DISCARDED)
         # This commit holds writes of the connection that leaves: how it ends is reported to no connection.
         elif held is not None and held.commit is not None and binding.session == held.session:

@@ -152,6 +152,8 @@ class EngineTask:
         elif self.uncommitted:
             self.task.discard()
             self._lose(why)
+        # Also without uncommitted writes: a connection could otherwise write and commit between this call and the
+        # close.
         self.session += 1
         self.ended = why
         if told:
@@ -159,6 +161,7 @@ class EngineTask:
 
     def replace(self, task: Task) -> None:
         """Take the reopened task: another object, and maybe another epoch."""
+        # Their writes were in the buffer of the old object.
         if any(binding.dirty for binding in self.bound):
             self._lose(REOPENED)
         self.task = task

@@ -44,6 +44,7 @@ class TaskTable:
 
         Raises Refused, the error that the task failed with, or the trouble of the log that it waits for.
         """
+        # Read once: the control thread may replace the table between two lines.
         table = self.now
         task = table.open.get(partition)
         if task is not None:
@@ -62,7 +63,8 @@ class TaskTable:
             )
         if state == "standby":
             raise Refused(NOT_ACTIVE, f"partition {partition} is a standby here: write and read at the active instance")
-        # The log's trouble before RESTORING: waiting alone opens no task while the log cannot be reached.
+        # The log's trouble before RESTORING: reads answered LOADING for as long as the log was locked, which waiting
+        # alone does not end.
         trouble = self.trouble()
         if trouble is not None:
             raise trouble

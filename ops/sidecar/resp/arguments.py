@@ -28,6 +28,7 @@ def whole(raw: bytes, what: str, *, least: int = 0, most: int = TIME_MAX) -> int
 def name(raw: bytes, what: str = "store") -> str:
     """A name as the library checks it."""
     try:
+        # Cut, because an error repeats the name.
         return check_name(what, raw.decode("ascii", "replace")[:256])
     except InvalidRequest as error:
         raise Refused(BAD_NAME, str(error)) from None

@@ -21,6 +21,7 @@ PARTITION_MAX = 2**31 - 1
 LABEL_MAX_BYTES = 128
 NO_STORE = b"default"  # the user that clients send when they have none
 REDIS_VERSION = "7.0.0"  # the release whose protocol this is, for clients that ask
+# redis-cli and graphical clients sort their help by these groups.
 _CONNECTION = "HELLO AUTH QUIT RESET SELECT PING ECHO CLIENT"
 _GENERIC = "DEL UNLINK EXISTS TYPE TTL PTTL EXPIRETIME PEXPIRETIME KEYS SCAN"
 _GROUPS: dict[str, str] = {
@@ -91,6 +92,7 @@ def _authenticate(c: Connection, store: bytes, token: bytes) -> None:
 
 def select(c: Connection, args: list[bytes]) -> Answer:
     """SELECT partition: the database number is the partition."""
+    # Clients replay SELECT on reconnecting, so the partition survives a lost connection.
     c.engine.select(c.binding, whole(args[1], "the database number (the partition)", most=PARTITION_MAX))
     c.stores.forget()
     return OK
@@ -206,6 +208,7 @@ def info(c: Connection, args: list[bytes]) -> Answer:
         "Replication": ["role:master"],
         "Cluster": ["cluster_enabled:0"],
         "Standfast": [f"generation:{engine.generation}", f"draining:{int(engine.draining)}"],
+        # Graphical clients list a store only if its database is said to have keys.
         "Keyspace": [f"db{number}:keys={keys},expires=0,avg_ttl=0" for number, keys in _keyspace(c).items() if keys],
     }
     asked = {raw.decode("ascii", "replace").lower() for raw in args[1:]}

@@ -18,6 +18,7 @@ from standfast.ops.sidecar.resp.replies import array, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import collect
 from standfast.store.types.keyvalue import KeyValueState
 
+# Redis's own default.
 SCAN_DEFAULT = 10
 SCAN_MAX = 1_000
 SCAN_BYTES = 1 << 20

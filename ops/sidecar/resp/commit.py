@@ -90,6 +90,7 @@ def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callabl
     if not isinstance(begun, Commit):
         return reply(begun)
     begun.kept = kept
+    # In a thread: on the loop, a commit of 500 rows would hold up every client for its sync.
     return Offload(begun.run, lambda: reply(c.engine.end_commit(begun)))
 
 

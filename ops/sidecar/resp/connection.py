@@ -214,6 +214,7 @@ class Connection:
         # The first reason counts: a protocol error is followed by the end of the socket's input.
         if self._last is None:
             self._last = last
+        # The gate may stay shut for long, and no client waits for the answer any more.
         if isinstance(self.waiting, Until):
             self.waiting = None
             self._todo.clear()
@@ -241,6 +242,7 @@ class Connection:
         while todo and not self.ending:
             args = todo[0]
             if not args:
+                # An empty array is no command; Redis answers nothing to it either.
                 todo.popleft()
                 continue
             command = table(args[0]) or find(args[0])

@@ -37,6 +37,7 @@ from standfast.store.log import logger
 
 THREADS = 4
 SCANS = THREADS - 1  # one is left for commits
+# Of all clients; each has a bound of its own in `protocol.py`.
 BACKLOG_BYTES_MAX = 64 << 20
 SWEEP_S = 1.0
 GRACE_S = 0.2  # to take replies, when there are too many
@@ -117,6 +118,7 @@ class RespDoor:
             left = None
         if left is not None and not stat.S_ISSOCK(left.st_mode):
             raise Held(f"{path} is there and is no socket: choose another path")
+        # A stale socket of another user was removed once, and a socket in use was taken over.
         if left is not None and left.st_uid != os.geteuid():
             raise Held(f"{path} is a socket of user {left.st_uid}, not ours: remove it, or choose another path")
         if left is not None and _is_used(path):
@@ -149,6 +151,7 @@ class RespDoor:
         for server, *_ in listening:
             server.close()
         deadline = self.loop.time() + timeout_s
+        # A commit that ran was not acknowledged where its connection ended first.
         while self.engine.statistics().committing and self.loop.time() < deadline:
             await asyncio.sleep(0.005)
         for client in list(self._clients):
@@ -157,7 +160,9 @@ class RespDoor:
             await asyncio.sleep(0.005)
         for client in list(self._clients):
             client.abort()
+        # One turn of the loop, in which aborted clients are disconnected.
         await asyncio.sleep(0)
+        # A scan that hangs must not keep the stop waiting.
         self._threads.shutdown(wait=False)
         # By identity: another process may have made its own socket at the path by now.
         for _, path, made in listening:
@@ -176,6 +181,7 @@ class RespDoor:
     @property
     def output_full(self) -> bool:
         """Whether unread replies are too many, or must be counted, before anything more is answered."""
+        # A reply adds to one number; the buffers of all clients are counted only once that passes the limit.
         if self.output_bytes > self._limits.outputs_bytes and not self._sheds:
             self._sheds = True
             self.loop.call_soon(self._count)  # once the sockets took their share
@@ -186,6 +192,7 @@ class RespDoor:
         unread = {client: client.unread_bytes for client in self._clients}
         self.output_bytes = sum(unread.values())
         if self.output_bytes > self._limits.outputs_bytes:
+            # A client that reads takes its replies meanwhile, and is cut off only if all of them read.
             self.loop.call_later(GRACE_S, self._shed, unread)
         else:
             self._sheds = False

@@ -169,6 +169,7 @@ def sf_range(c: Connection, args: list[bytes]) -> Answer:
     low, high = args[2] or None, args[3] or None
     reverse = b"REV" in given
     after = given[b"AFTER"][0] if b"AFTER" in given else None
+    # Backwards the range ends with the key itself, which `_pairs` skips.
     if after is not None and reverse:
         high = after if high is None else min(high, after)
     elif after is not None:

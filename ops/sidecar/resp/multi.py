@@ -84,6 +84,7 @@ def _repeat(c: Connection, answer: CommitAnswer, digest: bytes) -> bytes:
     """The first replies, for the same batch, to a client that may use every store that it touched."""
     if answer.kept.digest != digest:
         raise Refused(BAD_BATCH, "this SEQ was committed with another batch: give the next commit a new number")
+    # Kept replies went to any sender of the number once, whatever its token allowed.
     for store, write in sorted(answer.kept.touched):
         c.stores.check(store, write=write)
     return replies([*answer.kept.replies, answer_reply(c, answer)])
@@ -113,6 +114,7 @@ def _apply(c: Connection, queue: Queue) -> list[bytes]:
             return [step() for step in steps]
         return c.engine.apply(c.binding, steps)
     except BaseException:
+        # An SF.TIME of the failed batch would stay otherwise.
         c.binding.timestamp_ms, c.now_ms = timestamp_ms, now_ms
         raise
 

@@ -22,6 +22,7 @@ from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
 
 POLL_S = 0.02
 BACKLOG_REQUESTS_MAX = 1_000  # waiting requests beyond which nothing more is read
+# A number of requests is no bound: a thousand sets of 1 MiB could wait for a commit.
 BACKLOG_BYTES_MAX = 1 << 20  # bytes since no request waited
 LOGIN_ARGUMENTS_MAX = 16  # of a command before login
 LOGIN_COMMAND_BYTES = 4 << 10
@@ -140,6 +141,7 @@ class RespProtocol(asyncio.Protocol):
         data = reader.joined(data)
         at, size = 0, len(data)
         while at < size and connection.stores.grant is None and not self.ending:
+            # No more than a stranger may still send goes to the reader.
             room = min(size, at + LOGIN_BYTES_MAX - self._asked_bytes)
             request, end = reader.first(data[:room], at, LOGIN_ARGUMENTS_MAX, LOGIN_COMMAND_BYTES)
             self._asked_bytes += end - at

@@ -80,6 +80,7 @@ class RequestReader:
             many = _MANY_IN_ARRAY(data, 1)
         if many or _MANY_IN_PUSH(data) or _MANY_IN_SET(data) or _ATTRIBUTE(data):
             self._read_flat(data, 0, found)
+        # Whole commands go to hiredis: a parser in Python for all of them would cost 1 us a command.
         else:
             self._read_whole(data, found)
         return found
@@ -113,6 +114,7 @@ class RequestReader:
             raise BadRequest(f"{_NO_ARRAY} ({error})") from None
         if got and not set(map(type, got)) <= _ONLY_LISTS:
             raise BadRequest(_NO_ARRAY)
+        # A command of one chunk is no longer than the chunk.
         if len(data) > self._command_bytes and any(sum(map(len, one)) > self._command_bytes for one in got):
             raise BadRequest(_too_large(self._command_bytes))
         found += got

@@ -56,6 +56,7 @@ def collect(
             failed.append(error)
 
     def then() -> bytes:
+        # Before the error is raised, or a failed range would keep its place.
         if scans is not None:
             scans.end()
         if failed:

@@ -101,6 +101,8 @@ class Stores:
         if self.touched is not None:
             self.touched.add((store_name, write))
         store = held.task.stores.store(store_name)
+        # Checked before it is kept: of several GETs that came together on a window store, only the first was refused
+        # so.
         return of_kind(store, "keyvalue") if name is None else store
 
 

@@ -61,6 +61,7 @@ COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
     ("KEYS", browse.keys, 2, 2, "read"),
     ("SCAN", browse.scan, 2, 8, "read"),
     ("DBSIZE", keyvalue.dbsize, 1, 1, "read"),
+    # These name their store, so that one MULTI spans stores.
     *(
         (verb.name, _OWN.get(verb.name) or handler_of(kind, verb), verb.least, verb.most, verb.access)
         for kind, ops in OPS.items()

@@ -36,6 +36,7 @@ def handler_of(kind: str, verb: Verb) -> Handler:
         if writes:
             store = of_kind(c.stores.deletes(args[1]) if verb.deletes else c.writes[args[1]], kind)
         else:
+            # Reads of these kinds scan, and a scan must not meet a commit.
             c.engine.scan(c.binding)
             store = of_kind(c.reads[args[1]], kind)
         # An optional argument is given, unless an option stands in its place.

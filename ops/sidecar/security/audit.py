@@ -72,6 +72,7 @@ class Audit:
             self._refused += 1
             if self._refused > REFUSALS_MAX:
                 return
+        # With the next refusal: no timer runs for the count.
         if left_out > 0:
             self._add("refusals_left_out", "-", REFUSED, {"count": left_out})
         self._add(event, actor, REFUSED, fields)

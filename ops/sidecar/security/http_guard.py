@@ -94,6 +94,7 @@ class GuardRules:
         if method in SAFE:
             return None
         origins, sites = _all(headers, b"origin"), _all(headers, b"sec-fetch-site")
+        # Our own page is same-origin by its Host, whichever name it was opened under.
         own = {f"{scheme}://{host.lower()}" for host in _all(headers, b"host")}
         if origins:
             allowed = len(origins) == 1 and (origins[0].lower() in own or origins[0] in self.origins)

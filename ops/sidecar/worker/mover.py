@@ -114,6 +114,7 @@ class TailMover:
             worker.close()
 
     def _shards(self, held: Set[int]) -> list[Partitions]:
+        # Also tasks that are no longer wanted: they have to be closed.
         everything = self._active | self._standby | held
         number = len(self.workers) or 1
         return [frozenset(one for one in everything if one % number == shard) for shard in range(number)]

@@ -38,6 +38,7 @@ from standfast.stream.session.statistics import SessionStatistics
 
 LOOK_MS = 20
 STATUS_MS = 500
+# From a thread of its own: a log that does not answer is no reason to start the worker again.
 BEAT_MS = 1_000
 
 
@@ -138,6 +139,7 @@ class TailSession(SidecarSession):
 
 def open_session(order: Open) -> TailSession:
     """The session that an order describes."""
+    # A worker of a killed server keeps this lock until it ends, and a new server waits for it.
     state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
     session = TailSession(
         order.app,
