@@ -48,7 +48,9 @@ VIEW_MS = 3 * HOUR_MS
 RETIRE_AFTER_MS = DAY_MS
 RETIRE_EVERY_MS = 6 * HOUR_MS
 LIVE_EVERY_MS = 500
+# Below a session's default of 1,500: the take-over waits for it.
 LEASE_MS = 1_200
+# Kafka Streams' default for exactly once.
 COMMIT_INTERVAL_MS = 100
 
 
@@ -187,6 +189,7 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
             self.counts = context.progress
             for name in ("flights", "retired"):
                 self.counts.setdefault(name, 0)
+            # The first opening here: a task that is restarted in this process goes on from its own counts.
             tally.resumed.setdefault(context.task_id, self.counts["flights"])
             # Departure times, so that retiring need not scan the store: an index of it, built again in each process.
             with self.aircraft.all() as rows:
@@ -240,6 +243,7 @@ class Latest:
         if known is None or flight["delay"] > known["delay"]:
             self._worst[hour] = {name: flight[name] for name in ("delay", "flight", "origin")}
         if hour > self._newest:
+            # Only the hours that the board shows are kept.
             self._newest = hour
             self._worst = {at: one for at, one in self._worst.items() if at > hour - VIEW_MS // HOUR_MS}
 

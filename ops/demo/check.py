@@ -66,6 +66,7 @@ def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clo
     comparison = compare_state(state_dir(folder, "b"), settings, plain, clock)
     rows = sum(one.expected for one in comparison.stores)
     display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
+    # At least once, rows may count flights again and results may be given again; none may be missing.
     exact = settings.guarantee == "exactly_once"
     finals = compare_finals(read_finals(log, settings.results), plain.finals, exact=exact)
     display.event(f"{finals.records:,} final results, one for each hour that closed: {finals.differences} differences")
@@ -88,6 +89,7 @@ def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clo
 def committed_offsets(log: Log, settings: BoardSettings, expected: Mapping[int, int]) -> Offsets:
     """Committed offsets of the flights, by partition; a partition without a flight has no commit."""
     with closing(log.group(settings.app)) as group:
+        # By name: asked for all partitions of a group, Kafka omits one whose first offset is still being written.
         wanted = [TopicPartition(settings.topic, part) for part in expected]
         found = {at.partition: one.offset for at, one in group.committed(wanted).items()}
     return Offsets({number: found.get(number, 0) for number in expected}, dict(expected))
@@ -124,6 +126,7 @@ def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock) 
     with session:
         session.assign(active=all_task_ids(groups))
         session.wait_ready(COLD_TIMEOUT_S)
+        # Before the session closes: flushing is no part of a restore.
         duration_ms = clock.monotonic_ms() - started_ms
     return ColdRestore(counter.records, duration_ms, equal=False), _digests(root, settings, clock)
 

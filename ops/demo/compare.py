@@ -160,6 +160,7 @@ def _counted_again(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> bo
 
 
 def _named(rows: Rows) -> list[tuple[bytes, Mapping[str, Any]]]:
+    # `merged` refuses names that are not in strictly ascending order.
     return sorted(((str(at).encode(), row) for at, row in rows.items()), key=itemgetter(0))
 
 

@@ -92,6 +92,7 @@ class Course:
 
     def abandon(self) -> None:
         """End all processes."""
+        # Last started first: a standby must not take over while the others end.
         for worker in reversed(self._workers):
             worker.abandon()
 
@@ -156,6 +157,7 @@ class Course:
     def _kill(self, a: Worker) -> None:
         committed = sum(self._view.committed().values())
         at_ms = a.kill()
+        # With the reports that were still in the pipe.
         self.a_last = a.last
         self.killed = Killed(at_ms, self.a_last.processed, committed, self._feeder.fed, self._view.finals())
         self._display.event(
@@ -208,6 +210,7 @@ class Course:
         """Write the next slice, as far as both groups of tasks keep up; returns the number of flights in it."""
         committed = self._view.committed()
         self._committed = sum(committed.values())
+        # Behind the repartition topic as well: no window may get a flight later than the lead allows.
         room = min(self._feeder.room(committed), self._feeder.lead_max - self._view.backlog())
         return self._feeder.feed(min(self._slice, room))
 

@@ -190,6 +190,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
             metrics_port=arguments.metrics_port,
             spark=not arguments.no_spark,
         )
+        # After a problem, topics stay for a look.
         return result if kept or result.problems else _cleared(result, display, clock)
 
 

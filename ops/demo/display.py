@@ -132,6 +132,7 @@ class Display:
     def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
         bar = self._bars[name]
         if done and not self._progress.tasks[bar].started:
+            # A total below the records done would show more than 100 %.
             self._progress.start_task(bar)
         self._progress.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}")
         if ended is not None:

@@ -59,6 +59,7 @@ class Feeder:
 
     def feed(self, count: int) -> int:
         """Write up to `count` further flights, acknowledged when this returns; returns their number."""
+        # The caller's room is negative while the repartition topic is further behind than the lead.
         piece = self._flights[self.fed : self.fed + max(count, 0)]
         batches: dict[TopicPartition, list[Outgoing]] = {}
         for flight in piece:
@@ -93,6 +94,7 @@ def grace_for(flights: Sequence[Flight], lead_max: int, unit_ms: int) -> int:
     """
     needed, newest, ahead = 0, 0, 0
     for number, flight in enumerate(flights):
+        # Each flight is looked at once: going through the lead of each would be quadratic.
         while ahead < min(number + lead_max, len(flights)):
             newest = max(newest, flights[ahead].scheduled)
             ahead += 1

@@ -78,6 +78,7 @@ class LogView:
             for batch in self._reader.fetch(1, WAIT_MS):
                 if batch.records:
                     return True
+                # At the end without a record: only ends of transactions lie there.
                 if batch.at_end:
                     left.pop(batch.source, None)
         return False

@@ -113,10 +113,12 @@ def _started(directory: Path, display: Display, clock: Clock) -> Iterator[LogUse
 
 def _others(address: str, prefix: str, display: Display, clock: Clock) -> LogUsed:
     """The user's cluster, on which no topic of our names may exist."""
+    # At once: a client of Kafka would only go on trying to connect.
     check_listening(parse_kafka_address(address).servers, "have the demo start one: --log kafka")
     with closing(open_log(address, clock=clock)) as log:
         found = found_topics(log, prefix)
         address = log.address
+    # So all topics of these names are the demo's own afterwards, and may be removed.
     if found:
         raise InvalidRequest(
             f"{address} already has {_listed([one.name for one in found])}: choose another --prefix, or if they are of "

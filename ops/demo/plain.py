@@ -45,6 +45,7 @@ class PlainBoard:
 
 def plain_board(flights: Iterable[Flight], partitions: int, grace_ms: int, retention_ms: int) -> PlainBoard:
     """Compute every expected row after all flights, in the order in which they left."""
+    # An iterator would be used up by the first of the two passes.
     flights = list(flights)
     board = PlainBoard(records=dict.fromkeys(range(partitions), 0))
     newest: dict[int, int] = {}

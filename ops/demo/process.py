@@ -89,6 +89,7 @@ class Worker:
             [str(state_dir(folder, name))],
             parse=json_object,
             clock=clock,
+            # A file of its own: the worker's stdout carries the reports.
             stderr=self._words.open("w+b"),
         )
         self.pid = self._child.pid

@@ -233,6 +233,7 @@ class DemoResult:
         """The document that `--json` prints."""
         head: dict[str, Any] = {"schema": SCHEMA, "ok": not self.problems, "problems": self.problems}
         made: dict[str, Any] = head | asdict(self) | {"digests": self.digests, "left_out": left_out(self)}
+        # The document's names are a contract; those of the fields are free to change.
         del made["spark_left_out"]
         made["comparison"]["differences"] = self.comparison.differences
         made["comparison"]["stores"] = {one.store: asdict(one) for one in self.comparison.stores}

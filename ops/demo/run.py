@@ -53,6 +53,7 @@ def run_demo(
         f"windows wait {settings.grace_ms / DAY_MS:.1f} days for late flights"
     )
     with closing(open_log(used.address, clock=clock)) as log:
+        # Closed before the checks, which compare a state that nothing changes any more.
         with (
             closing(Feeder(log, settings.topic, PARTITIONS, data.flights, lead_max)) as feeder,
             closing(LogView(log, settings)) as view,

@@ -36,6 +36,7 @@ def run_spark(
     folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock
 ) -> tuple[SparkRun | None, str]:
     """The run, or None and a hint how to enable it."""
+    # PySpark is an extra of 0.8 GB: without it the demo is as good as before.
     if find_spec("pyspark") is None:
         return None, INSTALL
     from standfast.ops.tools.spark_java import spark_java
@@ -45,6 +46,7 @@ def run_spark(
         check_libraries(report=True)
         java = spark_java(display.event)
     except (BadConfig, Unavailable) as error:
+        # The card has one line for it.
         return None, str(error).partition("\n")[0]
     return _run(folder, log, settings, display, clock, java), ""
 

@@ -77,6 +77,7 @@ def report(app: App, session: Session, tally: Tally, watcher: Watcher, metrics: 
                 "restoring_ms": watcher.restoring_ms,
                 "running_ms": watcher.running_ms,
                 "metrics": metrics,
+                # The session counts all of it anyway.
                 "status": status_document(session.statistics()),
             }
             parent.tell(json_line(told))
