@@ -37,6 +37,7 @@ TASKS, TASKS_MAX = 16, 1_000
 WITH_LOG = ("write", "restore", "standby", "failover")  # commands that take `--log`
 RUNS_FAILOVER = 20
 RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]}; failovers {RUNS_FAILOVER})"
+# The largest digest of blake2b, which makes the keys.
 KEY_BYTES_MAX = 64
 
 
@@ -105,6 +106,7 @@ def run_bench(args: argparse.Namespace, out: Output) -> int:
 
 def show(document: Json, out: Output) -> None:
     """Tables for people."""
+    # Figures without goals: machine, load and needs of users are others than those that our goals are set for.
     settings, versions, log = document["settings"], document["versions"], document["log"]
     kafka = log["kind"] != SQLITE
     where = (
@@ -156,6 +158,7 @@ def _settings(args: argparse.Namespace) -> Json:
     if args.runs is None:
         args.runs = RUNS_FAILOVER if args.bench_command == "failover" else RUNS_DEFAULT[kind_of(_log(args))]
     limits = {"value_bytes": VALUE_MAX_BYTES, "key_bytes": KEY_BYTES_MAX, "batch": 10_000, "versions": args.records}
+    # Shorter keys would collide.
     least, limits["tasks"] = {"value_bytes": 0, "key_bytes": 8}, TASKS_MAX
     names = ["records", "key_bytes", "value_bytes", "batch", "versions", "runs", "tasks"]
     if not hasattr(args, "tasks"):

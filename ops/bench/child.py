@@ -73,6 +73,7 @@ def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
     span = max(min(NEAR_RECORDS, records) // versions, 1)
     for first in range(0, distinct, span):
         numbers = list(range(first, min(first + span, distinct))) * versions
+        # Seeded: the same arguments give the same data.
         random.Random(first).shuffle(numbers)
         yield from numbers
 
@@ -157,6 +158,7 @@ def read_log(step: Step) -> Measured:
 
         def run() -> None:
             reader.assign({changelog: begin})
+            # By position: on Kafka, ends of transactions take offsets, too.
             while reader.assignment()[changelog] < end:
                 reader.fetch(FETCH_RECORDS)
 
@@ -191,6 +193,7 @@ def restore(step: Step) -> Measured:
     )
 
     def run() -> None:
+        # From the assignment on: opening the session is mostly connections to the broker.
         session.assign(active=[0])
         session.wait_ready(READY_S)
 
@@ -228,6 +231,7 @@ def _of_workers(session: Session) -> Measured:
 def _children() -> bool:
     """Whether a process of ours still lives, or has not been waited for."""
     try:
+        # WNOWAIT: the process stays for the caller that waits for it.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False

@@ -159,6 +159,7 @@ def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) ->
         lives.append(Life(replace(step, step=FAILOVER, run=0)))
         lives[-1].wait_for(first_ms=...)
         while len(found) < runs:
+            # Two directories in turn: the killed process comes back as the standby of the next round.
             standby = Life(replace(step, step=FAILOVER, run=len(lives) % 2))
             lives.append(standby)
             standby.wait_for(role="standby", state="standby")
@@ -188,6 +189,7 @@ def _parts(standby: Life, killed_ms: int) -> dict[str, int]:
     first_ms = standby.wait_for(first_ms=...)["first_ms"]
     running_ms = standby.wait_for(role="active", state="running")["at_ms"]
     restoring_ms = standby.wait_for(state="restoring")["at_ms"]
+    # The promotion's duration is reported, and not the time of the decision.
     decided_ms = running_ms - standby.wait_for(promotion_ms=...)["promotion_ms"]
     return {
         "failover": first_ms - killed_ms,
@@ -212,6 +214,7 @@ def measures(found: list[dict[str, int]]) -> list[Json]:
                 "median": median(figures),
                 "min": min(figures),
                 "max": max(figures),
+                # `quantiles` needs two figures.
                 "p90": quantiles(figures, n=10, method="inclusive")[-1] if len(figures) > 1 else figures[0],
                 "waited_share": None,
                 "runs": [{"elapsed_ms": figure} for figure in figures],

@@ -99,6 +99,7 @@ def _delete_topics(address: str, prefix: str) -> None:
     with closing(open_log(address)) as log:
         suffix = changelog_topic("", STORE)
         names = [info.name for info in log.admin.topics() if info.name.startswith(prefix)]
+        # `topics` leaves topics of groups out, so their names are derived.
         members = [name.removesuffix(suffix) + MEMBERS_SUFFIX for name in names if name.endswith(suffix)]
         for name in names + [name for name in members if log.admin.describe_topic(name) is not None]:
             log.admin.delete_topic(name)

@@ -160,10 +160,12 @@ class Bench:
         found: list[list[Json]] = [[] for _ in sides]
         runs = self.settings["runs"]
         for number in range(runs):
+            # Alternating: other work on the machine moves either side by a third.
             order = list(enumerate(sides))
             for at, (what, step) in order if number % 2 == 0 else reversed(order):
                 own = replace(step, run=number)
                 if step.step == "write":
+                    # Topics of its own: a run must not find the rows of the one before.
                     own = replace(own, app=f"{self.log.prefix}-{step.guarantee}-{number}")
                 found[at].append(self._run(own, f"{what}, run {number + 1} of {runs}"))
                 shutil.rmtree(Path(step.folder) / f"{step.step}-{number}", ignore_errors=True)
@@ -219,6 +221,7 @@ class Bench:
         """Peak memory of all processes together: the sum of each one's own peak."""
         bound = self.settings["memory_bytes"] + MEMORY_ALLOWANCE_BYTES
         in_bulk = any(run["runs_ingested"] for run in runs)
+        # The worker processes of a bulk restore have a budget of their own.
         if in_bulk:
             bound += self.settings["restore_memory_bytes"]
         peaks = [

@@ -118,5 +118,6 @@ def _run(step: Step, build: Callable[[App], object], stores: list[WindowStore]) 
     measured = timed(app.run, step.records)
     with closing(open_log(address_of(step))) as log:
         committed = log.group(app.name).committed([INPUT])[INPUT].offset
+    # A run that stopped before the end would look fast.
     assert committed == step.records, f"{committed} of {step.records} records are committed"
     return measured

@@ -42,7 +42,7 @@ Measured: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """What to do. Sizes in bytes; `versions` records a key, lying `order` "near" or "far" from each other."""
+    """One step of a benchmark. Sizes in bytes; `versions` records a key, `order` "near" or "far" from each other."""
 
     step: str
     folder: str
@@ -77,6 +77,7 @@ def start(step: Step) -> ChildProcess[Measured]:
     """Start a process that does the step (`standfast.ops.bench.child`); its last answer has the measured figures."""
     words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
     arguments = [json.dumps(asdict(step))]
+    # A `ChildProcess` ends with the benchmark; plain subprocesses were orphans once it was killed.
     return ChildProcess("standfast.ops.bench.child", arguments, parse=json_object, clock=SystemClock(), stderr=words)
 
 
@@ -120,6 +121,7 @@ def timed(run: Callable[[], None], count: int) -> Measured:
     waited, used = _waited_ms(), resource.getrusage(resource.RUSAGE_SELF)
     started_ms = clock.monotonic_ms()
     run()
+    # A rate needs a duration above zero.
     elapsed_ms = max(clock.monotonic_ms() - started_ms, 1)
     after = resource.getrusage(resource.RUSAGE_SELF)
     now_waited = _waited_ms()
@@ -137,6 +139,7 @@ def _waited_ms() -> float | None:
     total_ns = 0
     try:
         for thread in Path("/proc/self/task").iterdir():
+            # The second field is the time on a run queue.
             total_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
         return None
