@@ -21,6 +21,7 @@ from standfast.ops.scenarios.script import Player
 from standfast.replication.handover import Closed, Handover, WakeUp
 from standfast.store.errors import InternalError, InvalidRequest
 
+# A hand-over that hangs must fail its scenario, and not hang it.
 STUCK_AFTER_S = 30.0
 
 
@@ -120,6 +121,7 @@ class Cast:
                 one.thread.join(STUCK_AFTER_S)
                 self._asked.remove(one)
                 told.append(f"{one.name}: {one.outcome}")
+            # Reported once: a thread that goes on waiting is no news.
             elif one not in self._waits:
                 self._waits.add(one)
                 told.append(f"{one.name}: waits")

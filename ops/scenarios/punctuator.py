@@ -135,6 +135,7 @@ class Queue(Player):
         try:
             count = self.queue.may_punctuate(None if time == "unknown" else int(time))
         except CallbackFailed:
+            # The error ended the call, so it returned no count.
             count = None
         return Fired(time, self.fired, count, self.queue.next_due_ms)
 
@@ -208,6 +209,7 @@ class BothClocks(Player):
         # Without background threads: only the script's commands move the session.
         session = app.open_session(assembled, address, Path(folder) / "state", self._clock, background=False)
         self._held.callback(session.close)
+        # Bounded by rounds and not by time: nothing here sleeps.
         for _ in range(ROUNDS_MAX):
             if len(session.open_tasks()) == 1:
                 break

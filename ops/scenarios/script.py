@@ -108,7 +108,9 @@ class Played:
     def differences(self) -> Iterator[str]:
         """Answers that differ from those in the script: `line 7: got ..., expected ...`."""
         lines = [line for answer in self.answers for line in answer]
+        # Missing and additional lines are differences, too.
         pairs = zip_longest(lines, self.block.expected or ())
+        # Behind the head come the line of `----` and the first answer.
         for line, (got, expected) in enumerate(pairs, self.block.line + self.block.head.count("\n") + 2):
             if got != expected:
                 yield f"line {line}: got {got!r}, expected {expected!r}"

@@ -70,6 +70,7 @@ class Stage(Player):
             case "text":
                 self.parts[-1].text = self._machine.act(rest)
             case "machine":
+                # The machine before may hold threads and files.
                 self.end()
                 module = import_module(f"standfast.ops.scenarios.{self.scenario}")
                 self._machine = getattr(module, rest)()

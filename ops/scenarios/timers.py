@@ -32,6 +32,7 @@ class Timers(Driven):
         """Begin with an application without timers."""
         self.reactions: dict[tuple[str, int], list[tuple[str, str, list[int]]]] = defaultdict(list)
         player, timer_kind = self, TimerKind(kind)
+        # A watermark after every record, so that no step waits for an interval.
         app = App("timers", watermark_interval_ms=0)
 
         @app.source(TOPIC, key=serde.string, value=serde.json, watermarks=BoundedDisorder(0))

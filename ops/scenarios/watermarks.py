@@ -90,7 +90,7 @@ class Sources(Driven):
     """One application after the other."""
 
     def one_source(self, *, disorder: int) -> None:
-        """Declare one source without periodic watermarks, and a topic for late records."""
+        """Declare one source whose watermark follows every record, and a topic for late records."""
         app = App("watermarks", watermark_interval_ms=0)
         app.source("in", watermarks=BoundedDisorder(disorder), late=LATE)(self._noting())
         self.open(app)
@@ -103,7 +103,7 @@ class Sources(Driven):
         self.open(app)
 
     def across(self) -> None:
-        """Declare two tasks, a topic, and two tasks behind it."""
+        """Declare two tasks, a topic, and two tasks behind it, with a watermark after every record."""
         app = App("watermarks", watermark_interval_ms=0)
         stream = app.stream("in", key=serde.string, value=serde.json, watermarks=BoundedDisorder(0))
         stream.repartition("middle").process(self._noting())

@@ -84,6 +84,7 @@ class Counts(Driven):
     def new(self, kind: str, *outputs: str, **numbers: int) -> None:
         """Declare an application that counts by key and window into each topic."""
         windows, self.outputs = windows_of(kind, numbers), outputs
+        # A store for each topic: two counts over one store would count each record twice.
         app = App("windows", stores=[_store(f"counts-{topic}", windows) for topic in outputs])
         clicks = app.stream(TOPIC).group_by_key()
         for topic in outputs:
