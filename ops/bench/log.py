@@ -4,8 +4,7 @@
     kafka               a broker is started in the folder, and stopped by its process id at the end
     kafka://host:port   that cluster; topics begin with a prefix that no other run has, and are deleted at the end
 
-Rules of this file: it ends every broker that it started and deletes every topic that it made, also when the benchmark
-fails.
+Rules of this file: it ends the broker that it started and deletes the topics that it made, also when a run fails.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
     @app.sink(settings.live, key=serde.string, value=serde.json)
     @app.source(settings.topic, key=serde.string, value=serde.json)
     class Board(Processor):
-        """Position of every aircraft. A record's timestamp is the scheduled departure; records come as the flights
+        """Position of every aircraft. A record's timestamp is the scheduled departure; they come as the flights
         left."""
 
         stores = ("aircraft",)

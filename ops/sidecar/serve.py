@@ -85,8 +85,7 @@ def check_log(config: Config) -> None:
 
 
 def serve(loaded: Loaded, reload: Reload | None = None) -> int:
-    """Run the sidecar until a signal or a drain ends it. Raises BadConfig, Held, Unavailable before anything can be
-    called."""
+    """Run the sidecar until it is stopped. Raises BadConfig, Held, Unavailable before anything can be called."""
     config = loaded.config
     check(config)
     run_dir = config.run_dir
@@ -238,8 +237,7 @@ class Sidecar:
         return look(log, changelog)
 
     def _heard(self, event: str, data: Mapping[str, Any]) -> None:
-        """Add events that the sidecar raises by itself (task, fenced, draining) to the audit and the page's list of
-        events."""
+        """Add events of the sidecar's own (task, fenced, draining) to the audit and the page's list of events."""
         if event in ("task", "fenced", "draining"):
             self._audit.done(event, "sidecar", **{name: str(value) for name, value in data.items()})
 
@@ -317,8 +315,7 @@ class Sidecar:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def _drain(self, wait_s: float) -> None:
-        """Refuse new work, wait until running work is committed, close the tasks. A repeated call waits for the
-        same."""
+        """Take no new work, wait until running work is committed, close the tasks. Repeated: waits for the same."""
         await asyncio.wrap_future(self.plane.call(self.plane.drain))
         deadline_ms = self._clock.monotonic_ms() + wait_s * 1_000
         while self._uncommitted() and self._clock.monotonic_ms() < deadline_ms:

@@ -184,7 +184,7 @@ class Answers:
         return {"schema": "standfast.locate/1", "app": self._plane.config.app.name, "tasks": rows}
 
     def verification(self, store: str | None, partition: int | None) -> Callable[[], Json]:
-        """A function that compares active stores with their changelogs; it reads for long, so call it in another
+        """A function that compares active stores with their changelogs; it reads for long: call it in another
         thread."""
         plane = self._plane
         if store is not None and store not in {spec.name for spec in plane.specs}:

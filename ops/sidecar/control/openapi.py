@@ -1,7 +1,6 @@
 """The OpenAPI document of the control API, made from the table of its calls.
 
-Rules of this file: pure. The document shows the checks themselves: schemas of bodies are made from the classes that
-check them.
+Rules of this file: pure. The document shows the checks: schemas of bodies are made from the classes that check them.
 """
 
 from __future__ import annotations

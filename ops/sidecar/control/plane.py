@@ -317,8 +317,7 @@ class ControlPlane:
         self._look_for_own_locks(held, now_ms)
 
     def _look_for_own_locks(self, held: HeldTasks | None, now_ms: int) -> None:
-        """Raise InternalError for a task that cannot be opened for long because this process keeps its directory
-        locked."""
+        """Raise InternalError for a task that cannot be opened for long because this process locks its directory."""
         locked = None if held is None else self.session.locked_by_us(held)
         if locked is None:
             self._locked_ms = None
@@ -434,8 +433,7 @@ class ControlPlane:
         self.session.mover.want(self.wanted.active, self.wanted.standby)
 
     def _open_again(self, partition: int, task: Task, now_ms: int) -> bool:
-        """Open a failed task again, at a measured pace (the session restores lost state itself). Returns whether it
-        tried."""
+        """Open a failed task again, at a measured pace (the session restores lost state). Returns whether it tried."""
         if isinstance(task.error, Fenced) or self.watch.now() is not None:
             return False  # no instance could open it now: it is opened as soon as the log can be used
         due_ms = self._reopen_ms.setdefault(partition, now_ms)

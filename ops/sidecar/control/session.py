@@ -51,8 +51,7 @@ SNAPSHOTS = "snapshots"
 
 
 class DoorSession(SidecarSession):
-    """A session beside the servers: long work and care of the log are its workers'. It writes by the sidecar's
-    guard."""
+    """A session beside the servers: long work and log care are its workers'. It writes by the sidecar's guard."""
 
     def __init__(self, app: str, disk: DiskGuard, **given: Any) -> None:
         self._given_disk = disk
@@ -200,8 +199,8 @@ class ControlSession:
         return self.session.held()
 
     def locked_by_us(self, held: HeldTasks) -> StandfastError | None:
-        """The error of an active task that cannot be opened because this process keeps the directory of its closed
-        task; None: there is none."""
+        """The error of an active task whose directory this process keeps although the task is closed; None: no such
+        task."""
         errors = [*self.mover.refused.values(), *(one.task.error for one in held.tasks.values() if one.state in GONE)]
         return next((error for error in errors if isinstance(error, Held) and error.by_us), None)
 
@@ -222,8 +221,7 @@ class ControlSession:
         self._state.set_aside(str(TaskId(0, partition)), reason)
 
     def snapshot(self, name: str, tasks: Mapping[int, Task]) -> dict[int, dict[str, int]]:
-        """Copy tasks' files below `<state_dir>/<app>/snapshots/NAME`, each at one cut; returns the positions of their
-        stores.
+        """Copy tasks' files below `<state_dir>/<app>/snapshots/NAME`, each at one cut; returns their stores' positions.
 
         A copy is a task's directory: it can be read with --offline, or put in its place while nothing runs. Raises
         Conflict for a name that is taken.

@@ -4,15 +4,14 @@
     MULTI ... EXEC ── apply ── all or nothing ──────────────────┼──> task's write buffer ── commit ──> log, RocksDB
     SF.COMMIT ── begin_commit, run (any thread), end_commit ────┘         └── discard: session lost, new generation
 
-    session of a task   the unit to which all writes since the last commit belong. It ends when a connection that wrote
-                        is lost or a new generation begins: uncommitted writes are discarded, and connections that
-                        wrote any of them are FENCED; with a new generation, every connection bound before. The others
-                        go on at once, but offsets are refused from every connection that has not read the source
-                        offsets since the discard.
+    session of a task   holds all writes since the last commit. It ends when a connection that wrote is lost or a new
+                        generation begins: uncommitted writes are discarded, and connections that wrote any of them
+                        are FENCED; with a new generation, all bound before. The others go on at once, but offsets are
+                        refused from every connection that has not read the source offsets since the discard.
 
 Rules of this file: one thread, that of the event loop, calls everything but `Commit.run`. No socket, no loop, no clock
-of its own; time comes from the clock given. A task that commits takes neither writes nor scans: it raises MustWait, and
-the server calls again when the task is free.
+of its own; time comes from the clock given. A task that commits takes neither writes nor scans: MustWait, and the
+server calls again when it is free.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class TaskSource(Protocol):
         ...
 
     def missing(self) -> Sequence[str]:
-        """The tasks that keep the restore gate shut, each with its progress; empty when every assigned task is
-        ready."""
+        """The tasks that keep the restore gate shut, each with its progress; empty when all assigned ones are ready."""
         ...
 
 
@@ -202,9 +200,7 @@ class Engine:
     def write(self, binding: Binding, *, adds: bool = True) -> EngineTask:
         """The task that a connection is bound to, for writing; the next `commit` takes these writes.
 
-        `adds`: the write takes space, as deletes hardly do. Raises as `task`; MustWait while the task commits;
-        DRAINING;
-        DiskFull.
+        `adds`: it takes space, as deletes hardly do. Raises as `task`; MustWait while it commits; DRAINING; DiskFull.
         """
         held = self.task(binding)
         # A frozen layer of the buffer, so that writes go on while a commit runs, was tried: on one core it brought

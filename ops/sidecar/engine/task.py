@@ -135,7 +135,7 @@ class EngineTask:
         if self.uncommitted:
             self.task.discard()
         elif self.task.state is TaskState.RUNNING:
-            return  # a task that failed or closed may have lost its buffer already, so only then go on
+            return  # nothing to discard; the buffer of a task that failed or closed may be gone already
         self._lose(why)
         for binding in self.bound:
             if binding.dirty:

@@ -19,8 +19,7 @@ class Table:
     """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two.
 
     `failed`: active tasks that cannot be used, and why; `fenced`: tasks that a newer owner took, and why; `idle`: why
-    the
-    instance holds no task any more, if the application did not release them.
+    no task is held any more, if the application did not say so.
     """
 
     open: Mapping[int, Task] = field(default_factory=dict)

@@ -104,9 +104,9 @@ class RespDoor:
     async def open(self, path: Path, mode: int = 0o600) -> None:
         """Listen at `path` (several are fine); a socket that was left there is replaced.
 
-        The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group. Raises InvalidRequest for a path or
-        mode
-        that cannot be, Held for a path that is in use or another's.
+        The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group. Raises InvalidRequest for a path
+        that
+        cannot be, Held for one that is in use or another's.
         """
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
             raise InvalidRequest(f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one")
@@ -198,8 +198,7 @@ class RespDoor:
             self._sheds = False
 
     def _shed(self, before: dict[RespProtocol, int]) -> None:
-        """Cut off the clients with most unread replies, until there is room: first those that took none of theirs
-        meanwhile."""
+        """Cut off the clients with most unread replies, until there is room: first those that took none meanwhile."""
         unread = {client: client.unread_bytes for client in self._clients}
         self.output_bytes, most = sum(unread.values()), self._limits.outputs_bytes
         deafest = sorted(unread, key=lambda one: (unread[one] >= before.get(one, 0), unread[one]), reverse=True)
@@ -236,8 +235,7 @@ class RespDoor:
         return None
 
     def _make_room(self) -> bool:
-        """Cut off the oldest client that has not logged in, so that strangers keep no place; returns whether there was
-        one."""
+        """Cut off the oldest client that has not logged in, if there is one: strangers keep no place."""
         strange = [
             (client.connection.id, client)
             for client in self._clients

@@ -4,8 +4,7 @@
     MULTI, SF.PUT a .., SF.COMMIT SEQ 7 ... , EXEC     and durable: repeated under the same number, the writes are not
                                                        made again, and the replies are the first ones
 
-Rules of this file: within EXEC every request is answered at once, in the engine's thread, but for the commit at its
-end.
+Rules of this file: EXEC answers every request at once, in the engine's thread, but for the commit at its end.
 """
 
 from __future__ import annotations

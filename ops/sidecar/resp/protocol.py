@@ -135,8 +135,7 @@ class RespProtocol(asyncio.Protocol):
             self._read_on(connection)
 
     def _before_login(self, connection: Connection, data: bytes) -> bytes:
-        """Answer one command after the other until one was a login; returns the bytes after that one. Raises
-        BadRequest."""
+        """Answer one command after the other until a login; returns the bytes after it. Raises BadRequest."""
         reader = self._reader
         data = reader.joined(data)
         at, size = 0, len(data)

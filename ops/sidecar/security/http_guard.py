@@ -7,9 +7,8 @@
     stores, assignment, revoke, schedule     write           drain, wipe, verify, snapshots       admin
 
 Rules of this file: decides from method, path and headers, and answers refusals itself as JSON; an ASGI layer around any
-application. The caller stands in `scope["actor"]`. Every change and every refusal is audited, with the method, the
-first
-two parts of the path, and the outcome, and nothing else of the request.
+application. The caller stands in `scope["actor"]`. Every change and every refusal is audited, of a request only its
+method, the first two parts of its path, and the outcome.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class GuardRules:
     uids: frozenset[int] | None = None
 
     def host_refusal(self, headers: Headers) -> Refusal | None:
-        """Refuse a Host that is not ours, so that a page of another site that points its own name at us gets
-        nothing."""
+        """Refuse a Host that is not ours: a page of another site may point its own name at us."""
         given = _all(headers, b"host")
         bare = _bare_host(given[0]) if len(given) == 1 else None
         if bare is not None and (self.hosts is None or bare in self.hosts or is_loopback(bare)):

@@ -68,12 +68,11 @@ class SidecarSession(Session):
 
     def held(self) -> HeldTasks:
         """The tasks that the session holds now: one look under its lock."""
+        # Everything at once: a control tick asked for these facts 11 times, each under a lock that restore work holds.
         with self._usable():
             instance = self._instance
             tasks = {}
             for task_id, task in instance.tasks.items():
-                # Read once: the control tick took these facts 11 times before, each under a lock that restore work
-                # holds.
                 state = task.state  # another thread may fail the task meanwhile
                 is_open = state is TaskState.RUNNING and instance.readiness.gate.is_open(task_id)
                 tasks[task_id.partition] = HeldTask(task, task.role, state, is_open)

@@ -3,8 +3,8 @@
     round(held)    holdings of both ──> moves (pure, `moves.py`) ──> close here, open here, order the workers
 
 Rules of this file: used by the control thread, which gives the session's snapshot; it is taken again only after tasks
-were closed or opened. Partition p belongs to worker p modulo their number, so that a task
-never changes from worker to worker. A step that the log does not answer is tried again with the next round.
+were closed or opened. Partition p belongs to worker p modulo their number, so that a task never changes from worker to
+worker. A step that the log does not answer is tried again with the next round.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TailMover:
         return {partition: error for partition, (error, _) in self._refused.items()}
 
     def want(self, active: Partitions, standby: Partitions, *, named: bool = False) -> None:
-        """Set the tasks to hold from now on. `named`: the application asks for them, also for tasks that another
-        instance took."""
+        """Set the tasks to hold from now on. `named`: the application asks for them, also if another instance took
+        them."""
         self._active, self._standby = active, standby
         self._take_back = active if named else self._take_back & active
         self._refused.clear()

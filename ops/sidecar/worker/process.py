@@ -92,8 +92,7 @@ class TailWorker:
         return self._state.tasks if self._state is not None and self.settled else None
 
     def read(self, path: str, query: str) -> Future[Rows]:
-        """A page of committed rows of a task there. Raises Unavailable while no worker runs, Refused: TOO_LARGE,
-        LIMIT."""
+        """A page of committed rows of a task there. Raises Unavailable while none runs, Refused: TOO_LARGE, LIMIT."""
         if self._child is None or self._state is None:
             raise Unavailable("the worker that is to have the standby is starting: ask again")
         order, future = self._reads.ask(path, query)

@@ -107,7 +107,7 @@ class Worker:
             state = "failed" if partition in self._refused else FENCED
             held[partition] = Holding("active" if partition in self._wanted.active else "standby", state)
         for task_id, task in self._session.all_tasks().items():
-            # A standby counts as far until its lag is known: a wrong "near" would end its restore here.
+            # A standby counts as far until its lag is known: a wrong "near" would have the server replay it.
             unknown = 0 if task.state.value == "running" else 1 << 62
             held[task_id.partition] = Holding(task.role, task.state.value, self._behind.get(task_id.partition, unknown))
         return held
