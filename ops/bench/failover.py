@@ -135,6 +135,7 @@ class Life:
 
     def kill(self) -> int:
         """Send SIGKILL; returns the monotonic time just before."""
+        # Before the signal: all parts of a round count from it.
         at_ms = SystemClock().monotonic_ms()
         self.lines += self._child.kill()
         return at_ms

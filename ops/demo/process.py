@@ -109,6 +109,7 @@ class Worker:
 
     def kill(self) -> int:
         """Send SIGKILL; returns the monotonic time just before, in milliseconds, once the process is gone."""
+        # Before the signal: all durations of the take-over count from it.
         at_ms = self._clock.monotonic_ms()
         self._take(self._child.kill())
         return at_ms

@@ -77,6 +77,7 @@ class Chains(Driven):
         through = orders.repartition("orders", partitions=int(partitions)) if partitions else orders
         through.join(app.table("customers"), lambda order, customer: [order, customer]).to("out")
         try:
+            # Without a log: only the numbers of partitions count here.
             topology = app.builder.build({"orders": 4, "customers": 2})
         except BadConfig:
             return "refused"

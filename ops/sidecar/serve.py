@@ -172,6 +172,7 @@ class Sidecar:
         self._signals(loop)
         run_info = self._write_info(http_socket)
         watching = [loop.create_task(self._beat()), loop.create_task(self._lag.watch())]
+        # Last: systemd starts units that depend on the sidecar once it has READY=1.
         self._notify.tell(READY=1, STATUS="serving")
         logger.info("serving %s: RESP at %s, HTTP at %s:%d", self._config.app.name, self._resp_path, *self._http_at)
         try:

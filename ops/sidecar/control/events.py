@@ -61,6 +61,7 @@ class Events:
         if self.heard is not None:
             self.heard(name, data)
         text = json.dumps(data, separators=(",", ":"))
+        # Queues belong to the loop, and events come from any thread.
         self._loop.call_soon_threadsafe(self._deliver, name, text)
 
     def listen(self, after: int | None = None) -> Listener:

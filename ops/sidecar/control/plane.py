@@ -428,6 +428,7 @@ class ControlPlane:
         logger.warning("task 0_%d was taken over by another instance: it is given up here", partition)
         self._fenced[partition] = "another instance has taken it: assign it under a new generation to take it back"
         self.events.publish("fenced", {"partition": partition, "reason": "taken over"})
+        # Wanted no more: the same assignment, repeated, must not take it back.
         self.wanted = assignments.without(self.wanted, {partition})
         self.timers.keep(self.wanted.active)
         self.session.mover.want(self.wanted.active, self.wanted.standby)

@@ -44,6 +44,7 @@ class ServerTls:
 
     def reload(self) -> None:
         """Use the present files for connections to come. Raises BadConfig; then the old ones stay."""
+        # Loaded before it is swapped: files that cannot be used leave the old context.
         self._current = self._load()
 
     def refusal(self, certificate: Mapping[str, Any] | None) -> str | None:

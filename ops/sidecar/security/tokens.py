@@ -102,6 +102,7 @@ class Tokens:
     def reload(self) -> None:
         """Read the file again. Raises BadConfig with every problem; then the tokens stay as they were."""
         if self._path is not None:
+            # Read whole before it is swapped: a bad file leaves the old tokens.
             self._of_file = tuple(_read(self._path))
             self.revision += 1
 

@@ -57,8 +57,7 @@ class TailMover:
         return {partition: error for partition, (error, _) in self._refused.items()}
 
     def want(self, active: Partitions, standby: Partitions, *, named: bool = False) -> None:
-        """Set the tasks to hold from now on. `named`: the application asks for them, also if another instance took
-        them."""
+        """Set the tasks to hold. `named`: the application asks for them, also for those that another instance took."""
         self._active, self._standby = active, standby
         self._take_back = active if named else self._take_back & active
         self._refused.clear()

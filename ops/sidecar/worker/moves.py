@@ -61,6 +61,7 @@ def moves(
     if worker is None:
         return Moves(server_active=active, server_standby=standby)
     far, tried = (set(last.far & active), set(last.tried & active)) if last is not None else (set(), set())
+    # Of wanted tasks only: one that is assigned again later may go to the worker again.
     here: set[int] = set()
     there: set[int] = set()
     fenced: set[int] = set()

@@ -41,7 +41,7 @@ class Reads:
 
     def answer(self, rows: Rows) -> None:
         """Pass the worker's answer on."""
-        # An answer may come after its request timed out, or after the worker was replaced.
+        # The request may have timed out meanwhile.
         future, _ = self._asked.pop(rows.id, (None, 0))
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(rows)
