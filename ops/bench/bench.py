@@ -7,8 +7,7 @@
     standfast bench failover   an application process is killed, until its standby has processed a record
     standfast bench process    an application counts 1,000 keys in windows, beside one whose processor does nothing
 
-`write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for a cluster that is
-there.
+`write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for an existing cluster.
 
 Rules of this file: arguments, and tables for people; the measures are made in `standfast.ops.bench.measures`.
 """
@@ -35,9 +34,10 @@ Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
 RECORDS_DEFAULT = {"read": 500_000}  # else a million
 TASKS, TASKS_MAX = 16, 1_000
-WITH_LOG = ("write", "restore", "standby", "failover")  # what `--log` may be given to
+WITH_LOG = ("write", "restore", "standby", "failover")  # commands that take `--log`
 RUNS_FAILOVER = 20
 RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]}; failovers {RUNS_FAILOVER})"
+# The largest digest of blake2b, which makes the keys.
 KEY_BYTES_MAX = 64
 
 
@@ -106,6 +106,7 @@ def run_bench(args: argparse.Namespace, out: Output) -> int:
 
 def show(document: Json, out: Output) -> None:
     """Tables for people."""
+    # Figures without goals: machine, load and needs of users are others than those that our goals are set for.
     settings, versions, log = document["settings"], document["versions"], document["log"]
     kafka = log["kind"] != SQLITE
     where = (
@@ -139,6 +140,7 @@ def show(document: Json, out: Output) -> None:
 
 
 def _cells(one: Json) -> list[str]:
+    # For milliseconds the largest is the slowest, for rates the smallest.
     slowest, fastest = ("max", "min") if one["unit"] == "ms" else ("min", "max")
     figures = [f"{one[name]:,.0f}" for name in ("median", slowest, fastest)]
     waited = "" if one["waited_share"] is None else f"{one['waited_share']:.0%}"
@@ -156,6 +158,7 @@ def _settings(args: argparse.Namespace) -> Json:
     if args.runs is None:
         args.runs = RUNS_FAILOVER if args.bench_command == "failover" else RUNS_DEFAULT[kind_of(_log(args))]
     limits = {"value_bytes": VALUE_MAX_BYTES, "key_bytes": KEY_BYTES_MAX, "batch": 10_000, "versions": args.records}
+    # Shorter keys would collide.
     least, limits["tasks"] = {"value_bytes": 0, "key_bytes": 8}, TASKS_MAX
     names = ["records", "key_bytes", "value_bytes", "batch", "versions", "runs", "tasks"]
     if not hasattr(args, "tasks"):

@@ -64,7 +64,7 @@ WORKERS_END_MS = 5_000
 
 
 def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
-    """Which key each record has. "far": every key once, in one order, then all again. "near": shuffled in stretches."""
+    """Key number of each record. "far": every key once, in one order, then all again. "near": shuffled in stretches."""
     distinct = max(records // versions, 1)
     if order == "far":
         for number in range(records):
@@ -73,6 +73,7 @@ def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
     span = max(min(NEAR_RECORDS, records) // versions, 1)
     for first in range(0, distinct, span):
         numbers = list(range(first, min(first + span, distinct))) * versions
+        # Seeded: the same arguments give the same data.
         random.Random(first).shuffle(numbers)
         yield from numbers
 
@@ -108,6 +109,7 @@ def read(step: Step) -> Measured:
                 store.put(key, values[number % VALUES], START_MS + number)
             task.commit()
         task.stores.flush()
+        # All rows in one level: otherwise the figures depend on how far RocksDB's own compaction has come.
         task.stores.engine.compact(STORE)
         wanted = random.Random(2 + step.run).sample(keys, min(GETS_MAX, len(keys)))
         absent = [key_of(step.records + number, step.key_bytes) for number in range(len(wanted))]
@@ -148,7 +150,7 @@ def fill(step: Step) -> Measured:
 
 
 def read_log(step: Step) -> Measured:
-    """Fetch the whole changelog: what a restore cannot be faster than."""
+    """Fetch the whole changelog: the bound that no restore can beat."""
     changelog = step.changelog
     with closing(open_log(address_of(step))) as log:
         reader = log.reader()
@@ -156,6 +158,7 @@ def read_log(step: Step) -> Measured:
 
         def run() -> None:
             reader.assign({changelog: begin})
+            # By position: on Kafka, ends of transactions take offsets, too.
             while reader.assignment()[changelog] < end:
                 reader.fetch(FETCH_RECORDS)
 
@@ -180,7 +183,7 @@ def restore(step: Step) -> Measured:
     with closing(open_log(address_of(step))) as log:
         log.admin.create_topic(step.source, 1, TopicPolicy())
         records = log.reader().bounds([step.changelog])[step.changelog].end
-    # No lease process: the processes of a restore are those that are measured.
+    # No lease process: only the processes of the restore are measured.
     session = session_of(
         step,
         f"restore-{step.run}",
@@ -190,6 +193,7 @@ def restore(step: Step) -> Measured:
     )
 
     def run() -> None:
+        # From the assignment on: opening the session is mostly connections to the broker.
         session.assign(active=[0])
         session.wait_ready(READY_S)
 
@@ -208,9 +212,10 @@ def restore(step: Step) -> Measured:
 
 
 def _of_workers(session: Session) -> Measured:
-    """What the worker processes of a bulk restore took; they end by themselves once it is done."""
+    """Figures of the worker processes of a bulk restore; they end by themselves once it is done."""
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + WORKERS_END_MS
+    # RUSAGE_CHILDREN counts a process only once it was waited for.
     while _children() and clock.monotonic_ms() < deadline_ms:
         clock.sleep_ms(5)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -226,6 +231,7 @@ def _of_workers(session: Session) -> Measured:
 def _children() -> bool:
     """Whether a process of ours still lives, or has not been waited for."""
     try:
+        # WNOWAIT: the process stays for the caller that waits for it.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
@@ -233,7 +239,7 @@ def _children() -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one step; the answer is what it measured."""
+    """Run one step; the answer is its measured figures."""
     parent, step = Parent(), Step(**json.loads(arguments[0]))
     if step.step == FAILOVER:
         live(step, lambda **answer: parent.tell(json_line(answer)))

@@ -3,13 +3,13 @@
     feeder ── a record every 20 ms ──> source ──> owner ── SIGKILL ····· started again, stands by: the next round
                                              └──> standby: lease run out ──> writer ──> restore ──> first record
 
-    detect     from the kill to the decision to take over: what is left of the lease, and at most one look (100 ms)
+    detect     from the kill to the decision to take over: the rest of the lease, and at most one look (100 ms)
     open       opening the writer, which fences the owner, and planning the restore
     restore    the rest of the changelog and the committed offsets, to the state `running`
     process    from there to the first record in the processor's hands
 
 Rules of this file: whole processes, by the public path (App.run), with default settings; the same machine's monotonic
-clock in all. It kills only what it started.
+clock in all. It kills only processes that it started.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Json: TypeAlias = dict[str, Any]
 Say: TypeAlias = Callable[..., None]
 FAILOVER = "failover"
 FEED_MS = 20
-WARM_MS = 1_000  # a standby is given so long to reach the end before the next kill
+WARM_MS = 1_000  # time for a standby to reach the end before the next kill
 WAIT_MS, LOOK_MS = 60_000, 100
 EARLY_MAX = 10  # take-overs of a whole benchmark that no kill caused
 ENDING_MS = 50  # the kernel kills the lease process of a killed one; it may be writing to the log's folder
@@ -58,7 +58,7 @@ PARTS = {
 
 
 class States(Listener):
-    """Says which state the task is in, and since when."""
+    """Reports each state of the task, with its time."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -68,7 +68,7 @@ class States(Listener):
 
 
 def live(step: Step, say: Say) -> None:
-    """Run the application until this process is killed; says what `States` and `FirstRecord` say."""
+    """Run the application until this process is killed; reports with `say` as `States` and `FirstRecord` do."""
     app = App(
         step.app,
         log=address_of(step),
@@ -82,7 +82,7 @@ def live(step: Step, say: Say) -> None:
 
     @app.source(step.source, key=serde.bytes, value=serde.bytes)
     class FirstRecord(Processor):
-        """Keeps each record, and says when the first came."""
+        """Keeps each record, and reports the time of the first."""
 
         def init(self, context: Context) -> None:
             self.store = context.store(STORE)
@@ -113,14 +113,14 @@ def live(step: Step, say: Say) -> None:
 
 
 class Life:
-    """One process of the application, and what it said."""
+    """One process of the application, and its lines."""
 
     def __init__(self, step: Step) -> None:
         self.lines: list[Json] = []
         self._child = start(step)
 
     def wait_for(self, **wanted: object) -> Json:
-        """The first line that says this. Raises Unavailable if it does not come."""
+        """The first line with these values (`...`: any). Raises Unavailable if it does not come."""
         clock = SystemClock()
         until_ms = clock.monotonic_ms() + WAIT_MS
         while True:
@@ -134,7 +134,8 @@ class Life:
                 raise Unavailable(f"a process of the benchmark did not come to {wanted}: {self.lines[-3:]}{how}")
 
     def kill(self) -> int:
-        """SIGKILL; returns the monotonic time just before."""
+        """Send SIGKILL; returns the monotonic time just before."""
+        # Before the signal: all parts of a round count from it.
         at_ms = SystemClock().monotonic_ms()
         self.lines += self._child.kill()
         return at_ms
@@ -159,6 +160,7 @@ def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) ->
         lives.append(Life(replace(step, step=FAILOVER, run=0)))
         lives[-1].wait_for(first_ms=...)
         while len(found) < runs:
+            # Two directories in turn: the killed process comes back as the standby of the next round.
             standby = Life(replace(step, step=FAILOVER, run=len(lives) % 2))
             lives.append(standby)
             standby.wait_for(role="standby", state="standby")
@@ -188,6 +190,7 @@ def _parts(standby: Life, killed_ms: int) -> dict[str, int]:
     first_ms = standby.wait_for(first_ms=...)["first_ms"]
     running_ms = standby.wait_for(role="active", state="running")["at_ms"]
     restoring_ms = standby.wait_for(state="restoring")["at_ms"]
+    # The promotion's duration is reported, and not the time of the decision.
     decided_ms = running_ms - standby.wait_for(promotion_ms=...)["promotion_ms"]
     return {
         "failover": first_ms - killed_ms,
@@ -212,6 +215,7 @@ def measures(found: list[dict[str, int]]) -> list[Json]:
                 "median": median(figures),
                 "min": min(figures),
                 "max": max(figures),
+                # `quantiles` needs two figures.
                 "p90": quantiles(figures, n=10, method="inclusive")[-1] if len(figures) > 1 else figures[0],
                 "waited_share": None,
                 "runs": [{"elapsed_ms": figure} for figure in figures],

@@ -1,10 +1,10 @@
-"""The log of a benchmark: an embedded one in each run's folder, a Kafka broker of its own, or somebody's cluster.
+"""The log of a benchmark: an embedded one in each run's folder, a Kafka broker of its own, or an existing cluster.
 
     sqlite              no address: each run has a log in its folder
     kafka               a broker is started in the folder, and stopped by its process id at the end
     kafka://host:port   that cluster; topics begin with a prefix that no other run has, and are deleted at the end
 
-Rules of this file: what it started it ends, and what it made it deletes, also when the benchmark fails.
+Rules of this file: it ends the broker that it started and deletes the topics that it made, also when a run fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUNS_DEFAULT = {SQLITE: 3, KAFKA: 5}
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
-    """`--log`."""
+    """Add `--log`."""
     parser.add_argument(
         "--log",
         default=SQLITE,
@@ -39,7 +39,7 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class BenchLog:
-    """Which log; `address` is empty for the embedded one. Applications are named `prefix` or begin with it."""
+    """The log; `address` is empty for the embedded one. Applications are named `prefix` or begin with it."""
 
     kind: str
     address: str = ""
@@ -52,12 +52,12 @@ class BenchLog:
             _delete_topics(self.address, app)
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The log as JSON."""
         return {"kind": self.kind, "address": self.address or None, "broker": self.broker}
 
 
 def kind_of(log: str) -> str:
-    """ "sqlite" or "kafka". Raises InvalidRequest or BadConfig for what is neither."""
+    """Kind of the log: "sqlite" or "kafka". Raises InvalidRequest or BadConfig for any other."""
     from standfast.replication.kafka.address import parse_kafka_address
     from standfast.store.errors import InvalidRequest
 
@@ -98,6 +98,7 @@ def _delete_topics(address: str, prefix: str) -> None:
     with closing(open_log(address)) as log:
         suffix = changelog_topic("", STORE)
         names = [info.name for info in log.admin.topics() if info.name.startswith(prefix)]
+        # `topics` leaves topics of groups out, so their names are derived.
         members = [name.removesuffix(suffix) + MEMBERS_SUFFIX for name in names if name.endswith(suffix)]
         for name in names + [name for name in members if log.admin.describe_topic(name) is not None]:
             log.admin.delete_topic(name)

@@ -1,8 +1,8 @@
-"""The measures of the command bench: which runs, in which order, and what is made of their figures.
+"""The measures of the command bench: its runs, their order, and the figures made of them.
 
 Every run is a process of its own (`standfast.ops.bench.child`), started one after the other; the log of a restore is
-filled by another one, so the peak memory is that of the restore alone. What is compared is run in rounds, each of
-them every side once and every other round the other way round, so that other work on the machine meets all alike.
+filled by another one, so the peak memory is that of the restore alone. Compared sides run in rounds, each of them every
+side once and every other round the other way round, so that other work on the machine meets all alike.
 Rates are records a second: the median over the runs, with the slowest and fastest beside it.
 
 Rules of this file: nothing is timed here.
@@ -100,7 +100,7 @@ class Bench:
         return measures, ratios
 
     def _ways(self, name: str, case: Step) -> dict[str, Step]:
-        """The restores of a case by name: as a session does it, or with each of the numbers of workers asked for."""
+        """The restores of a case by name: as a session does it, or with each number of workers in the arguments."""
         case = replace(case, step="restore")
         workers = self.settings["workers"]
         if not workers:
@@ -108,7 +108,7 @@ class Bench:
         return {f"{name}_workers_{number}": replace(case, workers=number) for number in workers}
 
     def standby(self) -> tuple[list[Json], list[Json]]:
-        """How fast standbys follow, and how soon they run, beside an instance that has nothing."""
+        """Speed of standbys, and the time until they run, beside an instance with an empty directory."""
         tasks = self.settings["tasks"]
         self._run(replace(self.step, step="fill", versions=1), f"fill the changelogs of {tasks} tasks")
         warm, cold = self._rounds(
@@ -129,7 +129,7 @@ class Bench:
         return [tailed, followed, started], [self._ratio(followed, started, "how many times sooner a standby runs")]
 
     def failover(self) -> tuple[list[Json], list[Json]]:
-        """An application process is killed, again and again."""
+        """Kill an application process, again and again."""
         from standfast.ops.bench.failover import measures, rounds
         from standfast.stream.session.settings import LEASE_DEFAULT_MS
 
@@ -156,14 +156,16 @@ class Bench:
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def _rounds(self, sides: list[tuple[str, Step]]) -> list[list[Json]]:
-        """Runs of each side, one a round; what a run wrote is removed before the next."""
+        """Runs of each side, one a round; the files of a run are removed before the next."""
         found: list[list[Json]] = [[] for _ in sides]
         runs = self.settings["runs"]
         for number in range(runs):
+            # Alternating: other work on the machine moves either side by a third.
             order = list(enumerate(sides))
             for at, (what, step) in order if number % 2 == 0 else reversed(order):
                 own = replace(step, run=number)
                 if step.step == "write":
+                    # Topics of its own: a run must not find the rows of the one before.
                     own = replace(own, app=f"{self.log.prefix}-{step.guarantee}-{number}")
                 found[at].append(self._run(own, f"{what}, run {number + 1} of {runs}"))
                 shutil.rmtree(Path(step.folder) / f"{step.step}-{number}", ignore_errors=True)
@@ -186,7 +188,7 @@ class Bench:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def _measure(self, name: str, what: str, runs: list[Json], unit: str = "records/s") -> Json:
-        """The figures of runs; `unit` is "records/s", or "ms" for what is no rate."""
+        """The figures of runs; `unit` is "records/s", or "ms" for a measure that is no rate."""
         figures = [run["rate" if unit == "records/s" else "elapsed_ms"] for run in runs]
         waited = [run["waited_for_cpu_ms"] for run in runs]
         elapsed_ms = sum(run["elapsed_ms"] for run in runs)
@@ -204,7 +206,7 @@ class Bench:
         }
 
     def _ratio(self, measure: Json, other: Json, what: str) -> Json:
-        """The median of the rounds: what runs side by side meets the same other work, what runs apart does not."""
+        """The median over the rounds: sides of one round meet the same other work of the machine, runs apart do not."""
         rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
         return {
             "name": f"{measure['name']} / {other['name']}",
@@ -216,9 +218,10 @@ class Bench:
         }
 
     def _memory(self, runs: list[Json]) -> Json:
-        """Of all processes together, the most that each had at any time."""
+        """Peak memory of all processes together: the sum of each one's own peak."""
         bound = self.settings["memory_bytes"] + MEMORY_ALLOWANCE_BYTES
         in_bulk = any(run["runs_ingested"] for run in runs)
+        # The worker processes of a bulk restore have a budget of their own.
         if in_bulk:
             bound += self.settings["restore_memory_bytes"]
         peaks = [

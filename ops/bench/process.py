@@ -47,7 +47,7 @@ INPUT = TopicPartition(SOURCE, 0)
 
 
 class Nothing(Processor):
-    """What a loop costs by itself."""
+    """A processor that does nothing: the cost of the loop by itself."""
 
     def process(self, record: Record) -> None:
         pass
@@ -81,7 +81,7 @@ def source(step: Step) -> Measured:
 
 
 def count(step: Step) -> Measured:
-    """Windowed count."""
+    """Count per key and window."""
     store = WindowStore("counts", serde.bytes, serde.int64, window_size_ms=WINDOW_MS, retention_ms=10 * WINDOW_MS)
 
     def build(app: App) -> None:
@@ -92,7 +92,7 @@ def count(step: Step) -> Measured:
 
 
 def idle(step: Step) -> Measured:
-    """Nothing at all."""
+    """Process the records with `Nothing`."""
     return _run(step, lambda app: app.source(SOURCE, key=serde.bytes, value=serde.bytes)(Nothing), [])
 
 
@@ -118,5 +118,6 @@ def _run(step: Step, build: Callable[[App], object], stores: list[WindowStore]) 
     measured = timed(app.run, step.records)
     with closing(open_log(address_of(step))) as log:
         committed = log.group(app.name).committed([INPUT])[INPUT].offset
+    # A run that stopped before the end would look fast.
     assert committed == step.records, f"{committed} of {step.records} records are committed"
     return measured

@@ -3,8 +3,8 @@
     standby    stand by for every task, from an empty directory to the end of its changelog; then take all of them over
     cold       take all of them over with an empty directory
 
-Rules of this file: only the public path (Session) is timed. How long it takes to find out that an instance is gone is
-no part of it.
+Rules of this file: only the public path (Session) is timed. The time until the loss of an instance is noticed is no
+part of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def standby(step: Step) -> Measured:
 
 
 def cold(step: Step) -> Measured:
-    """Be assigned all tasks with nothing here, until the gate is open."""
+    """Be assigned all tasks with an empty directory, until the gate is open."""
     with _session(step) as session:
         return {"take_over": _take_over(session, step)}
 
@@ -58,6 +58,7 @@ def _take_over(session: Session, step: Step) -> Measured:
         session.wait_ready(READY_S)
 
     measured = timed(run, step.tasks)
+    # A gate that opened without rows would look fast.
     for number in range(min(step.tasks, step.records)):
         found = session.task(number).store(STORE).get(key_of(number, step.key_bytes))
         assert found is not None, f"a key of task {number} is missing"

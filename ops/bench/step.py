@@ -1,4 +1,4 @@
-"""What the steps of a benchmark share: their arguments, the data they make, and the stopwatch.
+"""The common part of a benchmark's steps: their arguments, the data they make, and the stopwatch.
 
 Rules of this file: the same arguments give the same data; nothing is measured while it is made.
 """
@@ -42,7 +42,7 @@ Measured: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """What to do. Sizes in bytes; `versions` records a key, lying `order` "near" or "far" from each other."""
+    """One step of a benchmark. Sizes in bytes; `versions` records a key, `order` "near" or "far" from each other."""
 
     step: str
     folder: str
@@ -64,7 +64,7 @@ class Step:
 
     @property
     def changelog(self) -> TopicPartition:
-        """What a restore reads."""
+        """The changelog that a restore reads."""
         return TopicPartition(changelog_topic(self.app, STORE), 0)
 
     @property
@@ -74,9 +74,10 @@ class Step:
 
 
 def start(step: Step) -> ChildProcess[Measured]:
-    """A process that does the step (`standfast.ops.bench.child`); what it measured is its last answer."""
+    """Start a process that does the step (`standfast.ops.bench.child`); its last answer has the measured figures."""
     words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
     arguments = [json.dumps(asdict(step))]
+    # A `ChildProcess` ends with the benchmark; plain subprocesses were orphans once it was killed.
     return ChildProcess("standfast.ops.bench.child", arguments, parse=json_object, clock=SystemClock(), stderr=words)
 
 
@@ -120,6 +121,7 @@ def timed(run: Callable[[], None], count: int) -> Measured:
     waited, used = _waited_ms(), resource.getrusage(resource.RUSAGE_SELF)
     started_ms = clock.monotonic_ms()
     run()
+    # A rate needs a duration above zero.
     elapsed_ms = max(clock.monotonic_ms() - started_ms, 1)
     after = resource.getrusage(resource.RUSAGE_SELF)
     now_waited = _waited_ms()
@@ -137,6 +139,7 @@ def _waited_ms() -> float | None:
     total_ns = 0
     try:
         for thread in Path("/proc/self/task").iterdir():
+            # The second field is the time on a run queue.
             total_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
         return None

@@ -10,8 +10,8 @@
                                                   └─> final-delays   one hour, when it closes ──> hour-results
 
 Rules of this file: the application and nothing of processes or comparison. Delays are in minutes, times in
-milliseconds. Rows must not depend on when a process was killed: `aircraft` holds the latest departure only, and what
-an additional retirement takes away, the next one of the six-hour grid would have taken as well.
+milliseconds. Rows must not depend on when a process was killed: `aircraft` holds the latest departure only, and rows
+that an additional retirement deletes would have gone with the next one of the six-hour grid as well.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ VIEW_MS = 3 * HOUR_MS
 RETIRE_AFTER_MS = DAY_MS
 RETIRE_EVERY_MS = 6 * HOUR_MS
 LIVE_EVERY_MS = 500
+# Below a session's default of 1,500: the take-over waits for it.
 LEASE_MS = 1_200
+# Kafka Streams' default for exactly once.
 COMMIT_INTERVAL_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class BoardSettings:
-    """How long windows stay open after their end, and how long stores keep them, in milliseconds of stream time.
+    """Grace of windows after their end, and retention of stores, in milliseconds of stream time.
 
     `prefix` stands before every name that the log sees: topics, the group, transactional ids. `lease_ms` is wall time:
-    how long a process that is gone still counts as there.
+    the time for which a process that is gone still counts as live.
     """
 
     grace_ms: int
@@ -73,7 +75,7 @@ class BoardSettings:
 
     @property
     def topic(self) -> str:
-        """The flights."""
+        """The topic of flights."""
         return self._named(TOPIC)
 
     @property
@@ -83,12 +85,12 @@ class BoardSettings:
 
     @property
     def live(self) -> str:
-        """The live board."""
+        """The topic of the live board."""
         return self._named(LIVE)
 
     @property
     def results(self) -> str:
-        """Final results."""
+        """The topic of final results."""
         return self._named(RESULTS)
 
     def _named(self, name: str) -> str:
@@ -97,9 +99,9 @@ class BoardSettings:
 
 @dataclass(slots=True)
 class Tally:
-    """What this process has processed: records, and the monotonic time at which the first of them was done.
+    """Progress of this process: its records, and the monotonic time at which the first of them was done.
 
-    `resumed` is, by task, how many flights were committed when the task was first opened here.
+    `resumed` is, by task, the number of flights that were committed when the task was first opened here.
     """
 
     records: int = 0
@@ -108,7 +110,7 @@ class Tally:
     clock: Clock = field(default_factory=SystemClock)
 
     def count(self) -> None:
-        """One record was processed."""
+        """Count one processed record."""
         self.records += 1
         if self.first_ms < 0:
             self.first_ms = self.clock.monotonic_ms()
@@ -159,7 +161,7 @@ def build_app(
 
 
 def task_groups(settings: BoardSettings) -> dict[int, TaskGroup]:
-    """The application's groups of tasks, for who opens its state without running it."""
+    """The application's groups of tasks, for a caller that opens its state without running it."""
     topology = build_app(settings, Tally()).topology()
     return {one.group: TaskGroup(PARTITIONS, one.specs, one.topics) for one in topology.groups}
 
@@ -175,7 +177,8 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
     @app.sink(settings.live, key=serde.string, value=serde.json)
     @app.source(settings.topic, key=serde.string, value=serde.json)
     class Board(Processor):
-        """Where every aircraft is. A record's timestamp is the scheduled departure; they come as the flights left."""
+        """Position of every aircraft. A record's timestamp is the scheduled departure; they come as the flights
+        left."""
 
         stores = ("aircraft",)
 
@@ -186,8 +189,9 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
             self.counts = context.progress
             for name in ("flights", "retired"):
                 self.counts.setdefault(name, 0)
+            # The first opening here: a task that is restarted in this process goes on from its own counts.
             tally.resumed.setdefault(context.task_id, self.counts["flights"])
-            # When each left, so that retiring need not scan the store: an index of it, made again in each process.
+            # Departure times, so that retiring need not scan the store: an index of it, built again in each process.
             with self.aircraft.all() as rows:
                 self.departed = {tail: seen["departed"] for tail, seen in rows}
             self.latest = Latest()
@@ -206,7 +210,7 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
             tally.count()
 
         def retire(self, now_ms: int) -> None:
-            """Forget aircraft that did not leave within the last day."""
+            """Delete aircraft that did not leave within the last day."""
             gone = [tail for tail, departed in self.departed.items() if departed < now_ms - RETIRE_AFTER_MS]
             for tail in gone:
                 self.aircraft.delete(tail)
@@ -214,7 +218,7 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
             self.counts["retired"] += len(gone)
 
         def publish(self, now_ms: int) -> None:
-            """This task's part of the live board."""
+            """Publish this task's part of the live board."""
             live = {
                 "flights": self.counts["flights"],
                 "aircraft": len(self.departed),
@@ -226,19 +230,20 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
 
 
 class Latest:
-    """The worst delay of the last hours, for the live board only: it begins anew in each process."""
+    """The worst delay of the last hours, for the live board only: it starts empty in each process."""
 
     def __init__(self) -> None:
         self._worst: dict[int, dict[str, Any]] = {}  # hour -> its worst flight
         self._newest = 0
 
     def add(self, scheduled_ms: int, flight: dict[str, Any]) -> None:
-        """A flight that left."""
+        """Add a flight that left."""
         hour = scheduled_ms // HOUR_MS
         known = self._worst.get(hour)
         if known is None or flight["delay"] > known["delay"]:
             self._worst[hour] = {name: flight[name] for name in ("delay", "flight", "origin")}
         if hour > self._newest:
+            # Only the hours that the board shows are kept.
             self._newest = hour
             self._worst = {at: one for at, one in self._worst.items() if at > hour - VIEW_MS // HOUR_MS}
 

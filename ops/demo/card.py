@@ -39,7 +39,7 @@ def card(result: DemoResult, width: int) -> list[str]:
 
 
 def verdict(result: DemoResult) -> str:
-    """One line that says how it ended."""
+    """One line with the outcome of the demo."""
     took_s = result.takeover.to_first_record_ms / 1_000
     if result.problems:
         return "NOT equal: see the problems"

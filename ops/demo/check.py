@@ -7,7 +7,7 @@
     hour-results ── records   against the plain computation: each closed hour once
     group       ─── offsets   against the number of records
 
-Rules of this file: nobody runs any more; it changes nothing that it checks.
+Rules of this file: no process of the demo runs any more; the checks change nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLD_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the checks found. `a_equal` is whether the stores of A, back as a standby, equal those of B."""
+    """Results of the checks. `a_equal` is whether the stores of A, back as a standby, equal those of B."""
 
     comparison: BoardComparison
     finals: FinalsComparison
@@ -49,7 +49,7 @@ class Checked:
 
 
 class _Counter(Listener):
-    """Records that a restore replays."""
+    """Counter of the records that a restore replays."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -61,11 +61,12 @@ class _Counter(Listener):
 
 
 def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clock: Clock, display: Display) -> Checked:
-    """Run every check over what the demo left in `folder`."""
+    """Run every check over the state that the demo left in `folder`."""
     plain = plain_board(data.flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
     comparison = compare_state(state_dir(folder, "b"), settings, plain, clock)
     rows = sum(one.expected for one in comparison.stores)
     display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
+    # At least once, rows may count flights again and results may be given again; none may be missing.
     exact = settings.guarantee == "exactly_once"
     finals = compare_finals(read_finals(log, settings.results), plain.finals, exact=exact)
     display.event(f"{finals.records:,} final results, one for each hour that closed: {finals.differences} differences")
@@ -86,15 +87,16 @@ def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clo
 
 
 def committed_offsets(log: Log, settings: BoardSettings, expected: Mapping[int, int]) -> Offsets:
-    """What the group has committed of the flights, by partition; a partition without a flight has no commit."""
+    """Committed offsets of the flights, by partition; a partition without a flight has no commit."""
     with closing(log.group(settings.app)) as group:
+        # By name: asked for all partitions of a group, Kafka omits one whose first offset is still being written.
         wanted = [TopicPartition(settings.topic, part) for part in expected]
         found = {at.partition: one.offset for at, one in group.committed(wanted).items()}
     return Offsets({number: found.get(number, 0) for number in expected}, dict(expected))
 
 
 def verify_state(folder: Path, log: Log, settings: BoardSettings, clock: Clock) -> Verified:
-    """Compare the stores of B with their changelogs, folded to the positions that the stores stand at."""
+    """Compare the stores of B with their changelogs, folded to the positions of the stores."""
     found: list[StoreVerdict] = []
     with open_state(state_dir(folder, "b"), settings, clock) as tasks:
         for task_id, task in tasks.items():
@@ -124,6 +126,7 @@ def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock) 
     with session:
         session.assign(active=all_task_ids(groups))
         session.wait_ready(COLD_TIMEOUT_S)
+        # Before the session closes: flushing is no part of a restore.
         duration_ms = clock.monotonic_ms() - started_ms
     return ColdRestore(counter.records, duration_ms, equal=False), _digests(root, settings, clock)
 

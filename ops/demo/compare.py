@@ -3,8 +3,8 @@
     state directory ──> rows by (partition, key ...) ──┐
     flights ──> plain_board ───────────────────────────┴─> missing, extra, different, examples
 
-Rules of this file: it reads stores as an application would and changes nothing; nobody else may have the state
-directory meanwhile. What the rows must be comes from `standfast.ops.demo.plain` alone.
+Rules of this file: it reads stores as an application would and changes nothing; no other process may have the state
+directory meanwhile. The expected rows come from `standfast.ops.demo.plain` alone.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class BoardComparison:
     """All stores, and the flights that were counted against those of the file.
 
     `flights_counted` is by the tasks themselves, in the numbers kept with their commits; `windowed_flights_counted` by
-    the rows of the hours within retention. `aircraft_retired` is how many were, some of them more than once. Where it
-    is not `exact`, as at least once, flights may be counted again; none may be missing.
+    the rows of the hours within retention. `aircraft_retired` counts retirements, several of some aircraft. Where it is
+    not `exact`, as at least once, flights may be counted again; none may be missing.
     """
 
     stores: tuple[StoreComparison, ...]
@@ -129,7 +129,7 @@ def _rows(tasks: Mapping[TaskId, TaskStores], name: str) -> dict[Any, dict[str, 
 
 
 def compare_store(store: str, actual: Rows, expected: Rows, digest: str = "", *, exact: bool = True) -> StoreComparison:
-    """Compare two sets of rows. Where it is not `exact`, a row may count flights again, and is then as it must be."""
+    """Compare two sets of rows. Where it is not `exact`, a row may count flights again, and is then correct."""
     counts: Counter[str] = Counter()
     told: list[str] = []
     for at, must, row in merged(_named(expected), _named(actual)):
@@ -155,10 +155,12 @@ def compare_store(store: str, actual: Rows, expected: Rows, digest: str = "", *,
 def _counted_again(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     if "flights" not in expected:
         return False
+    # Sums grow with each repeat, and the worst delay of an hour does not.
     return bool(actual["flights"] > expected["flights"] and actual["worst"] == expected["worst"])
 
 
 def _named(rows: Rows) -> list[tuple[bytes, Mapping[str, Any]]]:
+    # `merged` refuses names that are not in strictly ascending order.
     return sorted(((str(at).encode(), row) for at, row in rows.items()), key=itemgetter(0))
 
 

@@ -3,7 +3,7 @@
     feed ─┬─> A active ──── half way: SIGKILL ····· comes back, stands by ──┐
           └─> B stands by ───────────> takes over, goes on to the end ──────┴─> stop
 
-Rules of this file: it starts, feeds, kills and waits; what is right is decided by the modules that compare. Every wait
+Rules of this file: it starts, feeds, kills and waits; correctness is decided by the modules that compare. Every wait
 has a bound on how long nothing may move.
 """
 
@@ -34,9 +34,9 @@ METRICS_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The moment of the SIGKILL: its monotonic time, how far A and the feeder were, final results in the log.
+    """The moment of the SIGKILL: its monotonic time, progress of A and the feeder, final results in the log.
 
-    `committed` was seen just before; what B found when it took over is exact.
+    `committed` was seen just before; the number that B found when it took over is exact.
     """
 
     at_ms: int
@@ -47,7 +47,7 @@ class Killed:
 
 
 class Course:
-    """The part with live processes. What it learnt is in its attributes once `run` returned."""
+    """The part with live processes. Its findings are in its attributes once `run` returned."""
 
     def __init__(
         self,
@@ -78,25 +78,26 @@ class Course:
         self._b = Status()
 
     def run(self) -> None:
-        """From the start of A to the clean stop of both."""
+        """Run from the start of A to the clean stop of both."""
         a, b = self._start_both()
         self._until_half(a, b)
         self._kill(a)
         self._until_taken_over(b)
         returned = self._start("a")
         self._until_end(b, returned)
-        # The standby goes first, so that it does not take over what the active gives up.
+        # The standby goes first, so that it does not take over the tasks that the active gives up.
         returned.stop()
         b.stop()
         self._display.event("both processes stopped cleanly")
 
     def abandon(self) -> None:
-        """Leave no process behind."""
+        """End all processes."""
+        # Last started first: a standby must not take over while the others end.
         for worker in reversed(self._workers):
             worker.abandon()
 
     def takeover(self) -> TakeOver:
-        """The kill and what came after it."""
+        """The kill and the take-over in numbers."""
         killed, last = self.killed, self.b_last
         return TakeOver(
             processed_by_a=max(killed.processed, last.resumed),  # its last status may be older than its last commit
@@ -121,6 +122,8 @@ class Course:
         return worker
 
     def _start_both(self) -> tuple[Worker, Worker]:
+        # B is held until A has every task: otherwise the two would share the tasks, and the kill would hit half of
+        # them.
         a, b = self._start("a"), self._start("b", held=True)
         self._wait("A to take every task", lambda: a.status().tasks("active") == TASKS and a.last.ready)
         b.release()
@@ -154,6 +157,7 @@ class Course:
     def _kill(self, a: Worker) -> None:
         committed = sum(self._view.committed().values())
         at_ms = a.kill()
+        # With the reports that were still in the pipe.
         self.a_last = a.last
         self.killed = Killed(at_ms, self.a_last.processed, committed, self._feeder.fed, self._view.finals())
         self._display.event(
@@ -192,6 +196,7 @@ class Course:
         def settled() -> bool:
             self._b, self.a_back = b.status(), returned.status()
             caught_up = self.a_back.tasks("standby") == TASKS and self.a_back.stores("lag", "standby") == 0
+            # Statuses from after the last commit: an older one may show a lag of 0 of the time before it.
             return caught_up and min(self._b.at_ms, self.a_back.at_ms) > done_ms + SETTLE_MS
 
         self._wait("A to stand by again", settled)
@@ -202,9 +207,10 @@ class Course:
         )
 
     def _feed(self) -> int:
-        """Write the next slice, as far as both groups of tasks keep up; returns how many flights that were."""
+        """Write the next slice, as far as both groups of tasks keep up; returns the number of flights in it."""
         committed = self._view.committed()
         self._committed = sum(committed.values())
+        # Behind the repartition topic as well: no window may get a flight later than the lead allows.
         room = min(self._feeder.room(committed), self._feeder.lead_max - self._view.backlog())
         return self._feeder.feed(min(self._slice, room))
 
@@ -214,6 +220,7 @@ class Course:
         while not done():
             self._show()
             now_ms = self._clock.monotonic_ms()
+            # The deadline moves with any progress, so that a slow machine is not taken for a stalled demo.
             if self._marks() != moved:
                 moved, deadline_ms = self._marks(), now_ms + STALL_MS_MAX
             elif now_ms > deadline_ms:

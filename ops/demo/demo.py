@@ -2,12 +2,12 @@
 
     standfast demo [--data sample|full] [--guarantee G] [--dir D] [--metrics-port N] [--json]
     standfast demo --log kafka                                on a real Kafka broker, started and stopped for it
-    standfast demo --log kafka://host:9092 --prefix x         on somebody's own; --remove instead: what it left there
+    standfast demo --log kafka://host:9092 --prefix x         on a cluster of yours; --remove instead: its leftovers
     standfast demo --no-spark                                 without its last step, which needs the extra `spark`
     standfast demo --limit N                                  first N flights, for a quick look and for tests
     standfast demo --scenario NAME [--json]                   a worked example of the time semantics, step by step
 
-Exit codes: 0 all rows (or steps) as they must be, 1 any differs, 2 a folder or topics that are there already or options
+Exit codes: 0 all rows (or steps) are correct, 1 any differs, 2 a folder or topics that are there already or options
 that do not go together, 69 no broker or none to be had, 78 data that is not installed.
 
 Rules of this file: arguments, folder and exit code; heavy modules are imported when the command runs.
@@ -99,7 +99,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """The demo, or the scenario that was asked for; returns the exit code."""
+    """Run the demo, or the scenario that the arguments name; returns the exit code."""
     if arguments.scenario is not None:
         return play_scenario(arguments)
     from standfast.ops.demo.board import LEASE_MS
@@ -114,6 +114,7 @@ def start(arguments: argparse.Namespace) -> int:
     arguments.guarantee = arguments.guarantee or "exactly_once"
     arguments.lease_ms = arguments.lease_ms or LEASE_MS
     if arguments.metrics_port is not None:
+        # Only an explicit port needs the extra: without it the demo runs and serves no metrics.
         from standfast.ops.shared.extras import SERVE, require
 
         require("serve", *SERVE)
@@ -140,7 +141,7 @@ def play_scenario(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo; returns the exit code. Raises StandfastError for what the caller must fix."""
+    """Run the demo; returns the exit code. Raises StandfastError for an error that the caller must fix."""
     try:
         with _terminated(), _folder(arguments.dir) as folder:
             result = _run(arguments, folder)
@@ -189,11 +190,12 @@ def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
             metrics_port=arguments.metrics_port,
             spark=not arguments.no_spark,
         )
+        # After a problem, topics stay for a look.
         return result if kept or result.problems else _cleared(result, display, clock)
 
 
 def _cleared(result: DemoResult, display: Display, clock: Clock) -> DemoResult:
-    """Nothing stays on somebody's broker after a run that went well and whose folder goes, too."""
+    """Remove the demo's topics from a shared cluster after a good run whose folder goes, too."""
     from standfast.ops.demo.place import cleared
 
     if not result.log.shared:
@@ -215,7 +217,7 @@ def _own_stderr() -> Iterator[TextIO]:
 
 @contextmanager
 def _left_behind(used: LogUsed) -> Iterator[None]:
-    """If the demo does not end by itself, say what it leaves on somebody's broker."""
+    """If the demo does not end by itself, print its leftovers on a shared cluster."""
     try:
         yield
     except BaseException:
@@ -245,7 +247,7 @@ def _folder(given: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM unwinds like an exit, so that the demo's processes and its folder go too."""
+    """Let SIGTERM unwind like an exit, so that the demo's processes and its folder go too."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise SystemExit(EXIT_TERMINATED)

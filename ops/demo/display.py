@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: the live board and progress bars on a terminal, a few plain lines anywhere else.
+"""The demo's display while it runs: the live board and progress bars on a terminal, a few plain lines anywhere else.
 
 Rules of this file: it writes to stderr only, and knows nothing of how the demo works.
 """
@@ -19,14 +19,14 @@ from rich.text import Text
 from standfast.ops.demo.live import LiveBoard
 
 NO_FLIGHT = LiveBoard()
-PLAIN_BOARDS = 4  # how often the plain lines tell of the board
+PLAIN_BOARDS = 4  # number of plain lines with the board
 REFRESH_PER_S = 10
 LABEL_WIDTH = 11  # of the longest name of a bar
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How far everything is, in records; a total of 0 is not known yet."""
+    """Progress of every part, in records; a total of 0 is not known yet."""
 
     total: int
     fed: int = 0
@@ -40,7 +40,7 @@ class Numbers:
 
 
 class Display:
-    """Where the demo tells of itself, and the steps of its run of Spark.
+    """Display of the demo, and of the steps of its run of Spark.
 
     On a terminal the live board and five bars stay at the bottom, events scroll above them; anywhere else events are
     lines, and of the live board there is one at each quarter of the flights.
@@ -75,7 +75,7 @@ class Display:
         }
 
     def event(self, text: str, *, loud: bool = False) -> None:
-        """Something happened; `loud` for the kill and the take-over."""
+        """Show an event; `loud` for the kill and the take-over."""
         if not self._moves:
             print(f"{'**' if loud else '--'} {text}", file=self._console.file, flush=True)
             return
@@ -86,7 +86,7 @@ class Display:
         self._console.print(line)
 
     def numbers(self, now: Numbers) -> None:
-        """Progress, several times a second."""
+        """Show progress, several times a second."""
         self._board = now.board
         quarters = now.board.flights * PLAIN_BOARDS // max(now.total, 1)
         if quarters > self._boards and not self._moves:
@@ -132,6 +132,7 @@ class Display:
     def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
         bar = self._bars[name]
         if done and not self._progress.tasks[bar].started:
+            # A total below the records done would show more than 100 %.
             self._progress.start_task(bar)
         self._progress.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}")
         if ended is not None:

@@ -1,16 +1,15 @@
 """Writes the flights to the topic of the demo, slice by slice, in order of actual departure.
 
     flight ──> partition crc32(tail) % partitions ──> key tail, value JSON, timestamp = scheduled departure
-
     flights   0 ........ horizon ................. fed          never more than `lead_max` from horizon to fed
               committed  │ the earliest flight     │ the next
               by all     │ not yet committed       │ to write
 
 The lead makes sure that no window gets a late flight: tasks behind the repartition topic see the flights of four tasks
 interleaved, in an order that differs from run to run, but a flight is written only when every flight `lead_max` before
-it has passed. So what the windows' grace must be follows from the data (`grace_for`).
+it has passed. So the necessary grace of the windows follows from the data (`grace_for`).
 
-Rules of this file: it writes and counts; when to write is decided by the caller.
+Rules of this file: it writes and counts; the caller decides when.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from standfast.replication.offsets import TopicPartition
 
 
 class Feeder:
-    """Feeds one topic, which it makes. `fed` is how many flights are in the log."""
+    """Feeds one topic, which it makes. `fed` is the number of flights in the log."""
 
     def __init__(self, log: Log, topic: str, partitions: int, flights: Sequence[Flight], lead_max: int) -> None:
         log.admin.create_topic(topic, partitions, TopicPolicy())
@@ -55,11 +54,12 @@ class Feeder:
         return earliest
 
     def room(self, committed: Mapping[int, int]) -> int:
-        """How many flights may be written now."""
+        """Number of flights that may be written now."""
         return min(self.horizon(committed) + self.lead_max, self.total) - self.fed
 
     def feed(self, count: int) -> int:
-        """Write up to `count` further flights, acknowledged when this returns; returns how many."""
+        """Write up to `count` further flights, acknowledged when this returns; returns their number."""
+        # The caller's room is negative while the repartition topic is further behind than the lead.
         piece = self._flights[self.fed : self.fed + max(count, 0)]
         batches: dict[TopicPartition, list[Outgoing]] = {}
         for flight in piece:
@@ -94,6 +94,7 @@ def grace_for(flights: Sequence[Flight], lead_max: int, unit_ms: int) -> int:
     """
     needed, newest, ahead = 0, 0, 0
     for number, flight in enumerate(flights):
+        # Each flight is looked at once: going through the lead of each would be quadratic.
         while ahead < min(number + lead_max, len(flights)):
             newest = max(newest, flights[ahead].scheduled)
             ahead += 1

@@ -2,8 +2,8 @@
 
     hour-results   airport | start 8  ──> flights, delay, worst          one record per closed hour, never a second
 
-Rules of this file: it reads the topic from its beginning, as any reader would, and changes nothing. What must be there
-comes from `standfast.ops.demo.plain` alone.
+Rules of this file: it reads the topic from its beginning, as any reader would, and changes nothing. The expected
+results come from `standfast.ops.demo.plain` alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FinalsComparison:
 
     @property
     def differences(self) -> int:
-        """Results that are not what they must be."""
+        """Number of wrong results."""
         again = self.repeated if self.exact else 0
         return self.missing + self.extra + self.different + again + self.disordered
 
@@ -67,6 +67,7 @@ def read_finals(log: Log, topic: str = RESULTS) -> list[Final]:
             at = TopicPartition(topic, part)
             position, end = reader.bounds([at])[at]
             reader.assign({at: position})
+            # By position and not by records: on Kafka the end of a transaction takes an offset, too.
             while position < end:
                 for batch in reader.fetch(FETCH_RECORDS, WAIT_MS):
                     position = batch.next_offset
@@ -89,6 +90,7 @@ def compare_finals(
             repeated += 1
             told += [f"{at}: given again, as {row}"] if exact else []
         seen.setdefault(at, row)
+        # A result that is given again comes after later hours by its nature.
         if at[2] < latest.get(at[0], 0) and (exact or not again):
             disordered += 1
             told.append(f"{at}: given after a later hour")

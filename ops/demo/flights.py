@@ -43,7 +43,7 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlightData:
-    """Flights in order of actual departure, and how many rows of the file are not among them."""
+    """Flights in order of actual departure, and numbers of the other rows of the file."""
 
     name: str
     source: str

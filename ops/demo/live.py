@@ -43,7 +43,7 @@ class LiveBoard:
 
 
 class LiveReader:
-    """Follows the topic. `published` is how many records there were."""
+    """Follows the topic. `published` counts its records."""
 
     def __init__(self, log: Log, topic: str = LIVE) -> None:
         self.published = 0
@@ -55,6 +55,7 @@ class LiveReader:
         """The board now."""
         for batch in self._reader.fetch(FETCH_RECORDS):
             for record in batch.records:
+                # A record has a task's whole part, so only its newest one counts.
                 self.published += 1
                 self._parts[record.key or b""] = json.loads(record.value or b"{}")
         return add_up(self._parts.values())

@@ -1,11 +1,11 @@
-"""What the log tells of the application's progress, to the process that watches it from outside.
+"""The application's progress as the log shows it, for the process that watches it from outside.
 
     committed()    flights, by partition            backlog()    offsets of the repartition topic that wait
     finals()       final results written so far     settled()    nothing is on its way any more in either group
     board()        the live board
 
 Rules of this file: it reads committed offsets and topics, as any other program could; it asks no process. Not every
-offset is a record: on Kafka the end of a transaction takes one, too. What must be exact is read, not subtracted.
+offset is a record: on Kafka the end of a transaction takes one, too. Exact numbers are read, not subtracted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LogView:
         return sum(end - offset for offset, end in self._behind().values())
 
     def settled(self, total: int) -> bool:
-        """Whether `total` flights and all that followed from them behind the repartition topic are committed."""
+        """Whether `total` flights and all records behind the repartition topic that came of them are committed."""
         # Flights and the records made of them are committed together: no more can come once all flights are.
         return sum(self.committed().values()) >= total and not self._waiting()
 
@@ -78,6 +78,7 @@ class LogView:
             for batch in self._reader.fetch(1, WAIT_MS):
                 if batch.records:
                     return True
+                # At the end without a record: only ends of transactions lie there.
                 if batch.at_end:
                     left.pop(batch.source, None)
         return False

@@ -1,13 +1,13 @@
-"""Where the demo's log is: a file in its folder, a Kafka broker that it starts and stops, or somebody's own cluster.
+"""Places of the demo's log: a file in its folder, a Kafka broker that it starts and stops, or a cluster of the user's.
 
     (nothing)                            <folder>/log.db
     --log kafka                          a broker in <folder>/kafka, stopped by its pid however the demo ends
-    --log kafka://host:9092 --prefix x   somebody's cluster: topics, group and transactional ids all begin with "x-"
+    --log kafka://host:9092 --prefix x   a cluster: topics, group and transactional ids all begin with "x-"
 
-On somebody's cluster the demo begins only if nothing of its names is there, so all of them are its own afterwards: they
-are removed when all went well, and else kept for a look, with the line that removes them.
+On a cluster the demo begins only if nothing of its names is there, so all of them are its own afterwards: they are
+removed after a good run, and else kept for a look, with the line that removes them.
 
-Rules of this file: places and names. It removes only what it is told by name, and lists what that is before.
+Rules of this file: places and names. It removes only topics that it is given by name, and lists them before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ADDRESS_FORMS = "leave it out (a file), write kafka (a broker is started), or ka
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic of the demo that is there; `offsets` is how many it holds."""
+    """An existing topic of the demo; `offsets` is how many it holds."""
 
     name: str
     partitions: int
@@ -71,7 +71,7 @@ def place_for(log: str | None, prefix: str | None, folder: Path, display: Displa
 
 
 def found_topics(log: Log, prefix: str) -> list[Topic]:
-    """Topics of a demo with this prefix that are there."""
+    """Existing topics of a demo with this prefix."""
     found = []
     with closing(log.reader()) as reader:
         for name in names(prefix):
@@ -112,11 +112,13 @@ def _started(directory: Path, display: Display, clock: Clock) -> Iterator[LogUse
 
 
 def _others(address: str, prefix: str, display: Display, clock: Clock) -> LogUsed:
-    """Somebody's cluster, on which nothing of our names may be."""
+    """The user's cluster, on which no topic of our names may exist."""
+    # At once: a client of Kafka would only go on trying to connect.
     check_listening(parse_kafka_address(address).servers, "have the demo start one: --log kafka")
     with closing(open_log(address, clock=clock)) as log:
         found = found_topics(log, prefix)
         address = log.address
+    # So all topics of these names are the demo's own afterwards, and may be removed.
     if found:
         raise InvalidRequest(
             f"{address} already has {_listed([one.name for one in found])}: choose another --prefix, or if they are of "
@@ -133,7 +135,7 @@ def _listed(found: Sequence[str]) -> str:
 
 
 def cleared(used: LogUsed, clock: Clock) -> LogUsed:
-    """Remove what the demo made on somebody's cluster."""
+    """Remove the demo's topics and group from the user's cluster."""
     with closing(open_log(used.address, clock=clock)) as log:
         remove(log, used.prefix, found_topics(log, used.prefix))
     return replace(used, removed=True)

@@ -7,8 +7,8 @@
 
 Partitions of aircraft are those of the tail, all others those of the airport.
 
-Rules of this file: dictionaries and sums, nothing of stores, windows, logs or the application: what it shares with
-them, it could get wrong in the same way.
+Rules of this file: dictionaries and sums, nothing of stores, windows, logs or the application: code shared with
+them could be wrong in the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DelayRows = dict[tuple[int, str, int], dict[str, Any]]
 
 @dataclass(slots=True)
 class PlainBoard:
-    """What stores and results must hold. `records` is flights per partition of the source.
+    """The expected contents of stores and results. `records` is flights per partition of the source.
 
     `expired` and `unfinished` are flights in hours past retention, and in hours that did not close.
     """
@@ -44,7 +44,8 @@ class PlainBoard:
 
 
 def plain_board(flights: Iterable[Flight], partitions: int, grace_ms: int, retention_ms: int) -> PlainBoard:
-    """Compute every row that must be there after all flights, in the order in which they left."""
+    """Compute every expected row after all flights, in the order in which they left."""
+    # An iterator would be used up by the first of the two passes.
     flights = list(flights)
     board = PlainBoard(records=dict.fromkeys(range(partitions), 0))
     newest: dict[int, int] = {}
@@ -71,7 +72,7 @@ def plain_board(flights: Iterable[Flight], partitions: int, grace_ms: int, reten
 
 
 def _aircraft(flights: Iterable[Flight], partitions: int) -> AircraftRows:
-    """Last departure of each aircraft, forgotten at every sixth hour if it is more than a day ago.
+    """Last departure of each aircraft, deleted at every sixth hour if it is more than a day ago.
 
     The time is that of the partition: the newest scheduled departure so far.
     """

@@ -1,8 +1,8 @@
 """The worker processes of the demo, seen from the process that starts them.
 
-    start ──> status() (the last one that it told) ──> kill() or stop()
+    start ──> status() (the last one that it reported) ──> kill() or stop()
 
-Rules of this file: each is a `ChildProcess`, with a file for what it prints. A worker that ends on its own is an error
+Rules of this file: each is a `ChildProcess`, with a file for its output. A worker that ends on its own is an error
 that carries the end of that file.
 """
 
@@ -25,7 +25,7 @@ POLL_MS = 10
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a worker told last; times are monotonic milliseconds, -1 where it has not happened.
+    """The last report of a worker; times are monotonic milliseconds, -1 where it has not happened.
 
     `processed` records of flights here, the first at `first_ms`, after the `resumed` ones that were committed before;
     `status` is the status document of its session, {} before the first.
@@ -51,7 +51,7 @@ class Status:
         return int(self.counter("standby", "records"))
 
     def tasks(self, role: str) -> int:
-        """How many tasks are "active" and no longer restoring, or "standby"."""
+        """Number of tasks that are "active" and no longer restoring, or "standby"."""
         return sum(task["role"] == role and task["state"] != "restoring" for task in self.status.get("tasks", ()))
 
     def stores(self, number: str, role: str = "") -> int:
@@ -89,6 +89,7 @@ class Worker:
             [str(state_dir(folder, name))],
             parse=json_object,
             clock=clock,
+            # A file of its own: the worker's stdout carries the reports.
             stderr=self._words.open("w+b"),
         )
         self.pid = self._child.pid
@@ -107,19 +108,20 @@ class Worker:
         return self.last
 
     def kill(self) -> int:
-        """SIGKILL; returns the monotonic time just before, in milliseconds, once the process is gone."""
+        """Send SIGKILL; returns the monotonic time just before, in milliseconds, once the process is gone."""
+        # Before the signal: all durations of the take-over count from it.
         at_ms = self._clock.monotonic_ms()
         self._take(self._child.kill())
         return at_ms
 
     def stop(self) -> None:
-        """Have it end cleanly. Raises Unavailable if it does not, or takes too long and is killed."""
+        """End the process cleanly. Raises Unavailable if it does not, or takes too long and is killed."""
         self._take(self._child.stop(json_line({"do": "stop"}), STOP_MS_MAX))
         if self._child.ended is None or self._child.ended.code != 0:
             raise self._failed("stopped with")
 
     def abandon(self) -> None:
-        """Make sure that the process is gone, cleanly if it can be; never raises for how it ended."""
+        """Make sure that the process is gone, cleanly if possible; never raises for how it ended."""
         try:
             self._child.stop(json_line({"do": "stop"}), STOP_MS_MAX)
         except StandfastError:

@@ -1,6 +1,6 @@
-"""The command `standfast demo --log kafka://... --prefix x --remove`: what demos left on somebody's broker.
+"""The command `standfast demo --log kafka://... --prefix x --remove`: topics that demos left on a shared cluster.
 
-Rules of this file: without --yes it only lists. What goes is named one by one before; nothing else is touched.
+Rules of this file: without --yes it only lists. Every topic is named before it is deleted; nothing else is touched.
 """
 
 from __future__ import annotations

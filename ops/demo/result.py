@@ -1,4 +1,4 @@
-"""What the demo found: one frozen value, its JSON form, and whether it is good.
+"""The result of the demo: one frozen value, its JSON form, and whether it is good.
 
 Rules of this file: plain data; times in milliseconds as named, JSON names are a contract ("schema").
 """
@@ -17,7 +17,7 @@ SCHEMA = "standfast.demo/2"
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """The data: rows of the file, what was left out of it, and what was fed."""
+    """The data: rows of the file, those skipped, and those fed."""
 
     data: str
     source: str
@@ -37,7 +37,7 @@ class Fed:
 class LogUsed:
     """The log. `kind` is embedded or kafka; a broker that the demo started has its version, pid and time to start.
 
-    On somebody's cluster all names begin with `prefix`, `topics` are those that the demo makes there, and `removed`
+    On a shared cluster all names begin with `prefix`, `topics` are those that the demo makes there, and `removed`
     says whether they were deleted at the end.
     """
 
@@ -52,13 +52,13 @@ class LogUsed:
 
     @property
     def shared(self) -> bool:
-        """Whether others use it, too."""
+        """Whether the cluster is shared with other applications."""
         return bool(self.topics)
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The kill and what came after it. Times are counted from the SIGKILL."""
+    """The kill and the take-over. Times are counted from the SIGKILL."""
 
     processed_by_a: int
     committed_by_a: int
@@ -77,13 +77,13 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What windows and punctuation did.
+    """Effects of windows and punctuation.
 
     late_windows      updates that either process refused because their window was closed
     late_dropped      rows that either process refused because they were past their store's retention
     segments_expired  by B, as standby and as active
     finals_by_a       final results that were in the log when A was killed
-    live_records      what a reader of the live board was given
+    live_records      records that a reader of the live board got
     handed_over       records that a task of B got from its neighbour, without reading the log
     """
 
@@ -112,13 +112,13 @@ class Offsets:
 
     @property
     def equal(self) -> bool:
-        """Nothing lost, nothing left over."""
+        """Whether no record is lost and none is left over."""
         return self.committed == self.expected
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Stores against their changelogs: how many (stores times partitions), and how many were not found equal."""
+    """Stores against their changelogs: number of them (stores times partitions), and of those not found equal."""
 
     stores: int
     rows: int
@@ -142,7 +142,7 @@ class ColdRestore:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Where a running process served its metrics, and how many samples one answer had."""
+    """Address of a running process's metrics, and the number of samples of one answer."""
 
     address: str
     samples: int
@@ -173,9 +173,9 @@ class SparkRun:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Everything the card shows. `digests` is of the stores that took over, by store.
+    """All contents of the card. `digests` is of the stores that took over, by store.
 
-    `spark` None: it was left out, and `spark_left_out` says what turns it on.
+    `spark` None: it was skipped, and `spark_left_out` says how to turn it on.
     """
 
     fed: Fed
@@ -201,7 +201,7 @@ class DemoResult:
 
     @property
     def problems(self) -> list[str]:
-        """Every way in which the result is not what it must be; empty if all is well."""
+        """Every deviation of the result from the expected one; empty if all is well."""
         found = [example for one in self.comparison.stores for example in one.examples]
         if self.comparison.differences:
             found.append(f"{self.comparison.differences} differences to the plain computation")
@@ -233,6 +233,7 @@ class DemoResult:
         """The document that `--json` prints."""
         head: dict[str, Any] = {"schema": SCHEMA, "ok": not self.problems, "problems": self.problems}
         made: dict[str, Any] = head | asdict(self) | {"digests": self.digests, "left_out": left_out(self)}
+        # The document's names are a contract; those of the fields are free to change.
         del made["spark_left_out"]
         made["comparison"]["differences"] = self.comparison.differences
         made["comparison"]["stores"] = {one.store: asdict(one) for one in self.comparison.stores}
@@ -243,7 +244,7 @@ class DemoResult:
 
 
 def left_out(result: DemoResult) -> list[str]:
-    """What this run did not show, with what turns it on."""
+    """Steps that this run skipped, each with the option that turns it on."""
     left = ["the other eleven months of 2013: --data full"] if result.fed.data == "sample" else []
     if result.log.kind == "embedded":
         left.append("the same on Kafka: --log kafka")
@@ -253,5 +254,5 @@ def left_out(result: DemoResult) -> list[str]:
 
 
 def removal_line(address: str, prefix: str) -> str:
-    """What lists, and with --yes removes, all that a demo with this prefix made."""
+    """The command that lists, and with --yes removes, all topics of a demo with this prefix."""
     return f"standfast demo --log {quote(address)} --prefix {prefix} --remove"

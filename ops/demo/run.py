@@ -24,7 +24,7 @@ from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import Clock
 from standfast.stream.session.settings import Guarantee
 
-# The feeder is at most this part of all flights ahead of what is committed; that, and the delays, make the grace.
+# The feeder is at most this part of all flights ahead of the committed ones; that, and the delays, make the grace.
 LEAD_PARTS = 10
 LEAD_RECORDS_MAX = 8_000
 # Short against the length of the data, so that segments expire on the way.
@@ -44,7 +44,7 @@ def run_demo(
     metrics_port: int = 0,
     spark: bool = False,
 ) -> DemoResult:
-    """The whole course in `folder`. Leaves no process behind, whatever happens. Raises StandfastError."""
+    """Run the whole course in `folder`. Leaves no process behind, whatever happens. Raises StandfastError."""
     started_ms = clock.monotonic_ms()
     lead_max = lead_for(len(data.flights))
     settings = replace(settings_for(data), guarantee=guarantee, prefix=used.prefix, lease_ms=lease_ms)
@@ -53,6 +53,7 @@ def run_demo(
         f"windows wait {settings.grace_ms / DAY_MS:.1f} days for late flights"
     )
     with closing(open_log(used.address, clock=clock)) as log:
+        # Closed before the checks, which compare a state that nothing changes any more.
         with (
             closing(Feeder(log, settings.topic, PARTITIONS, data.flights, lead_max)) as feeder,
             closing(LogView(log, settings)) as view,
@@ -70,7 +71,7 @@ def run_demo(
 
 
 def lead_for(flights: int) -> int:
-    """How many flights may be written beyond the earliest one that is not committed."""
+    """Number of flights that may be written beyond the earliest one that is not committed."""
     return min(max(flights // LEAD_PARTS, SLICE_RECORDS_MIN), LEAD_RECORDS_MAX)
 
 

@@ -3,8 +3,8 @@
     state of B, its changelogs ──> inspect, rebuild, verify ──> SparkRun
                                                            └──> <folder>/spark: rebuilt stores and report.html
 
-Rules of this file: what is missing for it is no fault of the demo: the card says what turns the step on. Everything
-else that fails, fails.
+Rules of this file: a missing extra or Java is no fault of the demo: the card says how to turn the step on. Any other
+failure fails the demo.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 FOLDER = "spark"
 MASTER = "local[2]"
 INSTALL = "pip install 'standfast[spark]'"
-# Of a run of some seconds the second compiler of Java never earns what it costs.
+# In a run of some seconds the second compiler of Java never earns its cost.
 SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def run_spark(
     folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock
 ) -> tuple[SparkRun | None, str]:
-    """The run, or None and what turns it on."""
+    """The run, or None and a hint how to enable it."""
+    # PySpark is an extra of 0.8 GB: without it the demo is as good as before.
     if find_spec("pyspark") is None:
         return None, INSTALL
     from standfast.ops.tools.spark_java import spark_java
@@ -45,6 +46,7 @@ def run_spark(
         check_libraries(report=True)
         java = spark_java(display.event)
     except (BadConfig, Unavailable) as error:
+        # The card has one line for it.
         return None, str(error).partition("\n")[0]
     return _run(folder, log, settings, display, clock, java), ""
 

@@ -1,4 +1,4 @@
-"""One process of the demo: runs the board, serves its metrics, and tells the demo how it is doing.
+"""One process of the demo: runs the board, serves its metrics, and reports its progress to the demo.
 
     python -m standfast.ops.demo.worker STATE_DIR     a child of the demo (`standfast.store.process.child`)
 
@@ -6,7 +6,7 @@
     demo <── {"at_ms": ..., "status": a status document}, several times a second ── worker
 
 Rules of this file: an ordinary application process; it ends on SIGTERM, and with the process that started it. It does
-not know who will be killed, or when. All times are the machine's monotonic milliseconds.
+not know which process will be killed, or when. All times are the machine's monotonic milliseconds.
 """
 
 from __future__ import annotations
@@ -65,17 +65,19 @@ class Watcher(Listener):
 
 
 def report(app: App, session: Session, tally: Tally, watcher: Watcher, metrics: str, parent: Parent) -> None:
-    """Tell the demo how it is going until the session closes; whatever it orders now stops the application."""
+    """Report progress to the demo until the session closes; any order now stops the application."""
     try:
         while True:
             told: dict[str, Any] = {
                 "at_ms": tally.clock.monotonic_ms(),
                 "processed": tally.records,
                 "first_ms": tally.first_ms,
+                # A copy: the application's thread adds tasks meanwhile.
                 "resumed": sum(list(tally.resumed.values())),
                 "restoring_ms": watcher.restoring_ms,
                 "running_ms": watcher.running_ms,
                 "metrics": metrics,
+                # The session counts all of it anyway.
                 "status": status_document(session.statistics()),
             }
             parent.tell(json_line(told))
@@ -96,6 +98,7 @@ def main(state: Path) -> int:
     tally, watcher = Tally(clock=clock), Watcher(clock)
     app = build_app(BoardSettings(**order["settings"]), tally, order["log"], state, [watcher])
     session = app.open()
+    # The server is in an extra, and the demo runs without it.
     server = OpsServer(session, port=order["port"]) if can_serve() else None
     metrics = "" if server is None else server.address
     reporter = threading.Thread(target=report, args=(app, session, tally, watcher, metrics, parent))

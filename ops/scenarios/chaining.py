@@ -1,14 +1,14 @@
-"""The player of applications as they are chained: what is called directly, and which records pass a topic.
+"""The player of applications as they are chained: direct calls, and records that pass a topic.
 
     words | case map, to | joined 2           declare: count words | a chain of CASES | join orders, with 2 partitions
-    topology | shape | processors 0           its text and Mermaid | its topics | what sub-topology 0 calls
+    topology | shape | processors 0           its text and Mermaid | its topics | direct calls of sub-topology 0
     run on_the_way 4 | run broadcast 2        play a chain of RUNS with so many partitions
     run filtered 1
     record in JFK 2 | line a fox              a record in partition 2 | a line of words
     reached | split | tasks                   how one record reached a processor | words, and those behind the topic |
-                                              which tasks saw the record
+                                              tasks that saw the record
 
-Rules of this file: it declares small applications; what comes out is written in the script.
+Rules of this file: it declares small applications; the expected results are written in the script.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Chains(Driven):
     """One application after the other."""
 
     def words(self) -> None:
-        """An application that counts words."""
+        """Declare an application that counts words."""
         app = _counting()
         words = app.stream("lines").flat_map(lambda _, line: [(None, word) for word in line.split()], name="split")
         longer = words.filter(lambda _, word: len(word) > 1, name="longer")
@@ -54,20 +54,20 @@ class Chains(Driven):
         return f"{self.declared}\n{self.declared.to_mermaid()}"
 
     def case(self, *words: str) -> None:
-        """One of CASES."""
+        """Declare one of CASES."""
         app = _counting()
         CASES[" ".join(words)](app.stream("in"))
         self.declared = app.topology()
 
     def shape(self) -> dict[str, Any]:
-        """How many sub-topologies it has, and the topics between."""
+        """Number of sub-topologies, and the topics between."""
         return {
             "sub_topologies": len(self.declared.groups),
             "topics": [one.name for one in self.declared.internal],
         }
 
     def processors(self, group: str) -> list[str]:
-        """What a sub-topology calls directly, one after the other."""
+        """Processors of a sub-topology, which call each other directly, in order."""
         return [node.name for node in self.declared.groups[int(group)].processors]
 
     def joined(self, partitions: str = "") -> str:
@@ -77,6 +77,7 @@ class Chains(Driven):
         through = orders.repartition("orders", partitions=int(partitions)) if partitions else orders
         through.join(app.table("customers"), lambda order, customer: [order, customer]).to("out")
         try:
+            # Without a log: only the numbers of partitions count here.
             topology = app.builder.build({"orders": 4, "customers": 2})
         except BadConfig:
             return "refused"
@@ -91,11 +92,11 @@ class Chains(Driven):
         self.open(app, partitions=int(partitions))
 
     def record(self, topic: str, value: str, partition: str) -> None:
-        """A record of key k."""
+        """Pipe a record of key k."""
         self.running.pipe(topic, "k", value, 1, partition=int(partition))
 
     def line(self, *words: str) -> dict[str, Any]:
-        """A line: how many words it has, and which of them passed the topic."""
+        """Pipe a line: the number of its words, and those of them that passed the topic."""
         self.split_words.clear()
         self.running.pipe("lines", None, " ".join(words), 1)
         return {"split": len(self.split_words), "through_topic": self.take()}
@@ -105,7 +106,7 @@ class Chains(Driven):
         return self.noted.pop(0) if self.noted else None
 
     def tasks(self) -> list[str]:
-        """Which tasks saw the record."""
+        """Tasks that saw the record."""
         return sorted(note["task"] for note in self.take())
 
     def noting(self, where: str) -> type[Processor]:

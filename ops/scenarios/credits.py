@@ -5,7 +5,7 @@
     fetched a1 b1:50              one fetch: a batch of `a`, 1 byte, and one of `b`, 50 bytes
     applied a1                    the applier is done with that batch
     remove a                      the partition goes
-    backlogs                      how many batches wait in each queue
+    backlogs                      number of batches that wait in each queue
 
 Rules of this file: it names batches and nothing else; `a1~` was sent on a floating credit.
 """
@@ -26,34 +26,34 @@ class Pipeline(Player):
         self.new()
 
     def new(self, **limits: int) -> str:
-        """A new machine."""
+        """Begin with a new machine."""
         self.credits: Credits[str] = Credits(CreditLimits(**limits))
         self.sent: dict[str, Sent[str]] = {}
         return "empty"
 
     def add(self, name: str, **credits: int) -> Decision[str]:
-        """An applier takes a partition."""
+        """Let an applier take a partition."""
         return self._keep(self.credits.add(_at(name), **credits))
 
     def fetched(self, *batches: str) -> Decision[str]:
-        """One fetch gives these."""
+        """Give these batches in one fetch."""
         named = [one.partition(":") for one in batches]
         return self._keep(self.credits.fetched([Arrived(_at(name), name, int(size or 1)) for name, _, size in named]))
 
     def applied(self, batch: str) -> Decision[str]:
-        """The applier is done with a batch."""
+        """Report a batch as applied."""
         return self._keep(self.credits.applied(self.sent[batch]))
 
     def remove(self, name: str) -> Decision[str]:
-        """A partition goes."""
+        """Take a partition away."""
         return self._keep(self.credits.remove(_at(name)))
 
     def backlogs(self) -> dict[str, int]:
-        """How many batches wait in each queue."""
+        """Number of batches that wait in each queue."""
         return {name.topic: one.backlog for name, one in self.credits.statistics().partitions.items()}
 
     def value(self, answer: Any) -> Any:
-        """A decision without what it does not say, but for what is sent."""
+        """A decision without its empty parts, but for the sent batches."""
         if not isinstance(answer, Decision):
             return super().value(answer)
         said = {

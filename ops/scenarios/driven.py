@@ -1,4 +1,4 @@
-"""What the players of applications share: an application on the test driver, and what its processors noted.
+"""The common part of the players of applications: an application on the test driver, and the notes of its processors.
 
 Rules of this file: a player assigns `driver`; the one before it is closed.
 """
@@ -13,7 +13,7 @@ from standfast.stream.app.testing import Driver
 
 
 class Driven(Player):
-    """One application after the other. Commands answer what was noted since the last answer."""
+    """One application after the other. Commands answer with the notes since the last answer."""
 
     driver: Driver | None = None
 
@@ -25,13 +25,13 @@ class Driven(Player):
         return self.driver
 
     def take(self) -> Any:
-        """What was noted since the last look."""
+        """The notes since the last look."""
         found = self.noted.copy()
         self.noted.clear()
         return found
 
     def advance(self, duration_ms: str) -> Any:
-        """The wall clock moves on."""
+        """Move the wall clock on."""
         self.running.advance_wall_clock(int(duration_ms))
         return self.take()
 
@@ -41,7 +41,7 @@ class Driven(Player):
         return self.take()
 
     def dropped(self) -> int:
-        """How many records were dropped."""
+        """Number of dropped records."""
         return self.running.dropped
 
     @property

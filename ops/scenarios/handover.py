@@ -5,10 +5,10 @@
     poll | poll 0                 the applying thread asks for one; 0: it does not wait
     wake | error E | close
 
-Every command answers what it set off: each thread's answer, or that the thread waits.
+Every command answers with its effects: each thread's answer, or that the thread waits.
 
 Rules of this file: no step waits for the clock. A step is over when every thread has answered or waits, which the
-hand-over's own condition tells.
+hand-over's own condition shows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from standfast.ops.scenarios.script import Player
 from standfast.replication.handover import Closed, Handover, WakeUp
 from standfast.store.errors import InternalError, InvalidRequest
 
+# A hand-over that hangs must fail its scenario, and not hang it.
 STUCK_AFTER_S = 30.0
 
 
@@ -29,7 +30,7 @@ class FetchFailed(Exception):
 
 
 class Watched(threading.Condition):
-    """A condition that tells who waits on it. Whoever is told so still finds the lock taken until they do."""
+    """A condition that shows its waiting threads. The lock stays taken until a thread that is shown really waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class Watched(threading.Condition):
         self.asleep: set[int] = set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As of Condition."""
+        """As in Condition."""
         me = threading.get_ident()
         with self.seen:
             self.asleep.add(me)
@@ -49,14 +50,14 @@ class Watched(threading.Condition):
                 self.asleep.discard(me)
 
     def notify_all(self) -> None:
-        """As of Condition: everybody looks again, so nobody is known to wait."""
+        """As in Condition. Every thread looks again, so none counts as waiting."""
         with self.seen:
             self.asleep.clear()
         super().notify_all()
 
 
 class Asked:
-    """Something that one side was asked to do, on a thread of its own."""
+    """A call by one side, on a thread of its own."""
 
     def __init__(self, name: str, action: Callable[[], object], seen: threading.Condition) -> None:
         self.name = name
@@ -83,25 +84,25 @@ class Cast:
         self._waits: set[Asked] = set()
 
     def ask(self, name: str, action: Callable[[], object]) -> list[str]:
-        """Have a thread do it; returns what everybody answered, or that they wait."""
+        """Make a call on a new thread; returns the answers of all threads, or that they wait."""
         self._asked.append(Asked(name, action, self._changed.seen))
         return self._settle()
 
     def produce(self, batch: str) -> list[str]:
-        """The fetch thread offers a batch."""
+        """Let the fetch thread offer a batch."""
         return self.ask(f"produce {batch}", lambda: self.handover.produce(batch))
 
     def poll(self) -> list[str]:
-        """The applying thread asks for one."""
+        """Let the applying thread ask for a batch."""
         return self.ask("poll", lambda: self.handover.poll_next())
 
     def do(self, action: Callable[[], object]) -> list[str]:
-        """Do what never waits, and tell what it set off."""
+        """Make a call that never waits; returns its effects."""
         action()
         return self._settle()
 
     def close(self) -> None:
-        """Release whoever still waits and join them."""
+        """Release all waiting threads and join them."""
         self.handover.close()
         self._settle()
 
@@ -120,6 +121,7 @@ class Cast:
                 one.thread.join(STUCK_AFTER_S)
                 self._asked.remove(one)
                 told.append(f"{one.name}: {one.outcome}")
+            # Reported once: a thread that goes on waiting is no news.
             elif one not in self._waits:
                 self._waits.add(one)
                 told.append(f"{one.name}: waits")
@@ -127,7 +129,7 @@ class Cast:
 
 
 def outcome(action: Callable[[], object]) -> str:
-    """What a call gave or raised, in a word or two."""
+    """Result or error of a call, in a word or two."""
     try:
         given = action()
     except WakeUp:
@@ -148,37 +150,37 @@ class Exchange(Player):
         self.cast = Cast()
 
     def new(self) -> str:
-        """A new hand-over."""
+        """Begin with a new hand-over."""
         self.end()
         self.cast = Cast()
         return "empty"
 
     def produce(self, batch: str) -> list[str]:
-        """The fetch thread offers a batch."""
+        """Let the fetch thread offer a batch."""
         if batch == "None":
             return self.cast.ask("produce None", lambda: self.cast.handover.produce(None))  # type: ignore[arg-type]
         return self.cast.produce(batch)
 
     def poll(self, timeout_s: str = "") -> list[str]:
-        """The applying thread asks for a batch."""
+        """Let the applying thread ask for a batch."""
         if timeout_s:
             return self.cast.ask("poll 0", lambda: self.cast.handover.poll_next(timeout_s=0) or "nothing")
         return self.cast.poll()
 
     def wake(self) -> list[str]:
-        """The fetch thread is wanted for something else."""
+        """Wake the fetch thread, for work other than this hand-over."""
         return self.cast.do(self.cast.handover.wake_up_producer)
 
     def error(self, name: str) -> list[str]:
-        """The fetch thread reports an error."""
+        """Let the fetch thread report an error."""
         return self.cast.do(lambda: self.cast.handover.report_error(FetchFailed(name)))
 
     def close(self) -> list[str]:
-        """The hand-over is closed."""
+        """Close the hand-over."""
         return self.cast.do(self.cast.handover.close)
 
     def value(self, answer: Any) -> Any:
-        """By name: threads that answer in one step have no order."""
+        """Sorted by name: threads that answer in one step have no order."""
         return sorted(answer)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The players of the scenario `punctuator`: schedules, and with which *now* their callbacks fire.
+"""The players of the scenario `punctuator`: schedules, and the *now* with which their callbacks fire.
 
 `Queue`, the queue of `standfast.stream.punctuation`, whose schedules have names:
 
@@ -6,10 +6,10 @@
     schedule A every=5000                 stream time; start=1000 may follow
     schedule B every=5000 made=0          wall clock, made at that time; start=1000 anchors it
     schedule C every=5000 due=5000        due for the first time as given
-    on A cancel B                         what A's callback does each time it fires: schedule, cancel or fail
+    on A cancel B                         reaction of A's callback each time it fires: schedule, cancel or fail
     cancel A
-    at 1000 4000 unknown                  the time moves on: what fires with which now, and when something is due next
-    fires 30 | counts 0                   the time moves on: the names of what fires | and how many the queue counts
+    at 1000 4000 unknown                  the time moves on: each callback's now, and the time that is due next
+    fires 30 | counts 0                   the time moves on: the names that fire | and how many the queue counts
 
 `Schedules`, an application on the test driver whose one processor only makes a schedule:
 
@@ -20,7 +20,7 @@
 
 `BothClocks`, one pass of the real loop: a schedule of 5 s by the wall clock, then one of 5 s by stream time:
 
-    feed 7000 | advance 5000 | poll       a record in the log | the wall clock, from 100 s on | one pass: what fires
+    feed 7000 | advance 5000 | poll       a record in the log | the wall clock, from 100 s on | one pass: its callbacks
 
 Rules of this file: a record only moves stream time on; nothing sleeps, clocks move as the script says.
 """
@@ -55,11 +55,11 @@ from standfast.stream.topology.processor import Context, Processor
 
 
 class CallbackFailed(Exception):
-    """What a callback of a script raises."""
+    """The error that a callback of a script raises."""
 
 
 class Fired(NamedTuple):
-    """What fired at a time, as (name, now); `counted` is None if a callback failed."""
+    """Callbacks that fired at a time, as (name, now); `counted` is None if a callback failed."""
 
     at: str
     fired: list[tuple[str, int]]
@@ -74,7 +74,7 @@ class Queue(Player):
         self.new()
 
     def new(self) -> str:
-        """A new queue."""
+        """Begin with a new queue."""
         self.queue = PunctuationQueue()
         self.handles: dict[str, Cancellable] = {}
         self.reactions: dict[str, str] = {}
@@ -84,7 +84,7 @@ class Queue(Player):
     def schedule(
         self, name: str, *, every: int, made: int | None = None, start: int | None = None, due: int | None = None
     ) -> str:
-        """A schedule."""
+        """Make a schedule."""
         if due is None:
             due = first_due(STREAM_TIME if made is None else WALL_CLOCK_TIME, made, every, start)
 
@@ -97,34 +97,34 @@ class Queue(Player):
         return f"{name} due={due}"
 
     def on(self, name: str, *reaction: str, **named: int) -> str:
-        """What a callback does each time it fires."""
+        """Set the reaction of a callback each time it fires."""
         self.reactions[name] = " ".join([*reaction, *(f"{key}={value}" for key, value in named.items())])
         return f"on {name} {self.reactions[name]}"
 
     def cancel(self, name: str) -> str:
-        """A schedule is taken back."""
+        """Cancel a schedule."""
         self.handles[name].cancel()
         return f"{name} cancelled"
 
     def fail(self) -> None:
-        """The callback raises."""
+        """Raise from the callback."""
         raise CallbackFailed
 
     def at(self, *times: str) -> list[Fired]:
-        """The time moves on."""
+        """Move the time on."""
         return [self._at(time) for time in times]
 
     def fires(self, time: str) -> list[str]:
-        """The time moves on; the names of what fires."""
+        """Move the time on; the names of the callbacks that fire."""
         return [name for name, _ in self._at(time).fired]
 
     def counts(self, time: str) -> dict[str, Any]:
-        """The time moves on; the names of what fires, and what the queue counts."""
+        """Move the time on; the names of the callbacks that fire, and the number that the queue counts."""
         seen = self._at(time)
         return {"fired": [name for name, _ in seen.fired], "counted": seen.counted}
 
     def value(self, answer: Any) -> Any:
-        """Of a time: with which now something fired, and when something is due next."""
+        """For one time: the now of each callback that fired, and the time that is due next."""
         match answer:
             case [Fired() as seen]:
                 return {"fired": [now_ms for _, now_ms in seen.fired], "next": seen.next_ms}
@@ -135,6 +135,7 @@ class Queue(Player):
         try:
             count = self.queue.may_punctuate(None if time == "unknown" else int(time))
         except CallbackFailed:
+            # The error ended the call, so it returned no count.
             count = None
         return Fired(time, self.fired, count, self.queue.next_due_ms)
 
@@ -163,7 +164,7 @@ class Schedules(Driven):
     """One schedule after the other."""
 
     def new(self, kind: str, *, every: int, start: int | None = None, cancel_at: int = -1, now: int = 0) -> None:
-        """A processor with one schedule."""
+        """Declare a processor with one schedule."""
         self.held: dict[tuple[object, ...], None] = {}
 
         def make(context: Context) -> None:
@@ -178,12 +179,12 @@ class Schedules(Driven):
         self.open(scheduled(make), now)
 
     def record(self, timestamp: str) -> list[int]:
-        """A record."""
+        """Pipe a record."""
         self.running.pipe(TOPIC, "k", "v", int(timestamp))
         return list(self.take())
 
     def in_hand(self) -> list[list[object]]:
-        """What the callbacks had in hand, each once."""
+        """Topic, partition, offset and headers that the callbacks had, each once."""
         return [list(one) for one in self.held]
 
 
@@ -205,8 +206,10 @@ class BothClocks(Player):
         self._log.admin.create_topic(TOPIC, 1, TopicPolicy())
         app = scheduled(self._make)
         assembled = assemble(app.builder, self._log.admin, address)
+        # Without background threads: only the script's commands move the session.
         session = app.open_session(assembled, address, Path(folder) / "state", self._clock, background=False)
         self._held.callback(session.close)
+        # Bounded by rounds and not by time: nothing here sleeps.
         for _ in range(ROUNDS_MAX):
             if len(session.open_tasks()) == 1:
                 break
@@ -228,17 +231,17 @@ class BothClocks(Player):
         context.schedule(EVERY_MS, STREAM_TIME, lambda now_ms: self._fired.append(f"stream time {now_ms}"))
 
     def feed(self, timestamp: str) -> None:
-        """One record in the log."""
+        """Write one record to the log."""
         producer = self._log.producer()
         producer.append({TopicPartition(TOPIC, 0): [Outgoing(b"k", b'"v"', int(timestamp))]})
         producer.close()
 
     def advance(self, duration_ms: str) -> None:
-        """The wall clock moves on."""
+        """Move the wall clock on."""
         self._clock.advance(int(duration_ms))
 
     def poll(self) -> list[str]:
-        """One pass of the loop."""
+        """Run one pass of the loop."""
         self._fired.clear()
         self._loop.poll_once()
         return list(self._fired)

@@ -1,14 +1,14 @@
 """Scenarios as text: commands, `----`, answers. One format for the examples that ship and for the scripts of the tests.
 
-    # why the answers are what they are; blocks are divided by an empty line
+    # why the answers are as they are; blocks are divided by an empty line
     fetched a1 b1                         a command of the player
     wake up, then poll := wake; poll      words for people, and the commands that they stand for: the last one answers
     ----
-    a1(0) b1(0)                           what comes out, in order: no line, one or several for each command
+    a1(0) b1(0)                           the answers, in order: no line, one or several for each command
 
     text ──> blocks ──> run(text, player) ──> played blocks ──> differences; str: the block with the player's answers
 
-A block without `----` prepares what follows: its answers are not looked at.
+A block without `----` prepares the blocks after it: its answers are not compared.
 
 Rules of this file: text and its comparison. Each machine has one player, a subclass of Player, which carries out the
 commands on the real part; a script of ours that cannot be read is our bug and raises.
@@ -32,7 +32,7 @@ class Player:
     """Plays one machine: the command `name a b c=1` calls the method `name("a", "b", c=1)`."""
 
     def act(self, command: str) -> Any:
-        """Carry a command out; returns what the machine answers, or the StandfastError that it raised."""
+        """Carry a command out; returns the machine's answer, or the StandfastError that it raised."""
         name, *words = command.split()
         method = getattr(self, name, None)
         if method is None:
@@ -52,7 +52,7 @@ class Player:
         return [dumps(self.value(answer))]
 
     def end(self) -> None:
-        """Let go of what the machine holds."""
+        """Release the machine's resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Command:
 
     @property
     def actions(self) -> list[str]:
-        """What the player does."""
+        """Commands for the player."""
         _, stands_for, actions = self.given.partition(STANDS_FOR)
         return actions.split("; ") if stands_for else [self.given]
 
@@ -106,9 +106,11 @@ class Played:
         return "\n".join([self.block.head, *([] if self.block.expected is None else [ANSWERS, *lines])])
 
     def differences(self) -> Iterator[str]:
-        """Where the answers are not those that stand in the script: `line 7: got ..., expected ...`."""
+        """Answers that differ from those in the script: `line 7: got ..., expected ...`."""
         lines = [line for answer in self.answers for line in answer]
+        # Missing and additional lines are differences, too.
         pairs = zip_longest(lines, self.block.expected or ())
+        # Behind the head come the line of `----` and the first answer.
         for line, (got, expected) in enumerate(pairs, self.block.line + self.block.head.count("\n") + 2):
             if got != expected:
                 yield f"line {line}: got {got!r}, expected {expected!r}"

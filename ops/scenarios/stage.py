@@ -1,15 +1,15 @@
 """Worked examples of the time semantics: `standfast demo --scenario NAME` plays one step by step.
 
-    data/NAME.txt ──> the players of NAME.py: what goes in, what came out, what was expected, why ──> table or JSON
+    data/NAME.txt ──> the players of NAME.py: command, answer, expected answer, why ──> table or JSON
 
 A script of an example has these commands of its own; an answer is one JSON value, and its comment is the why:
 
     part TITLE                  a part begins
     machine Pipeline            a player of the module of that name takes the commands that follow
-    text topology               what this command answers is shown above the steps of the part
+    text topology               the answer of this command is shown above the steps of the part
 
 Rules of this file: it collects steps and prints them; the examples and their numbers are the scripts. A step is as
-expected if what came out and what was expected are equal.
+expected if its answer equals the one in the script.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Step:
 
     @property
     def ok(self) -> bool:
-        """Whether what came out is what was expected."""
+        """Whether the answer is the expected one."""
         return bool(self.seen == self.expected)
 
 
@@ -54,7 +54,7 @@ class Part:
 
 
 class Stage(Player):
-    """What happens in a scenario; as a player it hands the commands on to that of the machine named last."""
+    """The steps of a scenario; as a player it passes commands on to that of the machine named last."""
 
     def __init__(self, scenario: str) -> None:
         self.scenario = scenario
@@ -70,6 +70,7 @@ class Stage(Player):
             case "text":
                 self.parts[-1].text = self._machine.act(rest)
             case "machine":
+                # The machine before may hold threads and files.
                 self.end()
                 module = import_module(f"standfast.ops.scenarios.{self.scenario}")
                 self._machine = getattr(module, rest)()
@@ -82,11 +83,11 @@ class Stage(Player):
         return self._machine.value(answer)
 
     def end(self) -> None:
-        """Let go of what the machine holds."""
+        """Release the machine's resources."""
         self._machine.end()
 
     def step(self, given: str, seen: Any, expected: Any, why: str = "") -> None:
-        """Tell a step of the part begun last."""
+        """Add a step to the part begun last."""
         self.parts[-1].steps.append(Step(given, seen, expected, why))
 
     @property
@@ -129,7 +130,7 @@ def script_of(name: str) -> str:
 
 
 def report(stage: Stage, *, as_json: bool) -> int:
-    """Print what was played on stdout; returns the exit code: 0 all as expected, 1 not."""
+    """Print the played steps on stdout; returns the exit code: 0 all as expected, 1 not."""
     from standfast.ops.shared.output import Output
     from standfast.ops.shared.text import dumps
 

@@ -2,16 +2,16 @@
 
 `Follower`, a standby of `standfast.replication.standby`, and `takeover`:
 
-    new position=0 limit=5 keep_max_records=3      a new standby; every argument but position may be left out
+    new position=0 limit=5 keep_max_records=3      a new standby; every argument but position is optional
     update 0 1 7:big next=9                        a batch; `7:big` has a value of 100 bytes, the others of one
     tick | limit 9 | reinitialise truncated | begin_again 0 | close | position
-    instances a b c                                which of them keep one of the two standbys of a task of `a`
+    instances a b c                                instances that keep one of the two standbys of a task of `a`
 
 `TailedLog`, the tail of a real log into a real store: ten records in the changelog of task 0_0:
 
-    allow | poll                  all active tasks are restored | what the tailer does in one pass
-    write 2 | truncate 12         two more records | the log loses what lies below 12
-    stray                         the task is handed a record of a topic that is not its own
+    allow | poll                  all active tasks are restored | one pass of the tailer
+    write 2 | truncate 12         two more records | the log loses the records below 12
+    stray                         the task gets a record of a topic that is not its own
     reopen | rows                 the store is closed and opened again | its rows, and the position that it holds
 
 Rules of this file: it names offsets and drives the parts by hand.
@@ -48,32 +48,32 @@ class Follower(Player):
         self.new(position=0)
 
     def new(self, **settings: int) -> str:
-        """A new standby."""
+        """Begin with a new standby."""
         self.standby = Standby(**settings)
         return f"{self.standby.state.value} position={self.standby.position} limit={self.standby.limit}"
 
     def update(self, *records: str, next: int | None = None) -> Step:
-        """A batch."""
+        """Give a batch."""
         return self.standby.update([_record(word) for word in records], next)
 
     def tick(self) -> Step:
-        """The commit tick."""
+        """Give the commit tick."""
         return self.standby.on_commit_tick()
 
     def limit(self, limit: str) -> LimitSet:
-        """A new limit."""
+        """Set a new limit."""
         return self.standby.set_limit(int(limit))
 
     def reinitialise(self, reason: str) -> Reinitialise:
-        """From scratch, for a reason."""
+        """Reinitialise from the beginning, for a reason."""
         return self.standby.reinitialise(reason)
 
     def begin_again(self, position: str) -> Step:
-        """What was lost is gone."""
+        """Begin again after lost state was deleted."""
         return self.standby.begin_again(int(position))
 
     def close(self) -> str:
-        """The standby ends."""
+        """End the standby."""
         self.standby.close()
         return "closed"
 
@@ -82,11 +82,11 @@ class Follower(Player):
         return self.standby.position
 
     def instances(self, *members: str) -> list[str]:
-        """Which of them keep one of the two standbys of a task of instance a."""
+        """Instances that keep one of the two standbys of a task of instance a."""
         return [one for one in members if standby_wanted(one, members, "a", 2)]
 
     def value(self, answer: Any) -> Any:
-        """An answer without what it does not say."""
+        """An answer without its empty parts."""
         match answer:
             case LimitSet():
                 return {"limit": answer.limit, "refused": True} if answer.regressed else answer.limit
@@ -134,26 +134,26 @@ class TailedLog(Player):
         self._applier = ChangelogApplier(TASK, self._stores, {"aircraft": self._topic}, self._clock)
 
     def write(self, count: str) -> None:
-        """Records for the changelog."""
+        """Write records to the changelog."""
         producer = self._log.producer()
         producer.append({CHANGELOG: [Outgoing(b"N%03d" % number, VALUE, number) for number in range(int(count))]})
         producer.close()
 
     def truncate(self, offset: str) -> None:
-        """The log loses what lies below an offset."""
+        """Truncate the log below an offset."""
         self._log.truncate(CHANGELOG, int(offset))
 
     def allow(self) -> None:
-        """All active tasks here are restored."""
+        """Report that all active tasks here are restored."""
         self._tailer.allow(True)
 
     def poll(self) -> Any:
-        """One pass of the tailer; the reason for which the task failed, if it did."""
+        """Run one pass of the tailer; the reason for which the task failed, if it did."""
         lost = self._tailer.poll_once(self._clock.wall_ms()).failed.get(TASK)
         return lost.reason if isinstance(lost, StateLost) else lost and str(lost)
 
     def stray(self) -> str | None:
-        """The message to a record of a topic that the task does not tail."""
+        """The error message for a record of a topic that the task does not tail."""
         try:
             self._applier.apply(TopicPartition("other", 0), [Record(0, 0, b"k", b"v")], 1)
         except StandfastError as error:
@@ -161,17 +161,17 @@ class TailedLog(Player):
         return None
 
     def reopen(self) -> None:
-        """The store is closed and opened again."""
+        """Close the store and open it again."""
         self._stores.close()
         self._open()
 
     def rows(self) -> dict[str, int]:
-        """How many rows the store has, and its position; -1 for none."""
+        """Number of rows in the store, and its position; -1 for none."""
         position = self._applier.position(CHANGELOG)
         rows = sum(1 for _ in self._stores.store("aircraft").all())
         return {"rows": rows, "position": -1 if position is None else position.offset}
 
     def end(self) -> None:
-        """Close what is open."""
+        """Close store, tailer and log."""
         self._stores.close()
         self._held.close()

@@ -2,8 +2,8 @@
 
     new | new processing_time now=1000        timers by event time, by the wall clock
     set a 30 31 at=10 | cancel a 40 at=10     a record of key a at 10 sets or cancels timers
-    on a 10 set a 15 26                       what the callback of a's timer at 10 does: set or cancel
-    watermark 19 | advance 999 | restart      time moves on, a new processor: which timers fire, in order
+    on a 10 set a 15 26                       reaction of a's timer at 10: set or cancel
+    watermark 19 | advance 999 | restart      time moves on, a new processor: the timers that fire, in order
 
 Rules of this file: the source's watermarks are the largest timestamp - 1.
 """
@@ -29,9 +29,10 @@ class Timers(Driven):
     """One application after the other."""
 
     def new(self, kind: str = "event_time", now: int = 0) -> None:
-        """An application without timers yet."""
+        """Begin with an application without timers."""
         self.reactions: dict[tuple[str, int], list[tuple[str, str, list[int]]]] = defaultdict(list)
         player, timer_kind = self, TimerKind(kind)
+        # A watermark after every record, so that no step waits for an interval.
         app = App("timers", watermark_interval_ms=0)
 
         @app.source(TOPIC, key=serde.string, value=serde.json, watermarks=BoundedDisorder(0))
@@ -55,19 +56,19 @@ class Timers(Driven):
         self.open(app, now)
 
     def set(self, key: str, *times: str, at: int) -> list[list[object]]:
-        """A record sets timers for its key."""
+        """Pipe a record that sets timers for its key."""
         return self._pipe(key, {"set": [int(time) for time in times]}, at)
 
     def cancel(self, key: str, *times: str, at: int) -> list[list[object]]:
-        """A record cancels timers of its key."""
+        """Pipe a record that cancels timers of its key."""
         return self._pipe(key, {"cancel": [int(time) for time in times]}, at)
 
     def on(self, key: str, time: str, verb: str, of: str, *times: str) -> None:
-        """What the callback of a timer does."""
+        """Set the reaction of a timer's callback."""
         self.reactions[key, int(time)].append((verb, of, [int(one) for one in times]))
 
     def watermark(self, to_ms: str) -> list[list[object]]:
-        """A record one after it moves the watermark on."""
+        """Move the watermark on with a record one millisecond after it."""
         return self._pipe(CLOCK, {}, int(to_ms) + 1)
 
     def _pipe(self, key: str, value: dict[str, list[int]], timestamp: int) -> list[list[object]]:

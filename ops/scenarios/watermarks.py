@@ -1,18 +1,18 @@
-"""The players of the scenario `watermarks`: a task's event-time clock, and what becomes of late records.
+"""The players of the scenario `watermarks`: a task's event-time clock, and the treatment of late records.
 
 `Tasks`, the valve of `standfast.stream.watermarks`:
 
     task 0_0 flights/0 weather/0          a task and its inputs
     say flights/0 10 idle active          signals as they are
-    clock | state flights/0 | late 120    the first task's clock and what it waits for | and that input | is such a
-                                          record late
+    clock | state flights/0 | late 120    the first task's clock and the input that it waits for | and that input | is
+                                          such a record late
 
 `Sources`, applications on the test driver, whose processors note each record's timestamp:
 
     one_source disorder=5 | two_sources idle=1000 | across      with source `in`; clicks and orders; `in`
     record in 100 partition=1 | advance 500 | restart
-    came | watermark | clock | clocks | dropped                 what was processed and what was late; the clock of task
-                                                                0_0; those of 1_0 and 1_1; how many were dropped
+    came | watermark | clock | clocks | dropped                 processed and late records; the clock of task 0_0;
+                                                                those of 1_0 and 1_1; the number of dropped records
 
 Rules of this file: where there is one source, a late record goes to the topic `late`.
 """
@@ -37,21 +37,21 @@ class Tasks(Player):
         self.begin()
 
     def begin(self) -> None:
-        """No task yet."""
+        """Begin without a task."""
         self.tasks: dict[str, WatermarkValve] = {}
         self.inputs: dict[str, list[Channel]] = {}
 
     def task(self, name: str, *channels: str) -> Any:
-        """A task and its inputs."""
+        """Add a task with its inputs."""
         self.inputs[name] = [Channel.parse(channel) for channel in channels]
         self.tasks[name] = WatermarkValve(self.inputs[name])
 
     def say(self, channel: str, *signals: str) -> Any:
-        """Signals as they are, to every task with that input."""
+        """Give signals, as written, to every task with that input."""
         return self.signals(Channel.parse(channel), [signal_of(word) for word in signals])
 
     def signals(self, channel: Channel, signals: list[Signal]) -> Any:
-        """Hand signals to every task with that input."""
+        """Give signals to every task with that input."""
         for signal in signals:
             for name, channels in self.inputs.items():
                 if channel in channels:
@@ -72,12 +72,12 @@ class Tasks(Player):
 
     @property
     def valve(self) -> WatermarkValve:
-        """That of the first task."""
+        """The valve of the first task."""
         return next(iter(self.tasks.values()))
 
 
 def signal_of(word: str) -> Signal:
-    """`idle`, `active`, or a watermark in milliseconds."""
+    """The signal of a word: `idle`, `active`, or a watermark in milliseconds."""
     if word == "idle":
         return Idle()
     return Active() if word == "active" else Watermark(int(word))
@@ -90,31 +90,31 @@ class Sources(Driven):
     """One application after the other."""
 
     def one_source(self, *, disorder: int) -> None:
-        """One source that is never asked, and a topic for what is late."""
+        """Declare one source whose watermark follows every record, and a topic for late records."""
         app = App("watermarks", watermark_interval_ms=0)
         app.source("in", watermarks=BoundedDisorder(disorder), late=LATE)(self._noting())
         self.open(app)
 
     def two_sources(self, *, idle: int) -> None:
-        """Two sources that become idle."""
+        """Declare two sources that become idle."""
         app, processor = App("watermarks"), self._noting()
         for topic in ("clicks", "orders"):
             app.source(topic, watermarks=BoundedDisorder(0), idle_after_ms=idle)(processor)
         self.open(app)
 
     def across(self) -> None:
-        """Two tasks, a topic, and two tasks behind it."""
+        """Declare two tasks, a topic, and two tasks behind it, with a watermark after every record."""
         app = App("watermarks", watermark_interval_ms=0)
         stream = app.stream("in", key=serde.string, value=serde.json, watermarks=BoundedDisorder(0))
         stream.repartition("middle").process(self._noting())
         self.open(app, partitions=2)
 
     def record(self, topic: str, timestamp: str, partition: int | None = None) -> None:
-        """A record."""
+        """Pipe a record."""
         self.running.pipe(topic, "k", "v", int(timestamp), partition=partition)
 
     def came(self) -> dict[str, Any]:
-        """What was processed, what was late, and the watermark."""
+        """Processed records, late records, and the watermark."""
         late = [record.timestamp for record in self.running.read(LATE)]
         return {"processed": self.take(), "late": late, **self.watermark()}
 

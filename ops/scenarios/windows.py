@@ -1,4 +1,4 @@
-"""The players of the scenario `windows`: which windows a record belongs to, and counts over them.
+"""The players of the scenario `windows`: the windows of a record, and counts over them.
 
 `Bounds`, the windows of `standfast.stream.windows`:
 
@@ -82,8 +82,9 @@ class Counts(Driven):
     """One application after the other."""
 
     def new(self, kind: str, *outputs: str, **numbers: int) -> None:
-        """An application that counts by key and window into each topic."""
+        """Declare an application that counts by key and window into each topic."""
         windows, self.outputs = windows_of(kind, numbers), outputs
+        # A store for each topic: two counts over one store would count each record twice.
         app = App("windows", stores=[_store(f"counts-{topic}", windows) for topic in outputs])
         clicks = app.stream(TOPIC).group_by_key()
         for topic in outputs:
@@ -91,11 +92,11 @@ class Counts(Driven):
         self.open(app)
 
     def record(self, key: str, timestamp: str) -> None:
-        """A record."""
+        """Pipe a record."""
         self.running.pipe(TOPIC, key, "x", int(timestamp))
 
     def results(self, topic: str = "updates") -> list[dict[str, Any]]:
-        """Key, window and count of what came since the last look."""
+        """Key, window and count of the results since the last look."""
         found = []
         for record in self.running.read(topic):
             assert isinstance(record.key, Windowed)
@@ -104,11 +105,11 @@ class Counts(Driven):
         return found
 
     def updated(self) -> dict[str, Any]:
-        """The results, and how many records were dropped."""
+        """The results, and the number of dropped records."""
         return {"updated": self.results(), "dropped": self.dropped()}
 
     def all(self) -> dict[str, Any]:
-        """The results of each topic, and how many records were dropped."""
+        """The results of each topic, and the number of dropped records."""
         return {**{topic: self.results(topic) for topic in self.outputs}, "dropped": self.dropped()}
 
 

@@ -1,9 +1,9 @@
-"""The status document of a sidecar with what only its page shows: disk, doors, events, schedules, settings.
+"""The sidecar's status document plus the fields that only its page shows: disk, servers, events, schedules, settings.
 
     page = OpsPage(lambda: page_status(answers.status(), state_path=..., audit=audit, loaded=loaded, ...))
 
-Rules of this file: adds to a document, changes nothing of it. Settings come through `ops/config/show.py`, which hides
-what may be secret. Everything is left out that is not given.
+Rules of this file: adds fields to a document and changes none of it. Settings come through `ops/config/show.py`, which
+hides values that may be secret. A field whose source is None is omitted or empty.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _disk(state_path: Path | None, floor_bytes: int) -> Json | None:
 
 
 def _settings(loaded: Loaded) -> dict[str, Any]:
-    """Those that somebody set."""
+    """The settings that differ from their defaults by origin: set in a file, a variable or a flag."""
     return {name: value for name, value, origin in rows(loaded) if origin != DEFAULT}
 
 

@@ -1,10 +1,10 @@
-"""The HTTP server of the sidecar: the application of every instance, with control calls and who may make them.
+"""The sidecar's HTTP server: the application of every instance plus control calls, behind a guard.
 
     socket ──> uvicorn (h11, limits) ──> Guard (host, origin, token, role) ──> bounded ──> application
 
-Rules of this file: puts the parts together; what is answered is in `ops/http/application.py` and
-`ops/sidecar/control/routes.py`. Health is judged on the loop from what the last round left, so that a probe never waits
-for the log or a lock.
+Rules of this file: puts the parts together; the answers are made in `ops/http/application.py` and
+`ops/sidecar/control/routes.py`. Health is judged on the loop from the results of the last round, so that a probe never
+waits for the log or a lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from standfast.ops.sidecar.serve_resp import uids_of_group
 
 KEEP_ALIVE_S = 30
 DRAIN = "/v1/drain"
-QUIT = "/quitquitquit"  # how meshes tell a sidecar that its application is done
+QUIT = "/quitquitquit"  # the path by which service meshes report to a sidecar that its application is done
 
 
 def application(routes: ControlRoutes, more: Iterable[Route] = (), *, allow_quit: bool = False) -> Starlette:
@@ -52,11 +52,13 @@ def application(routes: ControlRoutes, more: Iterable[Route] = (), *, allow_quit
 
 
 class HttpDoor:
-    """The door, from start to close."""
+    """The sidecar's HTTP server, from start to close."""
 
     def __init__(
         self, app: Starlette, config: Config, instance: str, tokens: Tokens, audit: Audit, numbers: HttpNumbers
     ) -> None:
+        # A page of another site can reach loopback under a name of its own (DNS rebinding): only local names are
+        # served.
         hosts = None if config.http.allow_remote else frozenset({"localhost"})
         anyone = None if tokens.from_file else OWNER
         # A port on loopback is open to every user of this machine; the socket beside it is not.
@@ -65,7 +67,10 @@ class HttpDoor:
         rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone, uids=uids)
         self.tls = _tls(config)
         most = config.limits.http_connections
+        # Idle connections make room for new ones: while they did not, a server full of them answered probes with 503,
+        # and the sidecar was restarted for it.
         protocol = timed(config.limits.http_timeout_ms / 1_000, connections_max=most)
+        # Probes are answered beside a full server: a busy sidecar must not be restarted because it is busy.
         guard = Guard(bounded(app, most, " (limits.http_connections)", beside=HEALTH), rules, tokens, audit)
         settings = uvicorn.Config(
             counted(named(guard, instance), numbers),
@@ -73,12 +78,14 @@ class HttpDoor:
             ws="none",
             loop="none",
             lifespan="off",
+            # uvicorn's own form of lines is no JSON where `logging.format` asks for it.
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,  # else any user of this machine may say that it is another one
             h11_max_incomplete_event_size=config.limits.http_head_max_bytes,
             timeout_keep_alive=KEEP_ALIVE_S,
+            # A request that hangs in the log must not use up the deadline of a stop.
             timeout_graceful_shutdown=1,
         )
         settings.load()
@@ -91,12 +98,13 @@ class HttpDoor:
         """Serve; returns once requests are answered."""
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
         while not self._server.started:
+            # A server that ended before it started has raised: awaiting its task raises the error here.
             if self._task.done():
                 await self._task
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        """Answer what has begun, then end."""
+        """Finish requests under way, then end."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task

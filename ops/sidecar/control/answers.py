@@ -1,6 +1,6 @@
-"""Documents that the control door answers with, from what the control plane knows.
+"""Documents that the control API answers with, from the state of the control plane.
 
-Rules of this file: reads only. What may ask the log (stores, status, lags, locate) is called in any thread but the
+Rules of this file: reads only. A call that may ask the log (stores, status, lags, locate) is made in any thread but the
 control thread, whose rounds must not wait for it; the rest on the event loop. One model, several renderings: the status
 document is the one that page and command line print. Programs may rely on the names; fields are added, never renamed.
 """
@@ -57,7 +57,7 @@ class Answers:
         self._resp_socket = resp_socket
 
     def hello(self) -> Json:
-        """What a client must know before it calls."""
+        """Protocol, features and limits that a client must know before it calls."""
         limits, config = self._plane.config.limits, self._plane.config
         return {
             "schema": "standfast.hello/1",
@@ -95,7 +95,7 @@ class Answers:
         return {"schema": "standfast.stores/1", "partitions": plane.partitions, "stores": stores}
 
     def assignment(self) -> Json:
-        """What is assigned, and where each task stands. `source_offsets`: where to read on, null until it is ready."""
+        """Assigned tasks, each with its state. `source_offsets`: where to read on, null until the task is ready."""
         plane = self._plane
         wanted, table = plane.wanted, plane.table.now
         pending = {one.partition: one for one in plane.pending}
@@ -107,6 +107,8 @@ class Answers:
                 {
                     "partition": partition,
                     "role": "active" if active else "standby",
+                    # Without the cause, which a state such as `failed: ...` has after the colon: programs compare the
+                    # word.
                     "state": table.states.get(partition, "opening").partition(":")[0],
                     "epoch": 0 if task is None else task.epoch,
                     "source_offsets": None if task is None else self._offsets(partition, task),
@@ -124,11 +126,12 @@ class Answers:
         }
 
     def ready(self) -> Json:
-        """The restore gate: who is missing, and where to read on once nobody is. `idle`: the lease is over, and
+        """The restore gate: tasks that are missing, and where to read on once none is. `idle`: the lease is over, and
         `fenced`: these tasks were taken over by another instance, so that waiting helps no more."""
         plane = self._plane
         pending = plane.pending
         shut = plane.wanted.active - plane.table.now.open.keys()
+        # A commit whose connection is gone may still move the offsets, so `ready` waits for its end.
         settling = any(map(plane.engine.settling, plane.wanted.active))
         assignment, idle = self.assignment(), plane.idle()
         return {
@@ -172,7 +175,7 @@ class Answers:
         return {"schema": "standfast.lags/1", "app": self._plane.config.app.name, "lags": rows}
 
     def locate(self, partition: int | None) -> Json:
-        """Which members of the application's group hold which tasks."""
+        """Members of the application's group, each with its tasks."""
         found = []
         if self._plane.session.is_open:
             for member in self._plane.session.session.look_at_group().members:
@@ -181,7 +184,8 @@ class Answers:
         return {"schema": "standfast.locate/1", "app": self._plane.config.app.name, "tasks": rows}
 
     def verification(self, store: str | None, partition: int | None) -> Callable[[], Json]:
-        """What compares active stores with their changelogs; it reads for long, so another thread is to call it."""
+        """A function that compares active stores with their changelogs; it reads for long: call it in another
+        thread."""
         plane = self._plane
         if store is not None and store not in {spec.name for spec in plane.specs}:
             known = ", ".join(spec.name for spec in plane.specs) or "none"
@@ -207,21 +211,24 @@ class Answers:
         return run
 
     def facts(self, *, loop_age_ms: int) -> Facts:
-        """What health is judged by, of the last round: takes no lock, asks neither log nor disk."""
+        """The facts of the last round that health is judged by: takes no lock, asks neither log nor disk."""
         plane = self._plane
         table, config = plane.table.now, plane.config
         workers = plane.session.workers
         return Facts(
             loop_age_ms=loop_age_ms,
-            # As of the control thread's last look, which may be waiting for the log now: its own age tells that.
+            # From the control thread's last look; if that waits for the log now, this age shows it.
             control_age_ms=plane.clock.monotonic_ms() - plane.heard_ms,
+            # Against the control thread's own last look: while that hangs, the worker must not seem dead as well.
             worker_age_ms=max((plane.heard_ms - worker.heard_ms for worker in workers), default=None),
             fatal="" if plane.fatal is None else message_of(plane.fatal),
             draining=plane.draining,
             idle=plane.idle(),
+            # A task that failed counts once, as failed.
             pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
             taken_over=_taken_over(table),
+            # As of the control thread's last look: a stale mount would hang the probe.
             disk_free_bytes=plane.disk.free_bytes,
             disk_full=plane.disk.full,
             disk_floor_bytes=config.state.disk_floor_bytes,
@@ -231,7 +238,7 @@ class Answers:
         )
 
     def _offsets(self, partition: int, task: Task) -> list[Json] | None:
-        """Where to read on, of the sources that were named and those that were committed; null: from the beginning.
+        """Source offsets to read on from, for named and committed sources; null: from the beginning.
 
         None for a task that was closed a moment ago, which the next round notices, and while a commit runs whose
         connection is gone: from the offsets before it, its records would be counted twice.

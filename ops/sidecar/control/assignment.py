@@ -1,13 +1,13 @@
-"""Which tasks the application wants here: a full set under a generation, and the lease that it holds them by.
+"""Tasks that the application wants here: a full set under a generation, and the lease that it holds them by.
 
-    PUT generation 7 {0: active, 2: standby}     larger than the known one: what is missing is revoked
+    PUT generation 7 {0: active, 2: standby}     larger than the known one: tasks not named are revoked
     PUT generation 7 again, the same set         nothing changes, the answer is the same
     PUT generation 7, another set                refused: two members speak under one generation
     PUT generation 6                             refused: stale
     lease over                                   every active task is closed; only a larger generation opens them again
 
-Rules of this file: pure; times come in as monotonic milliseconds. What a decision says is carried out by the shell,
-which keeps the wanted set only once it is.
+Rules of this file: pure; times come in as monotonic milliseconds. The shell carries a decision out and keeps the wanted
+set only after that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StaleGeneration(Fenced):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the application wants: partitions by role, and the source partitions that each active task reads."""
+    """The application's assignment: partitions by role, and the source partitions that each active task reads."""
 
     generation: int = -1
     active: frozenset[int] = frozenset()
@@ -42,19 +42,20 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How long the application may be silent; `until_ms` on the monotonic clock, None: it asked for no lease."""
+    """The time that the application may be silent; `until_ms` on the monotonic clock, None: it asked for no lease."""
 
     lease_ms: int | None = None
     until_ms: int | None = None
     ended: bool = False
 
     def renewed(self, now_ms: int) -> Lease:
-        """After a sign of life."""
+        """The lease after a heartbeat."""
         return self if self.lease_ms is None else replace(self, until_ms=now_ms + self.lease_ms)
 
     def heard(self, at_ms: int) -> Lease:
-        """After a sign of life that came at that time; nothing while it does not run, or if a later one came."""
+        """The lease after a heartbeat of that time; unchanged while it does not run, or if a later one came."""
         renewed = self.renewed(at_ms)
+        # Heartbeats count when they come, on the event loop; the control thread may read an older one after a renewal.
         later = self.until_ms is not None and renewed.until_ms is not None and renewed.until_ms > self.until_ms
         return renewed if later else self
 
@@ -64,8 +65,8 @@ class Lease:
 
 
 def wanted_of(body: Assignment) -> Wanted:
-    """The assignment that a request asks for. Raises InvalidRequest for a partition that is named twice,
-    and for a source of another partition."""
+    """The assignment that a request asks for. Raises InvalidRequest for a partition that is named twice, and for a
+    source of another partition."""
     roles: dict[int, str] = {}
     sources: dict[int, tuple[Source, ...]] = {}
     for one in body.tasks:
@@ -98,6 +99,7 @@ def decide(present: Wanted, lease: Lease, asked: Wanted) -> bool:
         )
     if asked.generation > present.generation:
         return True
+    # The end of the lease discarded uncommitted writes, so a repeat of the old assignment must not reopen its tasks.
     if lease.ended:
         raise StaleGeneration(
             f"the lease of generation {asked.generation} is over and its tasks are closed: assign under a larger one"
@@ -111,7 +113,7 @@ def decide(present: Wanted, lease: Lease, asked: Wanted) -> bool:
 
 
 def without(present: Wanted, partitions: Iterable[int]) -> Wanted:
-    """What is left after a revoke, under the same generation."""
+    """The assignment without these partitions, after a revoke, under the same generation."""
     gone = frozenset(partitions)
     return Wanted(
         present.generation,

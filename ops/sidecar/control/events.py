@@ -1,12 +1,12 @@
-"""Events of the sidecar for whoever listens: task states, restore progress, punctuations, fencing, draining.
+"""Events of the sidecar for listeners: task states, restore progress, punctuations, fencing, draining.
 
     id: 7
     event: task
     data: {"partition": 0, "state": "running"}
 
 Rules of this file: published from any thread, read on the event loop. Each listener has a queue of QUEUE_MAX; one that
-reads too slowly loses its stream, and nobody else waits for it. A listener that comes back names the last id it saw and
-gets what is still remembered of the rest, or a `missed` event.
+reads too slowly loses its stream, and no other listener waits for it. A listener that comes back names the last id it
+saw and gets the later events that are still remembered, or a `missed` event.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ class Event(NamedTuple):
     data: str
 
     def encode(self) -> bytes:
-        """As Server-Sent Events have it."""
+        """The event in the format of Server-Sent Events."""
         return f"id: {self.number}\nevent: {self.name}\ndata: {self.data}\n\n".encode()
 
 
 class Listener:
-    """One stream. `queue` ends with None when it was too slow, or when the sidecar ends."""
+    """One stream. `queue` ends with None when its reader was too slow, or when the sidecar ends."""
 
     def __init__(self) -> None:
+        # One place more than events, for the None that ends the stream.
         self.queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX + 1)
 
 
@@ -50,16 +51,17 @@ class Events:
         self._listeners: set[Listener] = set()
         self._past: deque[Event] = deque(maxlen=REMEMBERED)
         self._last = 0
-        self.heard: Callable[[str, Mapping[str, Any]], None] | None = None  # is told of each, where it is published
+        self.heard: Callable[[str, Mapping[str, Any]], None] | None = None  # called with each event, by its publisher
 
     def __len__(self) -> int:
         return len(self._listeners)
 
     def publish(self, name: str, data: Mapping[str, Any]) -> None:
-        """Tell everybody. From any thread."""
+        """Send an event to all listeners. From any thread."""
         if self.heard is not None:
             self.heard(name, data)
         text = json.dumps(data, separators=(",", ":"))
+        # Queues belong to the loop, and events come from any thread.
         self._loop.call_soon_threadsafe(self._deliver, name, text)
 
     def listen(self, after: int | None = None) -> Listener:
@@ -67,6 +69,7 @@ class Events:
         listener = Listener()
         if after is not None:
             missed = [event for event in self._past if event.number > after]
+            # A number above the last one is of an earlier process, whose numbers began at 1 too.
             if after > self._last or (missed and missed[0].number > after + 1):
                 missed.insert(0, Event(self._last, "missed", "{}"))
             for event in missed[-QUEUE_MAX:]:
@@ -75,7 +78,7 @@ class Events:
         return listener
 
     def forget(self, listener: Listener) -> None:
-        """The stream ended."""
+        """Remove a stream that ended."""
         self._listeners.discard(listener)
 
     def close(self) -> None:
@@ -95,6 +98,7 @@ class Events:
 
     def _end(self, listener: Listener) -> None:
         self._listeners.discard(listener)
+        # Room for the None that ends the stream: the queue of a reader that is too slow is full.
         while listener.queue.full():
             listener.queue.get_nowait()
         listener.queue.put_nowait(None)

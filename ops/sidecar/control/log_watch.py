@@ -1,10 +1,10 @@
-"""The watch over a sidecar's log: whether it can be written and read now, so that nobody finds out by waiting for it.
+"""The log watch: whether the sidecar's log can be written and read now, so that no request finds out by waiting for it.
 
-    every LOOK_S ── log.trouble() ──> now: None, Unavailable (who has the lock, since when), Corruption
-                                        └──> doors, readyz, status; one line when it begins, one when it is over
+    every LOOK_S ── log.trouble() ──> now: None, Unavailable (holder of the lock, since when), Corruption
+                                        └──> servers, readyz, status; one line when it begins, one when it is over
 
-Rules of this file: one thread, which alone may have to wait. What it found is one attribute that is replaced; who
-reads it takes no lock. It knows no task and no door.
+Rules of this file: one thread, which alone may have to wait. Its finding is one attribute that is replaced; readers
+take no lock. It knows no task and no server.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Closed, Corruption, StandfastError, Unavailable
 from standfast.store.log import OVER, logger
 
+# With the log locked, `/v1/status` took 9 s and `/readyz` stayed 200 for 17 s before this thread looked.
 LOOK_S = 0.25
 
 
 class LogWatch:
-    """Looks at the log that `log` gives, None while there is none."""
+    """Watches the log that `log` returns, None while there is none."""
 
     def __init__(self, log: Callable[[], Log | None], clock: Clock) -> None:
         self._log = log
@@ -40,9 +41,9 @@ class LogWatch:
         self._stop.set()
 
     def now(self) -> StandfastError | None:
-        """Why the log cannot be used, as of the last look; to be raised as it is."""
+        """The log's trouble as of the last look, to be raised as it is; None if it can be used."""
         found = self._found
-        # Raised again and again it would keep the frames of each time.
+        # An exception that is raised again and again would keep the frames of each time.
         return None if found is None else found.with_traceback(None)
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
-"""The OpenAPI document of the control door, made from the table of its calls.
+"""The OpenAPI document of the control API, made from the table of its calls.
 
-Rules of this file: pure. The document shows what is checked: the schemas of bodies are made from their very classes.
+Rules of this file: pure. The document shows the checks: schemas of bodies are made from the classes that check them.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def document(calls: Sequence[CallShape]) -> dict[str, Any]:
 
 
 def _operation(call: CallShape, components: Mapping[str, Any]) -> dict[str, Any]:
+    # Rows have one table of parameters for all verbs, and the verb is part of the path.
     rows = call.path.endswith("{verb}")
     query = [(one.name, one.kind, one.text) for one in call.query] if not rows else _ROWS_QUERY
     parameters = [

@@ -1,11 +1,11 @@
-"""The control side of the sidecar: what the application wants, and the thread that makes it so.
+"""The control plane: the application's assignment, and the thread that carries it out.
 
     HTTP ── call(job) ──> [ control thread: declare, assign, revoke, schedule ... ] ── every TICK_MS: tick ──┐
-    doors <── TaskTable, Engine (on the event loop) <── opened, closing <── TailMover <── session, workers <─┘
+    servers <── TaskTable, Engine (on the event loop) <── opened, closing <── TailMover <── session, workers <─┘
 
-Rules of this file: one thread does all that may block (opening, assigning, closing), one job at a time; the event loop
-is only ever asked for short things and waited for. The application decides the tasks, this follows; what the doors may
-use is in the table before a task opens there and out of it before it closes.
+Rules of this file: one thread makes all calls that may block (opening, assigning, closing), one job at a time; it gives
+the event loop only short jobs and waits for them. The application decides the tasks, the plane follows; a task is in
+the table of the servers before it opens there and out of it before it closes.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
 DISK_MS = 500
-LOCKED_MS_MAX = 5_000  # a reader in the middle of a step lets go of a directory within it
-PRESSURE = 0.8  # of the limit of uncommitted writes
+LOCKED_MS_MAX = 5_000  # a reader in the middle of a step releases a directory within it
+PRESSURE = 0.8  # share of the limit of uncommitted writes
 Partitions = frozenset[int]
 
 
 class ControlPlane:
-    """Everything but the doors. Methods are called in the control thread (through `call`), but for those marked."""
+    """The sidecar but for its servers. Methods run in the control thread (through `call`), but for those marked."""
 
     def __init__(self, config: Config, state: StateDir, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         assert config.app.name is not None
@@ -95,11 +95,11 @@ class ControlPlane:
         self._told: dict[int, str] = {}
         self._progress_ms = 0
         self._disk_ms = 0
-        self._locked_ms: int | None = None  # since when a directory is held that is not used here
+        self._locked_ms: int | None = None  # since when this process holds a directory that it does not use
         self._pressed: Partitions = frozenset()
         self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
 
-    # -- of any thread ------------------------------------------------------------------------------------------------
+    # -- from any thread ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to work."""
@@ -107,7 +107,7 @@ class ControlPlane:
         self.watch.start()
 
     def call(self, job: Callable[[], T]) -> Future[T]:
-        """Have a job done by the control thread."""
+        """Run a job in the control thread."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -131,6 +131,7 @@ class ControlPlane:
         assignments.check_generation(self.wanted, lease, generation)
         if lease.is_over(now_ms):  # the next round closes the tasks
             raise assignments.StaleGeneration("the lease is over: assign under a larger generation")
+        # One tuple, replaced whole: the control thread reads it without a lock.
         self._beat = (generation, now_ms)
         return lease
 
@@ -146,7 +147,7 @@ class ControlPlane:
 
     @property
     def ready(self) -> bool:
-        """Whether the application may process, as far as tasks go: what is active is whole, and its lease runs."""
+        """Whether the application may process, as far as tasks go: active tasks are whole, and their lease runs."""
         table = self.table.now
         return not (table.missing or table.fenced or self.draining or self.idle() or self.watch.now())
 
@@ -168,7 +169,7 @@ class ControlPlane:
         """Wait for the thread."""
         self._thread.join()
 
-    # -- what the application asks for --------------------------------------------------------------------------------
+    # -- requests of the application ----------------------------------------------------------------------------------
 
     def declare(self, body: Stores) -> dict[str, str]:
         """Declare stores; by name `created` or `unchanged`. Raises InvalidRequest, Refused CONFLICT."""
@@ -176,6 +177,7 @@ class ControlPlane:
         partitions = given(body.partitions, self.partitions)
         try:
             declared = declare(self.specs, plain(body.stores))
+            # The session of the tasks would have to be opened again with the new stores, under open tasks.
             if (declared.created or partitions != self.partitions) and self.wanted.tasks:
                 raise Conflict(
                     f"{', '.join(declared.created) or 'the number of partitions'} cannot be declared while tasks are "
@@ -196,6 +198,7 @@ class ControlPlane:
         lease_ms = given(body.lease_ms, self.config.serve.lease_ms)
         if not changed:
             self.lease = self.lease.renewed(self.clock.monotonic_ms())
+            # Offsets read before a running commit lands would have its records counted twice.
             self._let_commit(asked.active)
             return
         if asked.tasks and self.partitions is None:
@@ -206,8 +209,10 @@ class ControlPlane:
         session = self.session.opened(self.specs, self.partitions)
         if asked.tasks:
             session.check(max(asked.tasks))
+        # Before tasks close or open: writes of the old generation must not reach a task of the new one.
         self.on_loop(lambda: self.engine.begin_generation(asked.generation))
         self._let_commit(asked.active)
+        # A new generation takes fenced tasks back, and failed ones are tried at once.
         self._fenced.clear()
         self._reopen_ms.clear()
         self._abandoned = False
@@ -215,6 +220,8 @@ class ControlPlane:
         self.wanted = asked
         self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
         self.timers.keep(asked.active)
+        # Named tasks are compared with their owners in the log: assigned elsewhere and back, an open task would serve
+        # old rows as ready.
         session.mover.want(asked.active, asked.standby, named=True)
         try:
             self.tick()
@@ -223,6 +230,7 @@ class ControlPlane:
 
     def revoke(self, body: Revoke) -> dict[int, dict[str, int]]:
         """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
+        # A member of an older generation could close tasks of the present one otherwise.
         assignments.check_generation(self.wanted, self.lease, body.generation)
         gone = frozenset(body.partitions) & self.wanted.tasks
         self._closing(gone)
@@ -235,7 +243,7 @@ class ControlPlane:
         return positions
 
     def drain(self) -> None:
-        """Take no more assignments and writes; close every task."""
+        """Refuse assignments and writes from now on."""
         if not self.draining:
             self.draining = True
             self.events.publish("draining", {})
@@ -243,6 +251,7 @@ class ControlPlane:
 
     def close_tasks(self) -> None:
         """Close every task cleanly and leave the group."""
+        # Out of the table first, so that no call takes up a task that is about to close.
         self.table.now = Table()
         self._closing(self.wanted.active)
         self.session.close()
@@ -264,18 +273,18 @@ class ControlPlane:
         task = self.table.running(partition)
         if task.epoch != epoch:
             raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
-        self._refuse_full()  # what is set aside stays on the disk, and the restore would wait for space
+        self._refuse_full()  # files that are set aside stay on the disk, and the restore would wait for space
         self._let_go(frozenset({partition}), keep=True)
         try:
             self.session.set_aside(partition, "wiped")
-        finally:  # also what could not be set aside is opened again
+        finally:  # open the task again, also if its files could not be set aside
             self.session.opened(self.specs, self.partitions).mover.want(self.wanted.active, self.wanted.standby)
         self.tick()
 
     # -- the control thread -------------------------------------------------------------------------------------------
 
     def on_loop(self, job: Callable[[], T]) -> T:
-        """Have the event loop do something short, and wait for it."""
+        """Run a short job on the event loop, and wait for it."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -288,7 +297,7 @@ class ControlPlane:
         return future.result(LOOP_S_MAX)
 
     def tick(self) -> None:
-        """One round: leases, moves, tasks that failed, what the doors may use, timers."""
+        """One round: leases, moves, tasks that failed, the table of the servers, timers."""
         now_ms = self.heard_ms = self.clock.monotonic_ms()
         self._look_at_disk(now_ms)
         self.lease = self._lease_heard()
@@ -308,17 +317,18 @@ class ControlPlane:
         self._look_for_own_locks(held, now_ms)
 
     def _look_for_own_locks(self, held: HeldTasks | None, now_ms: int) -> None:
-        """Raise InternalError for a task that cannot be opened for long because this process did not let go of it."""
+        """Raise InternalError for a task that cannot be opened for long because this process locks its directory."""
         locked = None if held is None else self.session.locked_by_us(held)
         if locked is None:
             self._locked_ms = None
             return
         self._locked_ms = now_ms if self._locked_ms is None else self._locked_ms
+        # A handle that was left open keeps the lock for the life of the process.
         if now_ms - self._locked_ms >= LOCKED_MS_MAX:
             raise InternalError(f"{locked} (it is this process, which does not use it: only a new process helps)")
 
     def _look_at_disk(self, now_ms: int) -> None:
-        """Free space, here and not where probes are answered: a stale mount may hang."""
+        """Measure free space here and not where probes are answered: a stale mount may hang."""
         if now_ms >= self._disk_ms:
             self._disk_ms = now_ms + DISK_MS
             self.disk.look()
@@ -333,10 +343,11 @@ class ControlPlane:
         return self.lease.heard(at_ms) if generation == self.wanted.generation else self.lease
 
     def _update_table(self, held: HeldTasks) -> None:
-        """Tell the doors what they may use."""
+        """Replace the table that the servers read, and publish the changes."""
         self.pending = self.session.pending(held, self.wanted)
         table = replace(self.session.table(held, self.wanted, self._fenced, self.pending), idle=self._ended_text())
         now_ms = self.clock.monotonic_ms()
+        # A tick comes every 20 ms; progress at that pace would fill the queues of the listeners.
         if self.pending and now_ms >= self._progress_ms:
             self._progress_ms = now_ms + PROGRESS_MS
             for one in self.pending:
@@ -352,7 +363,7 @@ class ControlPlane:
         self._tell_pressure(table)
 
     def _tell_pressure(self, table: Table) -> None:
-        """Say once of each task that it holds so many uncommitted writes that it will soon take no more."""
+        """Publish once for each task that its uncommitted writes are near the limit, above which writes are refused."""
         limit = self.config.limits.uncommitted_max_bytes
         held = {partition: task.stores.buffer.size_bytes for partition, task in table.open.items()}
         pressed = frozenset(partition for partition, size in held.items() if size >= limit * PRESSURE)
@@ -382,18 +393,21 @@ class ControlPlane:
         try:
             self.tick()
             self.fatal = None
-        except Exception as error:  # noqa: BLE001  told by livez, which has the process started again
+        except Exception as error:  # noqa: BLE001  reported by livez, which has the process started again
             if isinstance(error, Unavailable) or is_of_log(error):
+                # Of the same text one line in ten seconds is written; there were 50 a second.
                 logger.warning("control: tried again: %s", error)
+                # The round came back, so this thread lives: livez must not restart the process for the log's outage.
                 self.heard_ms = self.clock.monotonic_ms()
                 if not self.session.broken:
                     return
+            # A round that fails comes every 20 ms: its stack is logged once.
             elif not isinstance(self.fatal, type(error)):
                 logger.exception("control: the round failed")
             self.fatal = error
 
     def _reopen_failed(self, held: HeldTasks, now_ms: int) -> bool:
-        """Open the active tasks that failed again; whether one was tried."""
+        """Open failed active tasks again; returns whether one was tried."""
         tried = False
         for partition in self.wanted.active & held.tasks.keys():
             one = held.tasks[partition]
@@ -402,7 +416,7 @@ class ControlPlane:
         return tried
 
     def _round(self, held: HeldTasks) -> HeldTasks:
-        """Move tasks and tell the doors; what the session holds after that."""
+        """Move tasks and update the servers' table; returns the session's tasks after that."""
         fenced, held = self.session.mover.round(held)
         for partition in fenced:
             self._taken_over(partition)
@@ -410,23 +424,24 @@ class ControlPlane:
         return held
 
     def _taken_over(self, partition: int) -> None:
-        """Another instance has it: it is given up, and not taken back."""
+        """Give up a task that another instance has, and do not take it back."""
         logger.warning("task 0_%d was taken over by another instance: it is given up here", partition)
         self._fenced[partition] = "another instance has taken it: assign it under a new generation to take it back"
         self.events.publish("fenced", {"partition": partition, "reason": "taken over"})
+        # Wanted no more: the same assignment, repeated, must not take it back.
         self.wanted = assignments.without(self.wanted, {partition})
         self.timers.keep(self.wanted.active)
         self.session.mover.want(self.wanted.active, self.wanted.standby)
 
     def _open_again(self, partition: int, task: Task, now_ms: int) -> bool:
-        """Open a failed task again, at a measured pace (the session restores lost state itself). Whether it tried."""
+        """Open a failed task again, at a measured pace (the session restores lost state). Returns whether it tried."""
         if isinstance(task.error, Fenced) or self.watch.now() is not None:
             return False  # no instance could open it now: it is opened as soon as the log can be used
         due_ms = self._reopen_ms.setdefault(partition, now_ms)
         if now_ms < due_ms:
             return False
         self._reopen_ms[partition] = now_ms + REOPEN_MS
-        # What is asked of it meanwhile is told why, for as long as that takes.
+        # Requests for the task get its error meanwhile, for as long as that takes.
         failed = {**self.table.now.failed, partition: failure_of(task)}
         self.table.now = replace(self.table.now, failed=failed)
         self._closing(frozenset({partition}))
@@ -447,7 +462,7 @@ class ControlPlane:
             self._round(self.session.held())
 
     def _closing(self, gone: Partitions) -> None:
-        """Take tasks from the doors, and wait until none of them commits."""
+        """Take tasks from the servers, and wait until none of them commits."""
         table = self.table.now
         self.table.now = replace(
             table,
@@ -458,9 +473,9 @@ class ControlPlane:
         self._let_commit(gone, lambda partition: self.engine.discard(partition, why))
 
     def _let_commit(self, partitions: Partitions, then: Callable[[int], None] = lambda partition: None) -> None:
-        """Wait until none of these commits, and do something to each at that moment, on the loop. Raises Unavailable.
+        """Wait until none of these commits, and call `then` for each at that moment, on the loop. Raises Unavailable.
 
-        The offsets that are told after an assignment are those of the commit that ran, not those before it.
+        The offsets in the answer to an assignment are those after the commit that ran, not those before it.
         """
         for partition in sorted(partitions):
             free = threading.Event()

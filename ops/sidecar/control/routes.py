@@ -1,11 +1,11 @@
-"""Control over HTTP: what each path of /v1 does, as one table that routes, roles and the OpenAPI document are made of.
+"""The control API over HTTP: one table of the calls of /v1, from which routes, roles and the OpenAPI document are made.
 
     request ──> body within its limit ──> schema ──> ControlPlane.call ──> JSON
     status, tasks, rows, health, metrics: of every instance, by `ops/http/application.py`
 
-Rules of this file: from requests to calls; what they mean is in `plane.py`, who may call is decided before
-(`http_guard`). Nothing blocks the event loop: what may block runs in the control thread or a worker thread. Requests
-are not logged: their paths hold keys.
+Rules of this file: from requests to calls; their meaning is in `plane.py`, permission is checked before
+(`http_guard`). Nothing blocks the event loop: calls that may block run in the control thread or a worker thread.
+Requests are not logged: their paths hold keys.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the door. `role`: what its token must have; `body`: the class of its body, None: it has none."""
+    """One call of the API. `role`: the role that its token needs; `body`: the class of its body, None: it has none."""
 
     method: str
     path: str
@@ -128,11 +128,14 @@ class ControlRoutes:
 
     async def ready(self, request: Request, body: dict[str, Any]) -> Response:
         """Waits on the loop, so that many waiters cost no thread."""
+        # Waiting renews no lease: any client may wait, and only the application may hold its tasks.
         wait_ms = number(request, "wait", self._plane.config.limits.wait_max_ms) or 0
         deadline_ms = self._plane.clock.monotonic_ms() + wait_ms
         while True:
             document = self._answers.ready()
             left_ms = deadline_ms - self._plane.clock.monotonic_ms()
+            # Ends the wait too: a lease that is over, and tasks that another instance has, never become ready by
+            # waiting.
             if document["ready"] or document["idle"] or document["fenced"] or left_ms <= 0:
                 return answer(200, document)
             await asyncio.sleep(min(left_ms, 20) / 1_000)
@@ -142,6 +145,7 @@ class ControlRoutes:
         if len(events) >= self._plane.config.limits.event_streams:
             raise Refused(LIMIT, f"{len(events)} streams of events are open: that is the limit")
         seen = request.headers.get("last-event-id", "")
+        # `isdigit` alone takes digits of every script.
         after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
         listener = events.listen(after)
 
@@ -165,6 +169,7 @@ class ControlRoutes:
     async def schedule(self, request: Request, body: schemas.Schedule) -> Response:
         plane = self._plane
         made = await self._call(
+            # Twice: a generator that was never started runs no `finally`.
             lambda: plane.timers.schedule(
                 plane.wanted.active, body.partition, body.kind, body.interval_ms, schemas.given(body.start_ms, None)
             )
@@ -191,6 +196,7 @@ class ControlRoutes:
 
     async def rows(self, request: Request) -> Response:
         session = self._plane.session.session
+        # A declaration opens another session; rows of the old one would be read from closed stores.
         if self._reads is None or self._reads[0] is not session:
             self._reads = (session, Rows(session))
         reads = self._reads[1]
@@ -207,6 +213,7 @@ class ControlRoutes:
             asked = wanted if partition is None else frozenset({partition})
             self._check_whole(asked, stale)
             found = reads.document(target, query)
+            # A task may close between the check and the read: the answer would be silently short.
             if asked - {one["partition"] for one in found["partitions"]}:
                 raise Refused(RESTORING, "a partition was closed while its rows were read: ask again")
             return found
@@ -215,6 +222,7 @@ class ControlRoutes:
         if found is not None:
             return answer(200, found)
         assert partition is not None
+        # In the control thread: it alone uses the pipe to the workers.
         asked = await self._call(lambda: self._plane.session.mover.read(partition, target, query))
         try:
             rows = await asyncio.wait_for(asyncio.wrap_future(asked), READ_S)
@@ -230,7 +238,7 @@ class ControlRoutes:
         held = self._plane.session.held().tasks
         for partition in sorted(partitions):
             if not stale or partition not in self._plane.wanted.tasks:
-                self._plane.table.running(partition)  # says why
+                self._plane.table.running(partition)  # raises the reason
             elif partition not in held:
                 raise Refused(
                     NOT_ACTIVE,
@@ -272,6 +280,7 @@ class ControlRoutes:
             return {}
         limit = self._plane.config.limits.http_body_max_bytes
         pieces, size = [], 0
+        # Counted while it comes: a length that the client announces binds it to nothing.
         async for piece in request.stream():
             size += len(piece)
             if size > limit:
@@ -281,7 +290,7 @@ class ControlRoutes:
 
 
 class EventStream(StreamingResponse):
-    """Server-Sent Events; a reader that takes nothing for SEND_S_MAX is let go. `ended` is called however it ends."""
+    """Server-Sent Events; a reader that takes nothing for SEND_S_MAX is cut off. `ended` is called however it ends."""
 
     def __init__(self, pieces: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
         super().__init__(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -289,6 +298,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def in_time(message: Message) -> None:
+            # A reader that takes nothing would keep one of `limits.event_streams` for good.
             async with asyncio.timeout(SEND_S_MAX):
                 await send(message)
 

@@ -1,9 +1,9 @@
-"""Bodies of requests over HTTP: the classes that check them are what the OpenAPI document shows.
+"""Bodies of HTTP requests: the classes that check them are shown in the OpenAPI document.
 
     parse_body(bytes, Assignment) -> Assignment      InvalidRequest names the place: `$.tasks[2].role`
 
-Rules of this file: pure; the shape of a request, and nothing of what it means. Every text, list and number has a bound,
-so that a body within the limit of the server stays small when parsed. A field that may be left out is UNSET then: null
+Rules of this file: pure; the shape of a request, and nothing of its meaning. Every text, list and number has a bound,
+so that a body within the limit of the server stays small when parsed. An omitted optional field is UNSET: null
 is no value of any field.
 """
 
@@ -21,7 +21,7 @@ from standfast.store.specs import TRAITS
 OFFSET_MAX = 2**63 - 1
 PARTITION_MAX = 99_999
 GENERATION_MAX = 2**53 - 1
-TEXT = Meta(extra_json_schema={"type": "string"})  # what a list of allowed texts does not say by itself
+TEXT = Meta(extra_json_schema={"type": "string"})  # msgspec gives no type for a list of allowed texts
 
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", max_length=128)]
 Topic = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,249}$", max_length=249)]
@@ -42,7 +42,7 @@ Default = TypeVar("Default")
 
 
 class Store(Shape, frozen=True):
-    """A store to declare; which fields its kind has, and needs, is checked later."""
+    """A store to declare; the fields that its kind has, and needs, are checked later."""
 
     name: Name
     kind: Annotated[Kind, TEXT]
@@ -58,7 +58,7 @@ class Store(Shape, frozen=True):
 
 
 class Stores(Shape, frozen=True):
-    """Stores of the application, and into how many partitions they are split."""
+    """Stores of the application, and the number of partitions into which they are split."""
 
     stores: Annotated[tuple[Store, ...], Meta(min_length=1, max_length=100)]
     partitions: Annotated[int, Meta(ge=1, le=PARTITION_MAX + 1)] | UnsetType = UNSET
@@ -80,7 +80,7 @@ class Task(Shape, frozen=True):
 
 
 class Assignment(Shape, frozen=True):
-    """All tasks to hold under a generation, and for how long without a sign of life."""
+    """All tasks to hold under a generation, and the time without a heartbeat after which they are closed."""
 
     generation: Generation
     tasks: Annotated[tuple[Task, ...], Meta(max_length=PARTITION_MAX)]
@@ -96,7 +96,7 @@ class Revoke(Shape, frozen=True):
 
 
 class Heartbeat(Shape, frozen=True):
-    """A sign of life."""
+    """A sign of life of the application."""
 
     generation: Generation
 
@@ -117,14 +117,14 @@ class Snapshot(Shape, frozen=True):
 
 
 class Verify(Shape, frozen=True):
-    """What to compare with its changelog; all of it by default."""
+    """The stores and partitions to compare with their changelogs; all by default."""
 
     store: Name | UnsetType = UNSET
     partition: Partition | UnsetType = UNSET
 
 
 class Drain(Shape, frozen=True):
-    """How long the tasks may take to close."""
+    """The time that the tasks may take to close."""
 
     wait_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | UnsetType = UNSET
 
@@ -140,6 +140,7 @@ def parse_body(body: bytes, kind: type[T]) -> T:
     """The request in a body; one without bytes is an empty object. Raises InvalidRequest."""
     try:
         value = _DECODER.decode(body) if body else {}
+    # Text that is nested too deep ends the decoder with RecursionError.
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     try:
@@ -149,12 +150,12 @@ def parse_body(body: bytes, kind: type[T]) -> T:
 
 
 def given(value: T | UnsetType, otherwise: Default) -> T | Default:
-    """A field that may have been left out."""
+    """The value of a field, or `otherwise` if it was omitted."""
     return otherwise if value is UNSET else value
 
 
 def _number(text: str) -> float | int:
-    """7.0 is a whole number in JSON Schema, and in languages that know one kind of number."""
+    """Read 7.0 as a whole number, as in JSON Schema, and in languages that know one kind of number."""
     found = float(text)
     return int(found) if found.is_integer() and abs(found) <= 2**53 else found
 

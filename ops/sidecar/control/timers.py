@@ -4,7 +4,7 @@
     event: punctuate   {"id": 1, "partition": 0, "kind": "wall_clock_time", "timestamp": ..., "missed": 0}
 
 Wall-clock schedules run on the monotonic clock, so that a step of the wall clock neither fires nor holds one; their
-timestamps are wall time. Stream time is the smallest of the task's source partitions, as the application tells it with
+timestamps are wall time. Stream time is the smallest of the task's source partitions, as the application gives it with
 its commits and SF.TIME. `missed`: how many times went by unfired before this one.
 
 Rules of this file: used by the control thread. Schedules live as long as the task is active here; a standby has none.
@@ -72,6 +72,7 @@ class Timers:
         which = PunctuationType(kind)
         now_ms = self._clock.monotonic_ms()
         if which is WALL_CLOCK_TIME and start_ms is not None:
+            # The start is given in wall time, and the queue runs on the monotonic clock.
             start_ms = max(start_ms - self._clock.wall_ms() + now_ms, 0)
         due_ms = first_due(which, now_ms, interval_ms, start_ms)
         self._last += 1
@@ -82,7 +83,7 @@ class Timers:
         return number
 
     def cancel(self, number: int) -> bool:
-        """Fire it no more; whether there was such a schedule."""
+        """Stop a schedule; returns whether there was one."""
         found = self._schedules.pop(number, None)
         if found is None:
             return False
@@ -90,18 +91,20 @@ class Timers:
         return True
 
     def keep(self, active: frozenset[int]) -> None:
-        """Schedules of other tasks are gone."""
+        """Drop schedules of tasks that are no longer active here."""
         for number, one in list(self._schedules.items()):
             if one.partition not in active:
                 self.cancel(number)
         self._queues = {partition: queues for partition, queues in self._queues.items() if partition in active}
 
     def tick(self, active: frozenset[int], tasks: Mapping[int, Task]) -> None:
-        """Fire what is due."""
+        """Fire due schedules of open tasks."""
         for partition, queues in self._queues.items():
             task = tasks.get(partition)
+            # The gate of a task that restores is shut, for timers too.
             if partition not in active or task is None:
                 continue
+            # A copy: another thread may set a time meanwhile.
             times = dict(task.stream_times)
             queues.by_kind[STREAM_TIME].may_punctuate(min(times.values(), default=None))
             queues.by_kind[WALL_CLOCK_TIME].may_punctuate(self._clock.monotonic_ms())
@@ -118,6 +121,7 @@ class Timers:
                 "next_ms": one.due_ms + (offset_ms if one.kind is WALL_CLOCK_TIME else 0),
                 "missed": one.missed,
             }
+            # A copy: the control thread changes the dict meanwhile.
             for number, one in sorted(dict(self._schedules).items())
         ]
 
@@ -127,6 +131,7 @@ class Timers:
         one.missed += missed
         self.counters.punctuations[one.kind.value, "fired"] += 1
         self.counters.punctuation_delay_seconds[(one.kind.value,)].observe(max(now_ms - one.due_ms, 0) / 1_000)
+        # Due times are monotonic, and monotonic time means nothing to an application.
         one.due_ms += (missed + 1) * one.interval_ms
         timestamp = now_ms if one.kind is STREAM_TIME else self._clock.wall_ms()
         self._events.publish(

@@ -1,4 +1,4 @@
-"""What a commit of the sidecar is asked for, and what it answers: plain values.
+"""Request and answer of a sidecar's commit: plain values.
 
     SF.COMMIT SEQ 7 GROUP g OFFSETS flights 0 4712   ─>  CommitRequest ─> CommitAnswer(epoch, seq, changes)
 
@@ -46,6 +46,7 @@ class CommitRequest:
             checked_shape(self.offsets)
         except InvalidRequest as error:
             raise Refused(BAD_BATCH, str(error)) from error
+        # The broker refuses a member without a generation and the reverse, after the transaction has begun.
         if (self.generation is None) != (self.member is None):
             raise Refused(BAD_BATCH, "GEN and MEMBER name a member of the consumer group together: give both")
 
@@ -60,7 +61,7 @@ class CommitRequest:
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The batch that ended with a commit: its replies, a digest of its requests, and the stores that it touched, each
-    with whether it was written. They are for whom sends the same batch again."""
+    with whether it was written. Kept for a client that sends the same batch again."""
 
     replies: tuple[bytes, ...] = ()
     digest: bytes = b""
@@ -72,9 +73,9 @@ ALONE = Kept()  # a commit outside of a batch
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """The acknowledgement: everything that was written before the request survives from now on.
+    """The acknowledgement: every write before the request survives from now on.
 
-    `changes`: how many records went to changelogs. A repeat answers what the first did.
+    `changes`: number of records that went to changelogs. A repeat gets the answer of the first.
     """
 
     epoch: int
@@ -84,7 +85,7 @@ class CommitAnswer:
 
 
 class Repeats:
-    """The last numbered commit of one epoch of a task, to tell a repeat from the next one."""
+    """The last numbered commit of one epoch of a task, so that a repeat can be recognised."""
 
     def __init__(self) -> None:
         self._epoch = -1
@@ -92,7 +93,7 @@ class Repeats:
         self._answer: CommitAnswer | None = None
 
     def answer(self, request: CommitRequest, epoch: int) -> CommitAnswer | None:
-        """What the first one did, if this is a repeat; None for a new commit.
+        """The answer of the first, if this request repeats it; None for a new commit.
 
         Raises Refused: STALE_EPOCH for another epoch than the task's, BAD_BATCH for a number that went back, or that
         was used with other offsets.
@@ -102,15 +103,17 @@ class Repeats:
                 STALE_EPOCH, f"epoch {request.epoch} is not that of the task, {epoch}: read the source offsets anew"
             )
         last, seq = self._request, request.seq
+        # Numbers count within one epoch: after a reopen the client learns from the offsets whether its commit happened.
         if seq is None or last is None or last.seq is None or self._epoch != epoch or seq > last.seq:
             return None
         if seq < last.seq:
             raise Refused(BAD_BATCH, f"SEQ {seq} is below {last.seq}, the last of epoch {epoch}: numbers only grow")
+        # Other offsets are another commit: answered as a repeat, it would be lost.
         if request.offsets != last.offsets:
             raise Refused(BAD_BATCH, f"SEQ {seq} was committed with other offsets: give the next commit a new number")
         return self._answer
 
     def keep(self, request: CommitRequest, answer: CommitAnswer) -> None:
-        """This one is committed."""
+        """Remember this request and its answer as the last committed ones."""
         if request.seq is not None:
             self._epoch, self._request, self._answer = answer.epoch, request, answer

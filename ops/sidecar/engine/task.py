@@ -1,7 +1,7 @@
-"""A task as the engine holds it: its session, its running commit, and who is bound to it.
+"""A task as the engine holds it: its session, its running commit, and its bound connections.
 
 Rules of this file: called by the engine in its one thread, but for `Commit.run`, which touches only the task. While a
-commit runs, nobody else writes or scans the task, so `run` has it alone.
+commit runs, no other thread writes or scans the task, so `run` has it alone.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ REOPENED = "the task was opened anew, and what was not committed is gone: read t
 
 
 class Waited(Protocol):
-    """What is waited for: each of these is called once it is free."""
+    """An object that becomes free: each of these calls is made once it is."""
 
     waiting: list[Callable[[], None]]
 
 
 class MustWait(Exception):
-    """The task is committing, or too many scan. Not an error: call again when `held` is free."""
+    """The task is committing, or too many scans run. Not an error: call again when `held` is free."""
 
     def __init__(self, held: Waited) -> None:
         self.held = held
@@ -48,11 +48,11 @@ class MustWait(Exception):
 
 
 class Binding:
-    """What a connection is bound to. `wrote`: the number of commits when it wrote last; -1: it did not.
+    """Binding of a connection to a task. `wrote`: the number of commits when it wrote last; -1: it did not.
 
-    `read`: the number of discards when it read the source offsets last in this session, which says what it knows of
-    the state; -1: it did not. `lost`, if not empty, says why writes of this connection are gone: it is fenced.
-    `timestamp_ms` is that of the record in hand (SF.TIME), for writes that name none; None: the wall clock.
+    `read`: the number of discards when it read the source offsets last in this session, which shows how much of the
+    state it knows; -1: it did not. `lost`, if not empty, gives the reason why writes of this connection are gone: it
+    is fenced. `timestamp_ms` is that of the record in hand (SF.TIME), for writes that name none; None: the wall clock.
     """
 
     __slots__ = ("held", "lost", "partition", "read", "session", "store", "timestamp_ms", "wrote")
@@ -68,19 +68,19 @@ class Binding:
         self.lost = ""
 
     def bind(self, held: EngineTask) -> None:
-        """Bound to the task as it is now."""
+        """Bind to the task in its present session."""
         self.held, self.session = held, held.session
         held.bound.add(self)
 
     def unbind(self) -> None:
-        """Bound anew by its next call."""
+        """Forget the task; the next call binds again."""
         if self.held is not None:
             self.held.bound.discard(self)
         self.held, self.wrote, self.read, self.lost = None, -1, -1, ""
 
     @property
     def fenced(self) -> str:
-        """Why it is refused until it binds again; empty if it is not."""
+        """The reason why the connection is refused until it binds again; empty if it is not."""
         held = self.held
         if held is None or (not self.lost and self.session == held.session):
             return ""
@@ -88,7 +88,7 @@ class Binding:
 
     @property
     def took_part(self) -> bool:
-        """Whether it wrote, or read the source offsets, in the session that goes on."""
+        """Whether it wrote, or read the source offsets, in the present session."""
         held = self.held
         return held is not None and self.session == held.session and (self.read >= 0 or self.wrote >= 0)
 
@@ -100,18 +100,18 @@ class Binding:
 
 
 class EngineTask:
-    """One active task. `session` grows when everything bound is fenced; `ended` says why it was last.
+    """One active task. `session` grows when all bound connections are fenced; `ended` is the reason of the last time.
 
-    `discards` grows whenever something uncommitted is discarded, and `lost` says why it was last, until an assignment
-    tells the offsets. Offsets may stand for what was discarded, whoever brings them: they count only from a
-    connection that has read the source offsets since (`Binding.read`).
+    `discards` grows with each discard of uncommitted writes, and `lost` is the reason of the last one, until an
+    assignment returns the offsets. Offsets may stand for discarded writes, whichever connection sends them: they count
+    only from a connection that has read the source offsets since (`Binding.read`).
     """
 
     __slots__ = ("bound", "commit", "commits", "discards", "ended", "lost", "repeats", "session", "task", "waiting")
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        task.dropped = ""  # `lost` and the bindings say so here
+        task.dropped = ""  # `lost` and the bindings keep the reason here
         self.bound: set[Binding] = set()
         self.session = 0
         self.ended = ""
@@ -124,40 +124,44 @@ class EngineTask:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether anything waits for a commit."""
+        """Whether any write waits for a commit."""
         return self.task.uncommitted
 
     def discard(self, why: str) -> None:
-        """Discard what is uncommitted, if anything is. Who wrote any of it is fenced; the others go on.
+        """Discard uncommitted writes, if there are any. Connections that made any of them are fenced; the others go on.
 
-        Not while a commit runs: everything uncommitted is the commit's then.
+        Not while a commit runs: all uncommitted writes are the commit's then.
         """
         if self.uncommitted:
             self.task.discard()
         elif self.task.state is TaskState.RUNNING:
-            return  # of a task that failed or closed, the buffer may be gone already
+            return  # nothing to discard; the buffer of a task that failed or closed may be gone already
         self._lose(why)
         for binding in self.bound:
             if binding.dirty:
                 binding.lost, binding.wrote = why, -1
 
     def end_session(self, why: str, *, told: bool = False) -> None:
-        """Discard what is uncommitted, and fence everything that is bound now. A commit that runs is let through.
+        """Discard uncommitted writes, and fence all connections that are bound now. A running commit goes on.
 
-        `told`: the application gets the source offsets with the answer to the call that ends the session.
+        The flag says that the application gets the source offsets with the answer to the call that ends the session.
         """
         if self.commit is not None:
+            # It has begun and may be durable at any moment: discarding under it would part state and offsets.
             self.commit.orphaned = True
         elif self.uncommitted:
             self.task.discard()
             self._lose(why)
+        # Also without uncommitted writes: a connection could otherwise write and commit between this call and the
+        # close.
         self.session += 1
         self.ended = why
         if told:
             self.lost = ""
 
     def replace(self, task: Task) -> None:
-        """The task was opened anew: another object, and maybe another epoch."""
+        """Take the reopened task: another object, and maybe another epoch."""
+        # Their writes were in the buffer of the old object.
         if any(binding.dirty for binding in self.bound):
             self._lose(REOPENED)
         self.task = task
@@ -170,15 +174,16 @@ class EngineTask:
         self.discards += 1
 
     def unread(self, binding: Binding) -> str:
-        """The discards since the connection read the source offsets, in words; empty if there was none."""
+        """The reason of the discards since the connection read the source offsets; empty if there were none."""
         return self.lost if binding.read != self.discards else ""
 
     def check_read(self, binding: Binding, request: CommitRequest) -> None:
-        """Raise Refused FENCED for offsets from who has not read the source offsets since the last discard.
+        """Raise Refused FENCED for offsets from a connection that read no source offsets since the last discard.
 
         An epoch is no way round: a discard does not change it.
         """
         lost = self.unread(binding)
+        # In a pool one connection's offsets may stand for rows that another, now lost, had written.
         if request.offsets and lost:
             raise Refused(
                 FENCED,
@@ -203,7 +208,8 @@ class EngineTask:
         return repeated
 
     def check_knows(self, binding: Binding, request: CommitRequest) -> None:
-        """Raise Refused FENCED for offsets from who may not know that writes before it were lost."""
+        """Raise Refused FENCED for offsets from a connection that may have missed a discard."""
+        # After a kill no connection knows of the discard, so the epoch or a part in the session has to prove it.
         if request.offsets and request.epoch is None and not binding.took_part:
             raise Refused(
                 FENCED,
@@ -224,7 +230,7 @@ class EngineTask:
             raise InternalError(f"task {self.task.id} ends a commit that it has not begun")
         self.commit = None
         if commit.error is not None and self.task.state is TaskState.RUNNING:
-            # Refused before anything was written: it is all still there, and belongs to those who wrote it.
+            # Refused before any write: the changes are all still there, and belong to the connections that made them.
             self.commits -= 1
             if commit.orphaned:
                 self.discard(DISCARDED)
@@ -237,12 +243,13 @@ class EngineTask:
             self.repeats.keep(commit.request, answer)
             return answer
         finally:
+            # Replaced before the calls: each may begin a commit and queue others again.
             waiting, self.waiting = self.waiting, []
             for call in waiting:
                 call()
 
     def _told(self, error: BaseException, *, in_doubt: bool) -> BaseException:
-        """What a client hears of a commit that failed: whether it may have happened, and what to do then."""
+        """The error for the client of a failed commit: whether it may have happened, and how to go on."""
         if self.task.state is TaskState.RUNNING or isinstance(error, Fenced):
             return error
         if in_doubt:
@@ -255,7 +262,7 @@ class EngineTask:
                 f"again, and go on from what it answers ({why})",
             )
         elif isinstance(error, StandfastError):
-            # Not DISK_FULL, which says that what is uncommitted stays.
+            # DISK_FULL promises that uncommitted writes stay, and here they are discarded.
             reason = reason_of(error)
             told = Refused(
                 UNAVAILABLE if reason is DISK_FULL else reason,
@@ -269,7 +276,7 @@ class EngineTask:
 
 
 class Commit:
-    """One commit on its way. `in_doubt`, with an error: it may have happened all the same."""
+    """One running commit. `in_doubt`, with an error: it may have happened all the same."""
 
     __slots__ = ("_clock", "changes", "error", "held", "in_doubt", "kept", "orphaned", "request", "seconds")
 
@@ -285,10 +292,11 @@ class Commit:
         self._clock = clock
 
     def run(self) -> None:
-        """Write to the log and the disk; raises nothing, the outcome is told by `Engine.end_commit`."""
+        """Write to the log and the disk; raises nothing: `Engine.end_commit` raises the error of it."""
         started_ms = self._clock.monotonic_ms()
         task = self.held.task
         try:
+            # Counted before the commit, which empties the buffer.
             changes = sum(map(len, task.stores.buffer.changes.values()))
             task.commit(self.request.offsets, member=self.request.consumer)
             self.changes = changes
@@ -299,7 +307,7 @@ class Commit:
         self.seconds = (self._clock.monotonic_ms() - started_ms) / 1_000
 
     def _checkpoint(self) -> None:
-        """The commit is durable by then: that the files were not written may cost a longer restore, and no more."""
+        """Flush the memtables. The commit is durable by then, so a failure costs a longer restore, and no more."""
         try:
             self.held.task.stores.flush()
         except Exception as error:  # noqa: BLE001  an answer that the commit failed would be wrong

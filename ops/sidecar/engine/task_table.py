@@ -1,7 +1,7 @@
-"""Which active tasks the doors may use now: a table that the control thread replaces and the event loop reads.
+"""The table of active tasks that the servers may use: the control thread replaces it, the event loop reads it.
 
 Rules of this file: the engine's `TaskSource`. One attribute is replaced as a whole, so that the loop takes no lock and
-never sees half a change. Why a task cannot be used is said by the reasons of the doors.
+never sees half a change. The servers' error codes say why a task cannot be used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from standfast.stream.session.task import Task
 class Table:
     """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two.
 
-    `failed`: active tasks that cannot be used, and why; `fenced`: what a newer owner took, and why; `idle`: why nothing
-    is held any more, if the application did not say so.
+    `failed`: active tasks that cannot be used, and why; `fenced`: tasks that a newer owner took, and why; `idle`: why
+    no task is held any more, if the application did not say so.
     """
 
     open: Mapping[int, Task] = field(default_factory=dict)
@@ -34,21 +34,22 @@ class TaskTable:
     """See Table."""
 
     def __init__(self, trouble: Callable[[], StandfastError | None] = lambda: None) -> None:
-        """`trouble`: why the log cannot be used now, if so; what is not open waits for it then."""
+        """`trouble`: the log's trouble, if it has any now; tasks that are not open wait for the log then."""
         self.now = Table()
         self.trouble = trouble
 
     def running(self, partition: int) -> Task:
         """The active task of a partition, restored and behind an open gate.
 
-        Raises Refused, what the task failed with, or what is wrong with the log that it waits for.
+        Raises Refused, the error that the task failed with, or the trouble of the log that it waits for.
         """
+        # Read once: the control thread may replace the table between two lines.
         table = self.now
         task = table.open.get(partition)
         if task is not None:
             return task
         if partition in table.failed:
-            # Raised again and again, it would keep the frames of each time.
+            # An exception that is raised again and again would keep the frames of each time.
             raise table.failed[partition].with_traceback(None)
         if partition in table.fenced:
             raise Refused(FENCED, f"partition {partition}: {table.fenced[partition]}")
@@ -61,15 +62,17 @@ class TaskTable:
             )
         if state == "standby":
             raise Refused(NOT_ACTIVE, f"partition {partition} is a standby here: write and read at the active instance")
+        # The log's trouble before RESTORING: reads answered LOADING for as long as the log was locked, which waiting
+        # alone does not end.
         trouble = self.trouble()
         if trouble is not None:
             raise trouble
         raise Refused(RESTORING, f"partition {partition} is {state}: wait until it is ready")
 
     def partitions(self) -> Mapping[int, str]:
-        """What is assigned here."""
+        """State of each assigned partition."""
         return self.now.states
 
     def missing(self) -> Sequence[str]:
-        """Who keeps the restore gate shut."""
+        """The tasks that keep the restore gate shut."""
         return self.now.missing

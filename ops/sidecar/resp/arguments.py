@@ -1,7 +1,7 @@
 """Arguments of commands: whole numbers, names, and options at the end.
 
-Rules of this file: bytes in, values out; what is wrong raises Refused that says which argument, and never repeats a key
-or a value.
+Rules of this file: bytes in, values out; a wrong argument raises Refused that names it, and never repeats a key or a
+value.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ TIME_MAX = 2**63 - 1
 def whole(raw: bytes, what: str, *, least: int = 0, most: int = TIME_MAX) -> int:
     """A whole number within bounds."""
     digits = raw[1:] if raw[:1] == b"-" else raw
+    # The digits are counted before `int`, whose time grows with the square of their number.
     if not digits.isdigit() or len(digits) > NUMBER_DIGITS_MAX or not least <= int(raw) <= most:
         raise Refused(BAD_REQUEST, f"{what} must be a whole number from {least} to {most}")
     return int(raw)
@@ -27,6 +28,7 @@ def whole(raw: bytes, what: str, *, least: int = 0, most: int = TIME_MAX) -> int
 def name(raw: bytes, what: str = "store") -> str:
     """A name as the library checks it."""
     try:
+        # Cut, because an error repeats the name.
         return check_name(what, raw.decode("ascii", "replace")[:256])
     except InvalidRequest as error:
         raise Refused(BAD_NAME, str(error)) from None
@@ -41,7 +43,7 @@ def text(raw: bytes, what: str) -> str:
 
 
 def options(args: Sequence[bytes], start: int, allowed: Mapping[bytes, int]) -> dict[bytes, list[bytes]]:
-    """Options after the fixed arguments, in any order and case: name -> its values, of which each takes so many."""
+    """Options after the fixed arguments, in any order and case: name -> its values, as many as `allowed` gives it."""
     found: dict[bytes, list[bytes]] = {}
     at = start
     while at < len(args):

@@ -1,10 +1,10 @@
-"""Commands about the connection itself: what clients send when they connect, and what people ask.
+"""Commands about the connection itself: those that clients send when they connect, and those of people.
 
     HELLO [2|3 [AUTH store token] [SETNAME name]]   AUTH [store] token   SELECT partition   RESET   QUIT   PING   ECHO
     CLIENT ID|SETNAME|GETNAME|SETINFO|INFO   COMMAND [COUNT|DOCS|INFO|LIST]   INFO [section ...]   CONFIG GET
 
 Rules of this file: nothing here reads or writes rows. The user of AUTH is the connection's default store; the token
-counts only where tokens are configured.
+counts only where tokens are configured. The first line of a command's docstring is its summary in COMMAND DOCS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from standfast.ops.sidecar.resp.stores import EVERYTHING
 PARTITION_MAX = 2**31 - 1
 LABEL_MAX_BYTES = 128
 NO_STORE = b"default"  # the user that clients send when they have none
-REDIS_VERSION = "7.0.0"  # whose protocol this is, for clients that ask
+REDIS_VERSION = "7.0.0"  # the release whose protocol this is, for clients that ask
+# redis-cli and graphical clients sort their help by these groups.
 _CONNECTION = "HELLO AUTH QUIT RESET SELECT PING ECHO CLIENT"
 _GENERIC = "DEL UNLINK EXISTS TYPE TTL PTTL EXPIRETIME PEXPIRETIME KEYS SCAN"
 _GROUPS: dict[str, str] = {
@@ -45,6 +46,7 @@ def hello(c: Connection, args: list[bytes]) -> Answer:
             label, at = args[at + 1], at + 2
         else:
             raise Refused(BAD_REQUEST, "syntax error in HELLO: expected AUTH store token, SETNAME name")
+    # Before the refusal below: HELLO with AUTH is how clients log in.
     if auth_args is not None:
         _authenticate(c, *auth_args)
     if c.stores.grant is None:
@@ -81,13 +83,16 @@ def _authenticate(c: Connection, store: bytes, token: bytes) -> None:
     if named is not None and grant.stores is not None and named not in grant.stores:
         raise Refused(NOPERM, f"the token of {grant.name!r} does not allow store {named!r}")
     c.authenticated(grant, token)
+    # The user of AUTH is the default store, so that a client of one store needs no command of ours.
     c.binding.store = named
+    # The look-ups were made with the rights of the token before.
     c.stores.forget()
     c.engine.select(c.binding, c.binding.partition)
 
 
 def select(c: Connection, args: list[bytes]) -> Answer:
     """SELECT partition: the database number is the partition."""
+    # Clients replay SELECT on reconnecting, so the partition survives a lost connection.
     c.engine.select(c.binding, whole(args[1], "the database number (the partition)", most=PARTITION_MAX))
     c.stores.forget()
     return OK
@@ -105,7 +110,7 @@ def reset(c: Connection, args: list[bytes]) -> Answer:
 
 
 def quit_(c: Connection, args: list[bytes]) -> Answer:
-    """QUIT: what is uncommitted is discarded."""
+    """QUIT: uncommitted writes are discarded."""
     c.ending = True
     return OK
 
@@ -121,10 +126,11 @@ def echo(c: Connection, args: list[bytes]) -> Answer:
 
 
 def client(c: Connection, args: list[bytes]) -> Answer:
-    """CLIENT: what libraries send on connecting, and no more."""
+    """CLIENT: the subcommands that libraries send on connecting, and no more."""
     what = args[1].upper()
     if what == b"ID" and len(args) == 2:
         return integer(c.id)
+    # Client libraries send their name and version on connecting.
     if what == b"SETINFO" and len(args) == 4:
         return OK
     if what == b"SETNAME" and len(args) == 3:
@@ -138,6 +144,7 @@ def client(c: Connection, args: list[bytes]) -> Answer:
 
 
 def _set_label(c: Connection, label: bytes) -> None:
+    # A space or line feed in a name would forge fields of CLIENT INFO.
     if len(label) > LABEL_MAX_BYTES or any(not 33 <= byte <= 126 for byte in label):
         raise Refused(BAD_REQUEST, f"Client names are at most {LABEL_MAX_BYTES} visible characters without spaces")
     c.label = label
@@ -173,7 +180,7 @@ def _arity(one: Command) -> int:
 
 
 def _documented(one: Command) -> dict[str, Value]:
-    """What redis-cli and graphical clients show for a command: how it is called."""
+    """The entry of a command for redis-cli and graphical clients: its usage, from the handler's docstring."""
     group = "module" if one.name.startswith("SF.") else _GROUPS.get(one.name, _GROUP_OF_KIND.get(one.kind, "server"))
     first = (one.handler.__doc__ or one.name).strip().partition("\n")[0]
     usage = first if first.endswith("...") else first.removesuffix(".")
@@ -192,6 +199,7 @@ def info(c: Connection, args: list[bytes]) -> Answer:
             f"process_id:{os.getpid()}",
         ],
         "Clients": [f"connected_clients:{statistics.sessions}"],
+        # ioredis reads `loading` before it sends commands.
         "Persistence": ["loading:0"],
         "Stats": [
             f"total_commands_processed:{sum(statistics.calls.values())}",
@@ -200,6 +208,7 @@ def info(c: Connection, args: list[bytes]) -> Answer:
         "Replication": ["role:master"],
         "Cluster": ["cluster_enabled:0"],
         "Standfast": [f"generation:{engine.generation}", f"draining:{int(engine.draining)}"],
+        # Graphical clients list a store only if its database is said to have keys.
         "Keyspace": [f"db{number}:keys={keys},expires=0,avg_ttl=0" for number, keys in _keyspace(c).items() if keys],
     }
     asked = {raw.decode("ascii", "replace").lower() for raw in args[1:]}

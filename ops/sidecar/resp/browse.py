@@ -1,4 +1,4 @@
-"""What programs ask that show a store to a person: keys by page or at once, and what each of them is.
+"""Commands of programs that show a store to a person: keys by page or at once, and the type of each.
 
     KEYS prefix*|key    SCAN cursor [MATCH prefix*|key] [COUNT n] [TYPE string]
     TYPE key    TTL PTTL EXPIRETIME PEXPIRETIME key    GETRANGE key start end
@@ -18,6 +18,7 @@ from standfast.ops.sidecar.resp.replies import array, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import collect
 from standfast.store.types.keyvalue import KeyValueState
 
+# Redis's own default.
 SCAN_DEFAULT = 10
 SCAN_MAX = 1_000
 SCAN_BYTES = 1 << 20
@@ -47,6 +48,7 @@ def scan(c: Connection, args: list[bytes]) -> Answer:
         return replies([bulk(b"0"), array([], c.nil)])
     if whole_key:
         return replies([bulk(b"0"), array(_present(store, prefix), c.nil)])
+    # The first key behind the last one, also where that was deleted since.
     start = prefix if after is None else max(prefix, after + b"\x00")
     found: list[bytes] = []
     place = size = 0
@@ -81,7 +83,7 @@ def getrange(c: Connection, args: list[bytes]) -> Answer:
 
 
 def _pattern(raw: bytes) -> tuple[bytes, bool]:
-    """What `prefix*` begins with, or a whole key and True."""
+    """The prefix of `prefix*`, or a whole key and True."""
     prefix = raw.removesuffix(b"*")
     if any(special in prefix for special in _SPECIAL):
         raise Refused(

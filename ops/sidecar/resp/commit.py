@@ -1,10 +1,10 @@
-"""SF.COMMIT and what belongs to it: source offsets, stream time, readiness, status.
+"""SF.COMMIT and its companions: source offsets, stream time, readiness, status.
 
     SF.COMMIT [SEQ n] [EPOCH e] [CHECKPOINT] [GROUP g [GEN e MEMBER m]] [OFFSETS topic partition offset ...]
-        -> [epoch, seq, changes]      everything written before it survives from now on; OFFSETS stands last, and
+        -> [epoch, seq, changes]      every write before it survives from now on; OFFSETS stands last, and
                                       needs EPOCH, or a connection that wrote or asked SF.OFFSETS since the opening;
                                       after a discard, a connection that asked SF.OFFSETS since
-    SF.OFFSETS                 -> [topic, partition, offset, ...]   begin there: what is uncommitted is discarded
+    SF.OFFSETS                 -> [topic, partition, offset, ...]   begin there: uncommitted writes are discarded
     SF.TIME [ms]               -> the stream time of the task       and the timestamp of writes that name none
     SF.WAITREADY ms            -> OK once the partition can be used; LOADING after so many milliseconds
     SF.STATUS                  -> a map for people and programs; changes nothing
@@ -35,6 +35,7 @@ def commit_request(args: list[bytes]) -> CommitRequest:
     at = 1
     while at < len(args):
         option = args[at].upper()
+        # The list has no end mark, so OFFSETS comes last.
         if option == b"OFFSETS":
             offsets = _offsets(args[at + 1 :])
             break
@@ -83,19 +84,21 @@ def commit(c: Connection, args: list[bytes]) -> Answer:
 
 
 def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callable[[CommitAnswer], bytes]) -> Answer:
-    """Begin, and answer when it is done; `kept` is the batch before it, for a repeat."""
+    """Begin a commit, and answer when it is done; `kept` is the batch before it, for a repeat."""
     c.stores.check_may_write()
     begun = c.engine.begin_commit(c.binding, request)
     if not isinstance(begun, Commit):
         return reply(begun)
     begun.kept = kept
+    # In a thread: on the loop, a commit of 500 rows would hold up every client for its sync.
     return Offload(begun.run, lambda: reply(c.engine.end_commit(begun)))
 
 
 def offsets(c: Connection, args: list[bytes]) -> Answer:
-    """SF.OFFSETS: where to read on, with nothing uncommitted; binds the connection anew."""
+    """SF.OFFSETS: where to read on, with nothing uncommitted; binds the connection again."""
     c.stores.check_may_write()
     found = c.engine.begin_anew(c.binding)
+    # Stores are looked up again: the connection is bound to a task that may be another object.
     c.stores.forget()
     flat: list[Value] = []
     for (topic, partition), offset in sorted(found.items()):
@@ -109,6 +112,7 @@ def time(c: Connection, args: list[bytes]) -> Answer:
         return encode(c.engine.task(c.binding).task.stream_times.get(CLOCK_KEY), c.version)
     stamp = whole(args[1], "stream time")
     c.stores.check_may_write()
+    # As a write: the time is undone with a batch that fails, and with the writes of a lost connection.
     times = c.engine.write(c.binding, adds=False).task.stream_times
     times[CLOCK_KEY] = max(stamp, times.get(CLOCK_KEY, stamp))
     c.binding.timestamp_ms = c.now_ms = stamp
@@ -135,7 +139,7 @@ def wait_ready(c: Connection, args: list[bytes]) -> Answer:
 
 
 def status(c: Connection, args: list[bytes]) -> Answer:
-    """SF.STATUS: what this connection is bound to, and how that is."""
+    """SF.STATUS: the task that this connection is bound to, and its state."""
     engine, binding = c.engine, c.binding
     found: dict[str, Value] = {
         "partition": binding.partition,

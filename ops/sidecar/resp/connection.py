@@ -1,14 +1,14 @@
-"""One connection of the data door, without its socket: requests in, bytes out, in order.
+"""One connection of the RESP server, without its socket: requests in, bytes out, in order.
 
     push(requests) ─> run ─> take() -> bytes to write
                        │
        waits           ├─ Offload      a commit or a long scan runs elsewhere     the shell calls `done`
-                       ├─ MustWait     its task commits, or too many others scan  whoever is waited for calls back
+                       ├─ MustWait     its task commits, or too many others scan  the task or `Scans` calls back
                        └─ Until        SF.WAITREADY                               the shell calls `poll` now and then
 
 Rules of this file: no socket, no thread, no loop. Requests of one connection are answered in their order, so while it
-waits nothing of it runs. A refusal answers one request; only what cannot be read ends the connection. Commands find
-their stores through `stores`, whose `reads` and `writes` hold for one run.
+waits nothing of it runs. A refusal answers one request; only bytes that are no request end the connection. Commands
+find their stores through `stores`, whose `reads` and `writes` hold for one run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LARGE_BYTES = 4096  # replies below are bounded by their number
 
 
 class CallLimits(NamedTuple):
-    """What one step may have: `batch_ops` requests of a MULTI, or keys of one command, with `batch_bytes` in all.
+    """Limits of one step: `batch_ops` requests of a MULTI, or keys of one command, with `batch_bytes` in all.
 
     `wait_ms`: the longest wait that a client may ask for.
     """
@@ -69,14 +69,14 @@ class Offload(NamedTuple):
 
 
 class Until(NamedTuple):
-    """An answer that comes when `ask` gives one, which is asked from time to time."""
+    """An answer that comes later: `ask` is called from time to time until it returns one."""
 
     ask: Callable[[], bytes | None]
 
 
 Answer: TypeAlias = "bytes | Offload | Until"
 Handler: TypeAlias = Callable[["Connection", list[bytes]], Answer]
-# Several requests in one step, from the first on: how many were answered, and the reply to each of them.
+# Several requests in one step, from the first on: the number of answered requests, and the reply to each of them.
 Run: TypeAlias = Callable[["Connection", Iterable[list[bytes]]], tuple[int, bytes]]
 
 
@@ -99,10 +99,10 @@ class Command:
 
 
 class Door(NamedTuple):
-    """What all connections of one door share. `find`: a command by a name that is not in `table` as it was written.
+    """The parts that all connections of one server share. `find`: a command by a name in another spelling than `table`.
 
-    `authenticate` None: nobody needs a token. `revision` changes when tokens do: then each is looked at again.
-    `offload` runs an Offload and then calls `done` of the connection. `scans`: how many long scans run at once.
+    `authenticate` None: no connection needs a token. `revision` changes when tokens do: then each is checked again.
+    `offload` runs an Offload and then calls `done` of the connection. `scans`: the bound of long scans at a time.
     """
 
     engine: Engine
@@ -159,12 +159,12 @@ class Connection:
         self._token: bytes | None = None  # behind the grant
         self._revision = door.revision()
         self.now_ms = 0
-        self.waiting: object | None = None  # what for: an Offload, an Until, or a task
-        self.ending = False  # after what is written
+        self.waiting: object | None = None  # an Offload, an Until, or an object whose `waiting` calls back
+        self.ending = False  # close after the pending replies are written
         self.closed = False
         self.on_resume = on_resume
         self._out: list[bytes] = []
-        self._last: bytes | None = None  # what is said in the end; then nothing comes any more
+        self._last: bytes | None = None  # the last reply; after it no request is taken
         self._todo: deque[list[bytes]] = deque()
         self._queue: list[tuple[Command, list[bytes]]] | None = None  # of a MULTI
         self._queue_bytes = 0
@@ -172,7 +172,7 @@ class Connection:
 
     @property
     def door(self) -> Door:
-        """What it shares with the others."""
+        """The parts shared with the other connections."""
         return self._door
 
     @property
@@ -182,7 +182,7 @@ class Connection:
 
     @property
     def in_exec(self) -> bool:
-        """Whether a MULTI is being applied: then everything is answered at once."""
+        """Whether a MULTI is being applied: then every request is answered at once."""
         return self.stores.touched is not None
 
     @property
@@ -195,24 +195,26 @@ class Connection:
         self._todo.extend(requests)
 
     def take(self) -> bytes:
-        """What is to be written now."""
+        """The bytes to write now."""
         out = b"".join(self._out)
         self._out.clear()
         return out
 
     @property
     def polls(self) -> bool:
-        """Whether it waits for something that must be asked for again."""
+        """Whether an answer must be asked for again."""
         return isinstance(self.waiting, Until)
 
     def fail(self, message: str) -> None:
-        """What came cannot be read: say it, after the replies to what came before, and end."""
+        """Protocol error: answer earlier requests, send the error, then end."""
         self.finish(plain_error(f"ERR {message}"))
 
     def finish(self, last: bytes = b"") -> None:
-        """Nothing comes any more: answer what came, say the last, and end. Only SF.WAITREADY is given up."""
+        """Take no more requests: answer those that came, send `last`, and end. Only SF.WAITREADY is given up."""
+        # The first reason counts: a protocol error is followed by the end of the socket's input.
         if self._last is None:
             self._last = last
+        # The gate may stay shut for long, and no client waits for the answer any more.
         if isinstance(self.waiting, Until):
             self.waiting = None
             self._todo.clear()
@@ -240,12 +242,14 @@ class Connection:
         while todo and not self.ending:
             args = todo[0]
             if not args:
+                # An empty array is no command; Redis answers nothing to it either.
                 todo.popleft()
                 continue
             command = table(args[0]) or find(args[0])
             try:
                 if self._queue is None and stores.grant is not None and command.least <= len(args) <= command.most:
                     if together and command.run is not None and len(todo) > 1:
+                        # Plain SETs of a pipeline in one step cost about half of the same SETs one by one.
                         done, each = command.run(self, islice(todo, left))
                         if done:
                             deque(map(deque.popleft, repeat(todo, done)), maxlen=0)
@@ -261,12 +265,14 @@ class Connection:
                     answer = self._unusual(command, args)
             except MustWait as wait:
                 self._wait_for(wait.held)
+                # The request stays in the queue: it runs again from its start once the task is free.
                 return False
-            except Exception as failure:  # noqa: BLE001  told to the client; the next request may be a good one
+            except Exception as failure:  # noqa: BLE001  answered to the client; the next request may be a good one
                 answer = self.refuse(command.name, failure)
             todo.popleft()
             command.counters.calls += 1
             if type(answer) is not bytes:
+                # A commit that began is answered even where the client sends no more.
                 if self._last is None or isinstance(answer, Offload):
                     self._wait(answer)
                     return False
@@ -284,7 +290,7 @@ class Connection:
         return False
 
     def fresh(self) -> None:
-        """A new run: stores are looked up again, and the time is read again."""
+        """Begin a run: stores are looked up again, and the time is read again."""
         stamp = self.binding.timestamp_ms
         self.now_ms = self.engine.clock.wall_ms() if stamp is None else stamp
         self.stores.forget()
@@ -294,11 +300,11 @@ class Connection:
             self._look_again()
 
     def authenticated(self, grant: Grant, token: bytes) -> None:
-        """Who is behind it from now on."""
+        """Set the actor behind the connection from now on."""
         self.stores.grant, self._token, self._revision = grant, token, self._door.revision()
 
     def _look_again(self) -> None:
-        """Tokens were read anew: this one may do less now, or is gone, and with it what it has not committed."""
+        """Check the token again after a reload: a removed one loses its rights, and its uncommitted writes."""
         authenticate, token = self._door.authenticate, self._token
         if authenticate is not None and token is not None:
             self.stores.grant = authenticate(token)
@@ -307,7 +313,7 @@ class Connection:
                 self.engine.reset(self.binding)
 
     def refuse(self, method: str, failure: BaseException) -> bytes:
-        """The reply for an error, which is counted by its reason."""
+        """The reply for an error, which is counted by its error code."""
         reason = reason_of(failure)
         self.engine.counters.refusals[method, reason.name] += 1
         if not isinstance(failure, StandfastError):
@@ -328,7 +334,7 @@ class Connection:
         self._queue, self._queue_bytes, self._spoilt = [], 0, False
 
     def end_multi(self) -> tuple[list[tuple[Command, list[bytes]]], bool]:
-        """The requests that were kept, and whether one of them was refused."""
+        """The kept requests, and whether one of them was refused."""
         if self._queue is None:
             raise Refused(BAD_REQUEST, "EXEC or DISCARD without MULTI")
         queue, self._queue = self._queue, None
@@ -339,10 +345,11 @@ class Connection:
         self._queue = queue
 
     def _unusual(self, command: Command, args: list[bytes]) -> Answer:
-        """Not authenticated, within MULTI, or a wrong number of arguments."""
+        """A request before login, within MULTI, or with a wrong number of arguments."""
         if self.stores.grant is None and command.kind != "open":
             raise Refused(NOAUTH, "authentication required: AUTH store token")
         if not command.least <= len(args) <= command.most:
+            # As in Redis: EXEC of a MULTI with a refused request applies none of it.
             self._spoilt = self._queue is not None
             raise Refused(BAD_REQUEST, f"wrong number of arguments for '{command.name}' command")
         if self._queue is None or command.kind == "multi":
@@ -363,7 +370,7 @@ class Connection:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def done(self, offload: Offload) -> None:
-        """An offload's work ended."""
+        """Take the end of an offload's work, and answer."""
         if self.waiting is not offload:
             return
         self.waiting = None
@@ -374,7 +381,7 @@ class Connection:
         self._answer_late(answer)
 
     def poll(self) -> bool:
-        """Ask an Until again; whether it still waits."""
+        """Ask an Until again; returns whether it still waits."""
         until = self.waiting
         if not isinstance(until, Until):
             return False

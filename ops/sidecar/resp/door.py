@@ -1,4 +1,4 @@
-"""The data door: a Unix socket that speaks the Redis protocol, its clients, and what they may use up.
+"""The RESP server: a Unix socket that speaks the Redis protocol, its clients, and the limits of their use.
 
     open        socket under umask 0177 (mode 0600) ─> listen            a client of another uid is refused
     sweep       once a second: clients that wait too long are cut off    close: no new ones, replies are written
@@ -37,6 +37,7 @@ from standfast.store.log import logger
 
 THREADS = 4
 SCANS = THREADS - 1  # one is left for commits
+# Of all clients; each has a bound of its own in `protocol.py`.
 BACKLOG_BYTES_MAX = 64 << 20
 SWEEP_S = 1.0
 GRACE_S = 0.2  # to take replies, when there are too many
@@ -48,12 +49,12 @@ _PEER = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class RespLimits:
-    """What clients may use. `connections`: beyond, or beyond what the process may have open, one is refused.
+    """Limits of the clients' use. `connections`: beyond, or beyond the process's open files, a client is refused.
 
     `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
     after `stalled_s` seconds of that it is cut off. `outputs_bytes`: those of all clients together; beyond, the client
     with most is cut off. `unfinished_s`: half a command may stand so long. `login_s`: so long until AUTH. `idle_s`: a
-    client that asks nothing, and has no part in its task's session, is closed after so long; 0: never. `calls`: step.
+    client without requests, and without part in its task's session, is closed after so long; 0: never. `calls`: step.
     """
 
     connections: int = 1_024
@@ -68,7 +69,7 @@ class RespLimits:
 
 
 class RespDoor:
-    """See above. `uids`: who may connect; None: whoever the socket's mode lets in."""
+    """See above. `uids`: the users who may connect; None: those whom the socket's mode admits."""
 
     def __init__(
         self,
@@ -104,7 +105,8 @@ class RespDoor:
         """Listen at `path` (several are fine); a socket that was left there is replaced.
 
         The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group. Raises InvalidRequest for a path
-        that cannot be, Held for one that is something else.
+        that
+        cannot be, Held for one that is in use or another's.
         """
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
             raise InvalidRequest(f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one")
@@ -116,6 +118,7 @@ class RespDoor:
             left = None
         if left is not None and not stat.S_ISSOCK(left.st_mode):
             raise Held(f"{path} is there and is no socket: choose another path")
+        # A stale socket of another user was removed once, and a socket in use was taken over.
         if left is not None and left.st_uid != os.geteuid():
             raise Held(f"{path} is a socket of user {left.st_uid}, not ours: remove it, or choose another path")
         if left is not None and _is_used(path):
@@ -140,7 +143,7 @@ class RespDoor:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Take no new clients, let commits that run end, write replies, close. Twice is fine."""
+        """Refuse new clients, let running commits end, write replies, close. Twice is fine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -148,6 +151,7 @@ class RespDoor:
         for server, *_ in listening:
             server.close()
         deadline = self.loop.time() + timeout_s
+        # A commit that ran was not acknowledged where its connection ended first.
         while self.engine.statistics().committing and self.loop.time() < deadline:
             await asyncio.sleep(0.005)
         for client in list(self._clients):
@@ -156,27 +160,31 @@ class RespDoor:
             await asyncio.sleep(0.005)
         for client in list(self._clients):
             client.abort()
+        # One turn of the loop, in which aborted clients are disconnected.
         await asyncio.sleep(0)
+        # A scan that hangs must not keep the stop waiting.
         self._threads.shutdown(wait=False)
+        # By identity: another process may have made its own socket at the path by now.
         for _, path, made in listening:
             remove_own(path, made)
 
     @property
     def limits(self) -> RespLimits:
-        """What clients may use."""
+        """Limits of the clients' use."""
         return self._limits
 
     @property
     def backlog_full(self) -> bool:
-        """Whether requests of all clients that wait are so many bytes that none of these clients is read on."""
+        """Whether waiting requests of all clients are so many bytes that none of these clients is read on."""
         return self.backlog_bytes > BACKLOG_BYTES_MAX
 
     @property
     def output_full(self) -> bool:
         """Whether unread replies are too many, or must be counted, before anything more is answered."""
+        # A reply adds to one number; the buffers of all clients are counted only once that passes the limit.
         if self.output_bytes > self._limits.outputs_bytes and not self._sheds:
             self._sheds = True
-            self.loop.call_soon(self._count)  # once the sockets took what they take
+            self.loop.call_soon(self._count)  # once the sockets took their share
         return self._sheds
 
     def _count(self) -> None:
@@ -184,16 +192,18 @@ class RespDoor:
         unread = {client: client.unread_bytes for client in self._clients}
         self.output_bytes = sum(unread.values())
         if self.output_bytes > self._limits.outputs_bytes:
+            # A client that reads takes its replies meanwhile, and is cut off only if all of them read.
             self.loop.call_later(GRACE_S, self._shed, unread)
         else:
             self._sheds = False
 
     def _shed(self, before: dict[RespProtocol, int]) -> None:
-        """Cut off who has most unread replies, until there is room: first those that took none of theirs meanwhile."""
+        """Cut off the clients with most unread replies, until there is room: first those that took none meanwhile."""
         unread = {client: client.unread_bytes for client in self._clients}
         self.output_bytes, most = sum(unread.values()), self._limits.outputs_bytes
         deafest = sorted(unread, key=lambda one: (unread[one] >= before.get(one, 0), unread[one]), reverse=True)
         for client in deafest:
+            # With an eighth of room, so that the next reply does not count and cut off again.
             if self.output_bytes <= most - most // 8:
                 break
             logger.warning(
@@ -210,10 +220,10 @@ class RespDoor:
         self._clients.discard(client)  # its bytes and its place are free from now on
         self.engine.counters.cut_off[why] += 1
 
-    # -- for its clients ----------------------------------------------------------------------------------------------
+    # -- called by its clients ----------------------------------------------------------------------------------------
 
     def refuses(self, peer: socket.socket | None) -> bytes | None:
-        """What to tell a client that is not let in; None lets it in."""
+        """The error for a client that is refused; None lets it in."""
         if peer is not None and peer.family == socket.AF_UNIX:
             _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if self._uids is not None and uid not in self._uids:
@@ -225,7 +235,7 @@ class RespDoor:
         return None
 
     def _make_room(self) -> bool:
-        """Who has not logged in takes no place from another one."""
+        """Cut off the oldest client that has not logged in, if there is one: strangers keep no place."""
         strange = [
             (client.connection.id, client)
             for client in self._clients
@@ -236,22 +246,22 @@ class RespDoor:
         return bool(strange)
 
     def connect(self, client: RespProtocol, on_resume: Callable[[], None]) -> Connection:
-        """A new client."""
+        """Add a client."""
         self._clients.add(client)
         self._numbers += 1
         return Connection(self._door, self._numbers, on_resume)
 
     def disconnect(self, client: RespProtocol) -> None:
-        """A client is gone."""
+        """Remove a client that is gone."""
         self._clients.discard(client)
 
     @property
     def clients(self) -> int:
-        """How many there are."""
+        """Number of clients."""
         return len(self._clients)
 
     def sweep(self) -> None:
-        """Cut off who is overdue; a second has passed."""
+        """Cut off overdue clients; a second has passed."""
         self.ticks += 1
         for client in list(self._clients):
             why = client.overdue(self.ticks)

@@ -33,6 +33,7 @@ def keyvalue(store: Any) -> KeyValueState[bytes, bytes]:
 def get(c: Connection, args: list[bytes]) -> Answer:
     """GET key."""
     value = c.reads[None].get(args[1])
+    # Written out instead of `bulk`: this line runs for every GET.
     return c.nil if value is None else b"$%d\r\n%b\r\n" % (len(value), value)
 
 
@@ -168,9 +169,11 @@ def sf_range(c: Connection, args: list[bytes]) -> Answer:
     low, high = args[2] or None, args[3] or None
     reverse = b"REV" in given
     after = given[b"AFTER"][0] if b"AFTER" in given else None
+    # Backwards the range ends with the key itself, which `_pairs` skips.
     if after is not None and reverse:
         high = after if high is None else min(high, after)
     elif after is not None:
+        # The first key behind it: AFTER excludes the key, and ranges include both ends.
         low = after + b"\x00" if low is None else max(low, after + b"\x00")
     return collect(c, _pairs(store.range(low, high, reverse=reverse), after if reverse else None), given, 2)
 
@@ -200,7 +203,7 @@ def _pairs(
             if key > prefix:
                 if skip is None:
                     return
-                continue  # backwards: what lies behind the prefix comes first
+                continue  # backwards: keys behind the prefix come first
             return
         if key != skip:
             yield bulk(key), bulk(value)

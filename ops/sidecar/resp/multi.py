@@ -4,7 +4,7 @@
     MULTI, SF.PUT a .., SF.COMMIT SEQ 7 ... , EXEC     and durable: repeated under the same number, the writes are not
                                                        made again, and the replies are the first ones
 
-Rules of this file: within EXEC everything is answered at once, in the engine's thread, but for the commit at its end.
+Rules of this file: EXEC answers every request at once, in the engine's thread, but for the commit at its end.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from standfast.ops.sidecar.resp.scans import BYTES_MAX
 from standfast.store.errors import StandfastError
 
 COMMIT = "SF.COMMIT"
+# One batch per task is kept, and many tasks may be open.
 REPLIES_KEPT_BYTES = 64 << 10
 
 Queue = list[tuple[Command, list[bytes]]]
 
 
 def multi(c: Connection, args: list[bytes]) -> Answer:
-    """Keep what comes next."""
+    """MULTI: keep the requests that follow."""
     c.begin_multi()
     return OK
 
 
 def discard(c: Connection, args: list[bytes]) -> Answer:
-    """Forget what was kept."""
+    """DISCARD: drop the kept requests."""
     c.end_multi()
     return OK
 
 
 def execute(c: Connection, args: list[bytes]) -> Answer:
-    """Run what was kept: all of it, or none."""
+    """EXEC: run the kept requests: all of them, or none."""
     queue, spoilt = c.end_multi()
     if spoilt:
         return plain_error("EXECABORT Transaction discarded because of previous errors.")
@@ -66,6 +67,7 @@ def _execute(c: Connection, queue: Queue, touched: Set[tuple[str, bool]]) -> Ans
         return replies(_apply(c, queue))
     c.stores.check_may_write()
     request = commit_request(queue[-1][1])
+    # Before anything is applied: offsets from a connection that missed a discard must not bring writes with them.
     repeated = c.engine.check_commit(c.binding, request)
     digest = _digest(c, queue[:-1])
     if repeated is not None:
@@ -78,21 +80,23 @@ def _execute(c: Connection, queue: Queue, touched: Set[tuple[str, bool]]) -> Ans
 
 
 def _repeat(c: Connection, answer: CommitAnswer, digest: bytes) -> bytes:
-    """The first replies, for the same batch, to whom may touch every store that it touched."""
+    """The first replies, for the same batch, to a client that may use every store that it touched."""
     if answer.kept.digest != digest:
         raise Refused(BAD_BATCH, "this SEQ was committed with another batch: give the next commit a new number")
+    # Kept replies went to any sender of the number once, whatever its token allowed.
     for store, write in sorted(answer.kept.touched):
         c.stores.check(store, write=write)
     return replies([*answer.kept.replies, answer_reply(c, answer)])
 
 
 def _digest(c: Connection, queue: Queue) -> bytes:
-    """Of the requests before the commit, and of the default store that they may mean."""
+    """Digest of the requests before the commit, and of the default store that they may mean."""
     if not queue:
         return ALONE.digest
     parts = [[(c.binding.store or "").encode()], *([command.name.encode(), *args[1:]] for command, args in queue)]
     whole = blake2b(digest_size=16)
     for part in parts:
+        # With lengths, so that two different batches never give the same bytes.
         whole.update(b"%d:" % len(part))
         for one in part:
             whole.update(b"%d:%b" % (len(one), one))
@@ -104,16 +108,18 @@ def _apply(c: Connection, queue: Queue) -> list[bytes]:
     left = [BYTES_MAX]
     steps = [partial(_step, c, number, command, args, left) for number, (command, args) in enumerate(queue, 1)]
     try:
+        # Reads alone need no savepoint, and do not wait for a commit.
         if all(command.kind == "read" for command, _ in queue):
             return [step() for step in steps]
         return c.engine.apply(c.binding, steps)
     except BaseException:
+        # An SF.TIME of the failed batch would stay otherwise.
         c.binding.timestamp_ms, c.now_ms = timestamp_ms, now_ms
         raise
 
 
 def _step(c: Connection, number: int, command: Command, args: list[bytes], left: list[int]) -> bytes:
-    """One request; `left` is how many bytes the reply to all of them may still have."""
+    """Run one request; `left` is the number of bytes that the reply to all of them may still have."""
     command.counters.calls += 1
     try:
         answer = command.handler(c, args)

@@ -1,13 +1,13 @@
-"""One client of the data door on the event loop: bytes from its socket into its connection, replies back, and limits.
+"""One client of the RESP server on the event loop: bytes from its socket into its connection, replies back, and limits.
 
     data_received ─> RequestReader ─> Connection.run ─> one write
                                           │ more to do        next turn of the loop
-                                          │ it waits          replies so far are written; reading stops once much waits
+                                          │ it waits          replies so far are written; reading stops at the bounds
     pause_writing    the client does not read: nothing runs and nothing is read until it does, or until it is cut off
-    before login     one command at a time, few and small; what came with AUTH is read on after it as any other
+    before login     one command at a time, few and small; bytes after AUTH are read on as any other
 
-Rules of this file: the only place that touches a transport. Nothing blocks. What a client does wrong ends its own
-connection; the door's sweep, once a second, ends those that wait too long (see `overdue`).
+Rules of this file: the only place that touches a transport. Nothing blocks. A client's error ends its own connection;
+the server's sweep, once a second, ends those that wait too long (see `overdue`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
 
 POLL_S = 0.02
 BACKLOG_REQUESTS_MAX = 1_000  # waiting requests beyond which nothing more is read
-BACKLOG_BYTES_MAX = 1 << 20  # of what came since none waited
+# A number of requests is no bound: a thousand sets of 1 MiB could wait for a commit.
+BACKLOG_BYTES_MAX = 1 << 20  # bytes since no request waited
 LOGIN_ARGUMENTS_MAX = 16  # of a command before login
 LOGIN_COMMAND_BYTES = 4 << 10
 LOGIN_BYTES_MAX = 16 << 10  # in all, before login; replies to so few bytes are few, too
@@ -30,7 +31,7 @@ LOGIN_REQUESTS_MAX = 64
 
 
 class ClientLimits(Protocol):
-    """What one client may use; see RespLimits."""
+    """Limits of one client; see RespLimits."""
 
     @property
     def command_bytes(self) -> int: ...
@@ -47,7 +48,7 @@ class ClientLimits(Protocol):
 
 
 class Host(Protocol):
-    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went; `backlog_bytes`: of all clients.
+    """The server, as its clients see it. `ticks`: seconds, as far as sweeps went; `backlog_bytes`: of all clients.
 
     `output_bytes`: replies of all clients since unread ones were last counted, and those.
     """
@@ -117,6 +118,7 @@ class RespProtocol(asyncio.Protocol):
         self._came_bytes += len(data)
         door.backlog_bytes += len(data)
         try:
+            # A stranger's bytes do not reach hiredis, which makes room for as much as a header says.
             if connection.stores.grant is None:
                 data = self._before_login(connection, data)
             requests = self._reader.feed(data) if data else []
@@ -133,11 +135,12 @@ class RespProtocol(asyncio.Protocol):
             self._read_on(connection)
 
     def _before_login(self, connection: Connection, data: bytes) -> bytes:
-        """Answer one command after the other until one was a login; what came after that one. Raises BadRequest."""
+        """Answer one command after the other until a login; returns the bytes after it. Raises BadRequest."""
         reader = self._reader
         data = reader.joined(data)
         at, size = 0, len(data)
         while at < size and connection.stores.grant is None and not self.ending:
+            # No more than a stranger may still send goes to the reader.
             room = min(size, at + LOGIN_BYTES_MAX - self._asked_bytes)
             request, end = reader.first(data[:room], at, LOGIN_ARGUMENTS_MAX, LOGIN_COMMAND_BYTES)
             self._asked_bytes += end - at
@@ -168,7 +171,7 @@ class RespProtocol(asyncio.Protocol):
         self.advance()
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol: the client asks no more; what it has asked is answered, a commit too, and it ends."""
+        """See asyncio.Protocol: the client sends no more; its requests are answered, a commit too, and it ends."""
         connection = self.connection
         if connection is None or self.ending:
             return False
@@ -189,7 +192,7 @@ class RespProtocol(asyncio.Protocol):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Run what there is, write the replies, and see to it that the rest gets its turn."""
+        """Run waiting requests, write the replies, and schedule the rest."""
         connection, transport = self.connection, self._transport
         if connection is None or transport is None or self.ending:
             return
@@ -214,44 +217,46 @@ class RespProtocol(asyncio.Protocol):
         self._read_on(connection)
 
     def overdue(self, ticks: int) -> str | None:
-        """Why this client is to be cut off now, if it is; `ticks` are seconds."""
+        """The cause for which this client is cut off now, or None; `ticks` are seconds."""
         limits, connection = self._door.limits, self.connection
         waited = ticks - self._since
         if connection is None or self.ending:
-            # It was told to go, and does not take its last replies.
+            # It is to end, and does not take its last replies.
             return "slow reader" if waited > limits.stalled_s else None
         if self._stalled:
             return "slow reader" if waited > limits.stalled_s else None
         self._strange_s = self._strange_s + 1 if connection.stores.grant is None else 0
+        # The server is the slow one here: a long commit must not cost the client its connection.
         if connection.waiting is not None or connection.backlog:
             return None
         if self._strange_s > limits.login_s:
             return "no login"
         if self._reader.partial:
             return "half a command" if waited > limits.unfinished_s else None
+        # A quiet topic must not end a client that takes part in its task's session.
         if limits.idle_s and waited > limits.idle_s and not connection.binding.took_part:
             return "idle"
         return None
 
     @property
     def unread_bytes(self) -> int:
-        """Replies that the client has not read, as far as the socket did not take them."""
+        """Bytes of replies that wait in the transport, because the client does not read them."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Cut it off, without its last replies."""
+        """Cut the client off, without its last replies."""
         self.ending = True
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """End it once what is written has gone."""
+        """End the connection once its replies are written."""
         self.ending = True
         if self._transport is not None:
             self._transport.close()
 
     def _read_on(self, connection: Connection) -> None:
-        """Read, or read no more while too much waits, of this client or of all. One with nothing waiting is read."""
+        """Pause or resume reading by the backlog, of this client or of all. A client with nothing waiting is read."""
         backlog = connection.backlog
         if not backlog:
             self._none_waits()

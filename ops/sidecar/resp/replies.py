@@ -44,7 +44,7 @@ def replies(parts: Sequence[bytes]) -> bytes:
 
 
 def error(reason: Reason, message: str) -> bytes:
-    """An error: the reason's first word, and one line."""
+    """An error: the first word of its error code, and one line."""
     return b"-%b %b\r\n" % (reason.resp.encode(), _line(message))
 
 
@@ -71,4 +71,5 @@ def encode(value: Value, version: int) -> bytes:
 
 
 def _line(message: str) -> bytes:
+    # A line feed in the text would end the reply and forge the next one.
     return " ".join(message.split()).encode("utf-8", "replace")

@@ -6,11 +6,11 @@
            └─ a cut command, many elements, before login ─> `_Flat`: an array of bulk strings, one element at a time
 
 hiredis makes room for as many elements as a header says, and for arrays within arrays: 8 KB of nested headers reserved
-133 MB. So hiredis keeps nothing between two chunks: what it cannot end at once is read by `_Flat`, which knows no
-nesting and holds the bytes that came. A sentinel after each chunk tells whether hiredis has ended all of it.
+133 MB. So hiredis keeps nothing between two chunks: the rest that it cannot end at once is read by `_Flat`, which knows
+no nesting and holds the bytes that came. A sentinel after each chunk shows whether hiredis has ended all of it.
 
-Rules of this file: no socket and no command. However the bytes are cut into chunks, the requests are the same. What
-cannot be a request raises BadRequest, after which the connection must end.
+Rules of this file: no socket and no command. However the bytes are cut into chunks, the requests are the same. Bytes
+that cannot be a request raise BadRequest, after which the connection must end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NO_ARRAY = "Protocol error: a request is an array of bulk strings"
 
 
 class BadRequest(Exception):
-    """The bytes are no request, or one that is too large; what follows them cannot be read."""
+    """The bytes are no request, or one that is too large; the bytes after them cannot be read."""
 
 
 class RequestReader:
@@ -80,6 +80,7 @@ class RequestReader:
             many = _MANY_IN_ARRAY(data, 1)
         if many or _MANY_IN_PUSH(data) or _MANY_IN_SET(data) or _ATTRIBUTE(data):
             self._read_flat(data, 0, found)
+        # Whole commands go to hiredis: a parser in Python for all of them would cost 1 us a command.
         else:
             self._read_whole(data, found)
         return found
@@ -100,7 +101,7 @@ class RequestReader:
                 found.append(request)
 
     def _read_whole(self, data: bytes, found: list[list[bytes]]) -> None:
-        """By hiredis, but for a command that is not whole, and for one that is longer than a slice."""
+        """Read with hiredis, but for a command that is not whole, and for one that is longer than a slice."""
         got: list[Any] = []
         at = len(data)
         if at > SLICE_BYTES:  # a read that took much has probably cut the last one
@@ -113,12 +114,14 @@ class RequestReader:
             raise BadRequest(f"{_NO_ARRAY} ({error})") from None
         if got and not set(map(type, got)) <= _ONLY_LISTS:
             raise BadRequest(_NO_ARRAY)
+        # A command of one chunk is no longer than the chunk.
         if len(data) > self._command_bytes and any(sum(map(len, one)) > self._command_bytes for one in got):
             raise BadRequest(_too_large(self._command_bytes))
         found += got
         if not ended:
+            # Within a cut command the sentinel would count as its element, so that reader is thrown away.
             self._reader = hiredis.Reader()
-            # hiredis takes no number with leading zeros, so that the length of what it has read is known.
+            # hiredis takes no number with leading zeros, so that the length of the bytes that it has read is known.
             lengths = list(map(len, chain.from_iterable(got)))
             digits = len("".join(map(str, lengths))) + len("".join(map(str, map(len, got))))
             at = len(joined) + 5 * len(lengths) + 3 * len(got) + digits
@@ -139,6 +142,7 @@ class RequestReader:
                 before = len(got)
                 while (request := gets()) is not False:
                     add(request)
+                # A command longer than a slice: hiredis would keep it, and grow with each slice that follows.
                 if len(got) == before:
                     return False
         reader.feed(_SENTINEL)
@@ -149,21 +153,21 @@ class RequestReader:
 
 
 class _Flat:
-    """Reads arrays of bulk strings, and nothing else, one element at a time; holds what came of one of them."""
+    """Reads arrays of bulk strings, and nothing else, one element at a time; holds the part of one that came."""
 
     __slots__ = ("_args", "_bulk", "_bytes", "_count", "_cut", "_length")
 
     def __init__(self) -> None:
         self._cut = b""  # of a header
         self._args: list[bytes] | None = None  # of the request that is being read
-        self._count = 0  # how many it has
-        self._bytes = 0  # their lengths, as far as they were said
+        self._count = 0  # its number of arguments
+        self._bytes = 0  # their announced lengths so far
         self._bulk: bytearray | None = None  # of an argument of which not all came
         self._length = 0
 
     @property
     def partial(self) -> bool:
-        """Whether something is held."""
+        """Whether bytes are held."""
         return self._args is not None or bool(self._cut)
 
     @property
@@ -206,6 +210,7 @@ class _Flat:
                 return self._hold(data, at, _CUT_BULK)
             at = head.end()
             length = int(head[1])
+            # Checked at the header, before a byte of the argument has to be held.
             self._bytes += length
             if self._bytes > command_bytes:
                 raise BadRequest(_too_large(command_bytes))
@@ -219,7 +224,7 @@ class _Flat:
         return args, at
 
     def _hold(self, data: bytes, at: int, may_become: Any) -> tuple[None, int]:
-        """Keep the beginning of a header. Raises BadRequest for what cannot become one."""
+        """Keep the beginning of a header. Raises BadRequest for bytes that cannot become one."""
         rest = data[at : at + _HEADER_BYTES_MAX]
         if may_become(rest) is None:
             long = _LONG(rest)

@@ -1,7 +1,7 @@
 """Range replies that are whole or an error, long ones read in a thread; and the cursors of SCAN.
 
-Rules of this file: a scan begins in the engine's thread (what is uncommitted is copied there) and may be read on in
-another one, over one consistent view of what is committed. Bounded: without LIMIT by ROWS_MAX, always by BYTES_MAX; a
+Rules of this file: a scan begins in the engine's thread (uncommitted rows are copied there) and may be read on in
+another one, over one consistent view of the committed rows. Bounded: without LIMIT by ROWS_MAX, always by BYTES_MAX; a
 range that is larger is an error that says how to page, never a short answer.
 """
 
@@ -32,11 +32,13 @@ def collect(
 ) -> Answer:
     """The reply of a range: the encoded parts of its rows as one array; `width` parts a row.
 
-    `instead` says what to do about one that is too large.
+    `instead` is the advice for a range that is too large.
     """
     limit = whole(given[b"LIMIT"][0], "LIMIT", least=1, most=ROWS_MAX) if b"LIMIT" in given else None
     parts: list[bytes] = []
+    # One row more than allowed shows that the range is larger.
     wanted = islice(rows, ROWS_MAX + 1 if limit is None else limit)
+    # A MULTI is applied in one step, in the engine's thread, so no part of it may wait.
     if c.in_exec:
         _take(parts, wanted, instead)
         return _reply(parts, width, limit, instead)
@@ -54,6 +56,7 @@ def collect(
             failed.append(error)
 
     def then() -> bytes:
+        # Before the error is raised, or a failed range would keep its place.
         if scans is not None:
             scans.end()
         if failed:
@@ -74,31 +77,30 @@ def bounded(values: Iterable[bytes | None]) -> Iterator[bytes | None]:
 
 
 class Scans:
-    """Long ranges that are read now: their rows are held whole, so `most` at once; who comes then waits for its turn.
-
-    Of one that waits nothing is held but its request: it is asked anew.
-    """
+    """Bound of long ranges that are read now: their rows are held whole, so `most` at once; a later one waits for its
+    turn. A waiting range holds nothing but its request, which runs again from its start."""
 
     def __init__(self, most: int) -> None:
+        # Without a bound 150 clients that asked for a long range and did not read it took 2.7 GB.
         self._most = most
         self._running = 0
         self.waiting: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """One more. Raises MustWait."""
+        """Count one more. Raises MustWait."""
         if self._running >= self._most:
             raise MustWait(self)
         self._running += 1
 
     def end(self) -> None:
-        """One less, and the next ones get their turn."""
+        """Count one less, and wake waiting ranges."""
         self._running -= 1
         while self.waiting and self._running < self._most:
             self.waiting.pop(0)()
 
 
 def _begin(parts: list[bytes], rows: Iterable[Row], instead: str) -> bool:
-    """Add a few rows to the reply; whether there may be more."""
+    """Add a few rows to the reply; returns whether there may be more."""
     size = 0
     for count, row in enumerate(rows, 1):
         parts.extend(row)
@@ -127,7 +129,7 @@ def _reply(parts: list[bytes], width: int, limit: int | None, instead: str) -> b
 
 
 class Cursors:
-    """Places of SCANs that are under way: number -> the last key told. The oldest are forgotten."""
+    """Places of SCANs that are under way: number -> the last key returned. The oldest are forgotten."""
 
     def __init__(self, most: int = CURSORS_MAX) -> None:
         self._most = most
@@ -143,7 +145,7 @@ class Cursors:
         return self._last
 
     def find(self, cursor: int, store: str, partition: int) -> bytes:
-        """The last key told. Raises Refused for a place that is forgotten, or of another store."""
+        """The last key returned. Raises Refused for a place that is forgotten, or of another store."""
         place = self._places.get(cursor)
         if place is None or place[:2] != (store, partition):
             raise Refused(BAD_REQUEST, f"cursor {cursor} is not known (any more): begin again with SCAN 0")

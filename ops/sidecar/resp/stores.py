@@ -6,7 +6,7 @@
     scan(name)         not while its task commits; found each time
 
 Rules of this file: no request and no reply. `forget` comes before each run, and whenever the task, the token or the
-default store may be another: between two runs a task may commit, close or lose what was written.
+default store may be another: between two runs a task may commit, close or lose its uncommitted writes.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Stores:
         self.touched: set[tuple[str, bool]] | None = None
 
     def forget(self) -> None:
-        """Stores are looked up again."""
+        """Forget all stores: the next request looks its own up again."""
         self.reads.clear()
         self.writes.clear()
 
     def deletes(self, name: bytes | None) -> Any:
-        """The store to delete from, which may be done with a full disk, too."""
+        """The store to delete from, also with a full disk."""
         if name not in self.writes:
             self.writes[name] = self._of(self._engine.write(self._binding, adds=False), name, write=True)
         return self.writes[name]
@@ -85,7 +85,7 @@ class Stores:
             raise Refused(NOPERM, f"the token of {grant.name!r} does not allow to {what} store {store!r}")
 
     def check_may_write(self) -> None:
-        """Raise Refused NOPERM for a token that only reads, before something that is about the whole task."""
+        """Raise Refused NOPERM for a token that only reads, before a command over the whole task."""
         if self.grant is not None and not self.grant.write:
             raise Refused(NOPERM, f"the token of {self.grant.name!r} does not allow to write")
 
@@ -101,6 +101,8 @@ class Stores:
         if self.touched is not None:
             self.touched.add((store_name, write))
         store = held.task.stores.store(store_name)
+        # Checked before it is kept: of several GETs that came together on a window store, only the first was refused
+        # so.
         return of_kind(store, "keyvalue") if name is None else store
 
 

@@ -1,4 +1,4 @@
-"""The commands of the data door: name, handler, number of arguments; and why others of Redis are not there.
+"""The commands of the RESP server: name, handler, number of arguments; and why others of Redis are not there.
 
 Rules of this file: the only list of commands; those of kinds come from `standfast.ops.shared.kinds`. A command that is
 not in it changes nothing and says so.
@@ -61,6 +61,7 @@ COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
     ("KEYS", browse.keys, 2, 2, "read"),
     ("SCAN", browse.scan, 2, 8, "read"),
     ("DBSIZE", keyvalue.dbsize, 1, 1, "read"),
+    # These name their store, so that one MULTI spans stores.
     *(
         (verb.name, _OWN.get(verb.name) or handler_of(kind, verb), verb.least, verb.most, verb.access)
         for kind, ops in OPS.items()
@@ -107,12 +108,13 @@ class Table:
         self.commands: dict[bytes, Command] = {}
         for name, handler, least, most, kind in COMMANDS:
             command = Command(name, handler, least, most, counters.method(name), kind, RUNS.get(name))
+            # Both spellings that clients send, so that finding a command is one look into a dict.
             self.commands[name.encode()] = self.commands[name.lower().encode()] = command
         self._other = counters.method("other")
         self._refused = {name: why for why, names in REFUSED.items() for name in names.split()}
 
     def find(self, raw: bytes) -> Command:
-        """A command as it was written; one that is not there says so when it is run."""
+        """The command of a name in any case; for an unknown name one that refuses when it is run."""
         upper = raw.upper()
         command = self.commands.get(upper)
         if command is not None:
@@ -121,6 +123,7 @@ class Table:
         why = self._refused.get(name)
         if why is not None:
             return Command("other", _refusing(f"{name} is refused: {why}"), 1, 1 << 40, self._other, "refused")
+        # The name comes from the client and goes into an error: no control characters.
         shown = "".join(letter if letter.isprintable() and letter.isascii() else "?" for letter in name)
         return Command("other", _refusing(f"unknown command '{shown}'"), 1, 1 << 40, self._other, "refused")
 

@@ -36,9 +36,10 @@ def handler_of(kind: str, verb: Verb) -> Handler:
         if writes:
             store = of_kind(c.stores.deletes(args[1]) if verb.deletes else c.writes[args[1]], kind)
         else:
+            # Reads of these kinds scan, and a scan must not meet a commit.
             c.engine.scan(c.binding)
             store = of_kind(c.reads[args[1]], kind)
-        # What may be left out is there, unless an option stands in its place.
+        # An optional argument is given, unless an option stands in its place.
         full = least == whole_length or (len(args) >= whole_length and args[least].upper() not in takes)
         length = whole_length if full else least
         given = options(args, length, takes) if len(args) > length else {}
@@ -52,6 +53,7 @@ def handler_of(kind: str, verb: Verb) -> Handler:
         values = [parse(raw) for parse, raw in zip(parsers, args[2:length], strict=False)]
         return reply(c, call(store, *values, **named), given)
 
+    # COMMAND DOCS shows the first line of a handler's docstring.
     handle.__doc__ = verb.usage + "."
     return handle
 

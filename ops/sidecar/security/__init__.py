@@ -1,1 +1,1 @@
-"""Callers of the sidecar: tokens, TLS, users, and the audit of what they did."""
+"""Callers of the sidecar: tokens, TLS, users, and the audit of their actions."""

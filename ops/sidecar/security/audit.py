@@ -1,9 +1,9 @@
-"""What was done by whom, and what was refused: structured lines for the log, and the last of them for the page.
+"""The audit: actions with their actor, and refusals, as structured lines for the log; the last of them for the page.
 
     standfast.audit   {"event": "wipe", "actor": "ops", "at_ms": 1357020000000, "task": "0_3", "outcome": "done"}
 
 Rules of this file: events of operators and of security, never keys, values or tokens. A flood of refusals becomes a few
-lines and a count: whoever knocks does not fill the disk. Safe to call from any thread.
+lines and a count, so that no client can fill the disk. Safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Event:
     fields: dict[str, str | int] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The event as JSON."""
         return asdict(self)
 
 
@@ -54,15 +54,15 @@ class Audit:
         self._refused = 0
 
     def done(self, event: str, actor: str, **fields: str | int) -> None:
-        """Something happened: assign, revoke, promote, fence, wipe, skip, drain, reload, ..."""
+        """Record a completed action: assign, revoke, promote, fence, wipe, skip, drain, reload, ..."""
         self._add(event, actor, "done", fields)
 
     def failed(self, event: str, actor: str, **fields: str | int) -> None:
-        """Something was tried and failed."""
+        """Record an action that failed."""
         self._add(event, actor, "failed", fields)
 
     def refused(self, event: str, actor: str, **fields: str | int) -> None:
-        """Somebody was turned away. Of a flood only the first are told, and then how many there were."""
+        """Record a refusal. Of a flood only the first are recorded, and then their number."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if now_ms - self._window_ms >= REFUSALS_MS:
@@ -72,6 +72,7 @@ class Audit:
             self._refused += 1
             if self._refused > REFUSALS_MAX:
                 return
+        # With the next refusal: no timer runs for the count.
         if left_out > 0:
             self._add("refusals_left_out", "-", REFUSED, {"count": left_out})
         self._add(event, actor, REFUSED, fields)
@@ -82,6 +83,7 @@ class Audit:
             return [event for event in self._kept if event.number > after]
 
     def _add(self, event: str, actor: str, outcome: str, fields: dict[str, str | int]) -> None:
+        # Texts come from requests: unbounded they would let a client fill the log.
         short = {name: value if isinstance(value, int) else str(value)[:TEXT_MAX] for name, value in fields.items()}
         with self._lock:
             self._number += 1

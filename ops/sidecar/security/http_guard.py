@@ -1,14 +1,14 @@
-"""Who may call the HTTP door at all: the Host that was asked for, the page that asks, the token, the role.
+"""The HTTP API's guard: checks the requested Host, the page of origin, the token and its role.
 
-    request ──> Host is ours? ──> a change: Origin is ours or on the list? ──> token ──> role of this path ──> the door
+    request ──> Host is ours? ──> a change: Origin is ours or on the list? ──> token ──> role of this path ──> the API
                  421 BAD_HOST       403 BAD_ORIGIN                             401 NOAUTH   403 NOPERM
 
     /livez /startupz /readyz /metrics        no token        GET, HEAD of anything else           read
     stores, assignment, revoke, schedule     write           drain, wipe, verify, snapshots       admin
 
 Rules of this file: decides from method, path and headers, and answers refusals itself as JSON; an ASGI layer around any
-door. Who calls stands in `scope["actor"]`. Every change and every refusal is audited; nothing of a request is told but
-its method, the first two parts of its path, and how it ended.
+application. The caller stands in `scope["actor"]`. Every change and every refusal is audited, of a request only its
+method, the first two parts of its path, and the outcome.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STANDING = (
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not let in."""
+    """A refused request: status, error code and message."""
 
     status: int
     reason: str
@@ -51,7 +51,7 @@ class Refusal:
 
 
 def role_needed(method: str, path: str) -> Role | None:
-    """The role that a request needs; None for what needs no token."""
+    """The role that a request needs; None for a path that needs no token."""
     if method in SAFE:
         return None if path in OPEN_PATHS else Role.READ
     admin = any(path == one or path.startswith(f"{one}/") for one in ADMIN_PATHS)
@@ -68,10 +68,10 @@ def store_of(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GuardRules:
-    """What is ours. `hosts`: names in the Host header that are; None: any (behind TLS names are the certificate's).
+    """The rules. `hosts`: names of ours in the Host header; None: any (behind TLS names are the certificate's).
 
-    `anyone`: who one is without a token; None: nobody. `uids`: the users of this machine of whom that holds (every user
-    can reach a port on loopback); None: all of them.
+    `anyone`: the actor of a request without a token; None: there is none. `uids`: the users of this machine who get it
+    (every user can reach a port on loopback); None: all of them.
     """
 
     hosts: frozenset[str] | None = None
@@ -80,7 +80,7 @@ class GuardRules:
     uids: frozenset[int] | None = None
 
     def host_refusal(self, headers: Headers) -> Refusal | None:
-        """A page of another site that points its own name at us gets nothing."""
+        """Refuse a Host that is not ours: a page of another site may point its own name at us."""
         given = _all(headers, b"host")
         bare = _bare_host(given[0]) if len(given) == 1 else None
         if bare is not None and (self.hosts is None or bare in self.hosts or is_loopback(bare)):
@@ -88,21 +88,23 @@ class GuardRules:
         return Refusal(421, "BAD_HOST", "the Host header names another machine: use 127.0.0.1 or localhost")
 
     def origin_refusal(self, method: str, headers: Headers, scheme: str) -> Refusal | None:
-        """A change that a browser sends comes from our own page, or from one on the list."""
+        """Refuse a change from a browser's page unless the page is our own or on the list."""
         if method in SAFE:
             return None
         origins, sites = _all(headers, b"origin"), _all(headers, b"sec-fetch-site")
+        # Our own page is same-origin by its Host, whichever name it was opened under.
         own = {f"{scheme}://{host.lower()}" for host in _all(headers, b"host")}
         if origins:
             allowed = len(origins) == 1 and (origins[0].lower() in own or origins[0] in self.origins)
         else:
+            # A client that is no browser sends neither header.
             allowed = all(site in ("same-origin", "none") for site in sites)
         if allowed:
             return None
         return Refusal(403, "BAD_ORIGIN", "a page of another origin may not change anything here: see http.origins")
 
     def without_token(self, scope: Scope) -> Actor | Refusal:
-        """Who calls without a token."""
+        """The actor of a request without a token, or a refusal."""
         if self.anyone is None:
             return Refusal(401, "NOAUTH", "give a token: Authorization: Bearer TOKEN")
         if self.uids is None:
@@ -116,7 +118,7 @@ class GuardRules:
 
 
 class Guard:
-    """An ASGI layer: lets in, or answers with a refusal that is audited."""
+    """An ASGI layer: passes a request on, or answers with a refusal that is audited."""
 
     def __init__(self, app: App, rules: GuardRules, tokens: Tokens, audit: Audit) -> None:
         self._app = app
@@ -139,7 +141,7 @@ class Guard:
         await self._app(scope, receive, self._audited(scope, found, send) if changes else send)
 
     def _audited(self, scope: Scope, actor: Actor, send: Send) -> Send:
-        """Tells of each change who asked for it and how it ended."""
+        """A `send` that audits the change: its actor and its outcome."""
 
         async def telling(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -151,13 +153,14 @@ class Guard:
         return telling
 
     def judge(self, scope: Scope) -> Actor | Refusal:
-        """Who calls, or why not."""
+        """The actor of a request, or the refusal."""
         method, path, headers = scope["method"], scope["path"], scope["headers"]
         rules = self._rules
         refusal = rules.host_refusal(headers) or rules.origin_refusal(method, headers, scope.get("scheme", "http"))
         actor: Actor | None = None
         if refusal is None:
             needed = role_needed(method, path)
+            # Probes and scrapes carry no token.
             if needed is None:
                 return READER
             found = self._caller(scope)
@@ -185,13 +188,13 @@ class Guard:
 
 
 def is_admin(scope: Scope) -> bool:
-    """Whether who calls, as a guard found, may do what only an administrator may."""
+    """Whether the caller, as a guard found it, has the rights of an administrator."""
     actor = scope.get("actor")
     return isinstance(actor, Actor) and actor.may(Role.ADMIN)
 
 
 def _shown_path(path: str) -> str:
-    """What may be told of a path: behind it are names of stores, and keys."""
+    """The part of a path that may be logged: the rest holds names of stores, and keys."""
     parts = path.split("/")
     return "/".join(parts[: 2 if parts[1:2] == ["peek"] else 3])[:60]
 
@@ -205,6 +208,7 @@ async def _answer(refusal: Refusal, send: Send) -> None:
     body = json.dumps(document).encode() + b"\n"
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *STANDING]
     if refusal.status == 401:
+        # Basic as well, because browsers ask for a password only then.
         headers.append((b"www-authenticate", b'Basic realm="standfast", charset="UTF-8"'))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,9 +1,9 @@
-"""Which user of this machine is at the other end of a connection over loopback, as SO_PEERCRED tells for Unix sockets.
+"""The user of this machine at the other end of a loopback connection, as SO_PEERCRED gives it for Unix sockets.
 
     /proc/net/tcp    sl  local_address rem_address   st ... uid ...       the line whose local end is our client's
 
-Rules of this file: asks Linux, by the two ends of the connection. What cannot be told is None, never a guess. A file of
-many connections is read to its end, so it is meant for calls at low rates.
+Rules of this file: asks Linux, by the two ends of the connection. A user that cannot be found is None, never a guess. A
+file of many connections is read to its end, so it is meant for calls at low rates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ End = tuple[str, int]
 
 
 def uid_of_peer(client: End, server: End, proc: Path = PROC) -> int | None:
-    """The user who owns the socket `client` that is connected to `server`; None if it cannot be told."""
+    """The user who owns the socket `client` that is connected to `server`; None if unknown."""
     try:
         local, remote = _written(client), _written(server)
         version = ip_address(client[0]).version
@@ -31,7 +31,8 @@ def uid_of_peer(client: End, server: End, proc: Path = PROC) -> int | None:
                 fields = line.split()
                 if len(fields) < 10 or fields[1] != local or fields[2] != remote:
                     continue
-                # The kernel says user 0 of a socket that its process has closed: anybody could be root by hanging up.
+                # The kernel gives user 0 for a socket that its process has closed: any client could be root by hanging
+                # up.
                 owned = fields[3] == ESTABLISHED and fields[9] != NO_INODE
                 return int(fields[7]) if owned else None
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""TLS of the HTTP door: 1.2 and later, mutual if asked for with an allow-list of names, new files without a restart.
+"""TLS of the HTTP server: 1.2 and later, mutual if asked for with an allow-list of names, new files without a restart.
 
     handshake ──> context of today's files (swapped whole at reload) ──> certificate of the client
                   ──> guarded(protocol): its SAN must be on the list, else the connection ends before a request is read
@@ -23,7 +23,7 @@ _NO_PASSWORD = b""
 
 
 class ServerTls:
-    """The contexts of one door. Raises BadConfig if the files cannot be used."""
+    """The contexts of one server. Raises BadConfig if the files cannot be used."""
 
     def __init__(
         self,
@@ -38,15 +38,17 @@ class ServerTls:
         self._names = frozenset(_plain(name) for name in client_names)
         self._mutual = client_ca is not None
         self._current = self._load()
+        # The listening context is never replaced; its callback gives each handshake the current one.
         self.context = self._load()
         self.context.sni_callback = self._choose
 
     def reload(self) -> None:
-        """Take the files as they are now for connections to come. Raises BadConfig; then the old ones stay."""
+        """Use the present files for connections to come. Raises BadConfig; then the old ones stay."""
+        # Loaded before it is swapped: files that cannot be used leave the old context.
         self._current = self._load()
 
     def refusal(self, certificate: Mapping[str, Any] | None) -> str | None:
-        """Why the holder of this certificate (as `getpeercert` gives it) is not let in, or None."""
+        """The reason to refuse the holder of this certificate (as `getpeercert` gives it), or None."""
         if not self._mutual:
             return None
         if not certificate:
@@ -78,7 +80,7 @@ class ServerTls:
 
 
 def guarded(protocol: type[Any], tls: ServerTls) -> type[Any]:
-    """An HTTP protocol class that drops clients whose certificate names nobody on the list, before it reads."""
+    """An HTTP protocol class that drops clients whose certificate has no name on the list, before it reads."""
 
     class Guarded(protocol):  # type: ignore[misc]
         def connection_made(self, transport: Any) -> None:
@@ -86,11 +88,13 @@ def guarded(protocol: type[Any], tls: ServerTls) -> type[Any]:
             if refusal is None:
                 super().connection_made(transport)
                 return
+            # Names come from the client's certificate: cut, and without control characters for a terminal.
             logger.warning("http: a client was not let in: %s", refusal[:200].encode("ascii", "replace").decode())
             self._let_in = False
             transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            # The base class saw no `connection_made` for this connection, so it must see nothing else of it.
             if getattr(self, "_let_in", True):
                 super().connection_lost(exc)
 
@@ -112,7 +116,7 @@ def _password(path: Path) -> bytes:
 
 
 def _plain(name: str) -> str:
-    """`IP Address:10.0.0.1` of OpenSSL and `IP:10.0.0.1` are the same; names of hosts have no case."""
+    """Normalise a name: `IP Address:10.0.0.1` of OpenSSL and `IP:10.0.0.1` are the same; host names have no case."""
     kind, _, rest = name.partition(":")
     kind = "IP" if kind == "IP Address" else kind
     return f"{kind}:{rest.lower() if kind == 'DNS' else rest}"

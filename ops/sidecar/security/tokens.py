@@ -1,9 +1,9 @@
-"""Tokens: who is behind a call, and what that one may do.
+"""Tokens: the actor behind a call, and its permissions.
 
     [[tokens]]                                 # a file of mode 0600; several tokens of one name may hold at a time
-    name = "flights-app"                       # who it is, for the audit; never the token itself
+    name = "flights-app"                       # the actor, for the audit; never the token itself
     role = "write"                             # read < write < admin
-    stores = ["aircraft", "delays"]            # left out: every store
+    stores = ["aircraft", "delays"]            # omitted: every store
     sha256 = "5e8848..."                       # of the token's UTF-8 bytes; or token = "..." itself, from 16 characters
 
     Rotation: add the new token, reload (SIGHUP), let clients change, remove the old one, reload.
@@ -40,7 +40,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Role(IntEnum):
-    """What one may do; a higher role may do what a lower one may."""
+    """The rights of an actor; a higher role has those of a lower one."""
 
     READ = 1
     WRITE = 2
@@ -49,23 +49,23 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who calls. `stores` None: every store."""
+    """The caller. `stores` None: every store."""
 
     name: str
     role: Role
     stores: frozenset[str] | None = None
 
     def may(self, role: Role, store: str | None = None) -> bool:
-        """Whether this one may do what needs `role`, on that store if one is named.
+        """Whether this actor may make a call that needs `role`, on that store if one is named.
 
-        Who has a list of stores may take part (assign, commit), and may do nothing that only an administrator may.
+        An actor with a list of stores may take part (assign, commit), and has none of the rights of an administrator.
         """
         if self.role < role or (self.stores is not None and role is Role.ADMIN):
             return False
         return self.stores is None or store is None or store in self.stores
 
 
-OWNER = Actor("owner", Role.ADMIN)  # whom the mode of a socket, or of the info file, let in
+OWNER = Actor("owner", Role.ADMIN)  # admitted by the mode of a socket, or of the info file
 READER = Actor("anyone", Role.READ)
 
 
@@ -102,11 +102,12 @@ class Tokens:
     def reload(self) -> None:
         """Read the file again. Raises BadConfig with every problem; then the tokens stay as they were."""
         if self._path is not None:
+            # Read whole before it is swapped: a bad file leaves the old tokens.
             self._of_file = tuple(_read(self._path))
             self.revision += 1
 
     def find(self, token: str | bytes) -> Actor | None:
-        """Who that is, or None."""
+        """The actor of a token, or None."""
         raw = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else token
         found: Actor | None = None
         digest = _digest(raw[:TOKEN_BYTES_MAX]) if len(raw) <= TOKEN_BYTES_MAX else b""
@@ -123,6 +124,7 @@ def _digest(raw: bytes) -> bytes:
 def _read(path: Path) -> list[_Entry]:
     try:
         with path.open("rb") as file:
+            # Of the open file, and not of its path, which may name another one by then.
             mode = os.fstat(file.fileno()).st_mode
             raw = file.read(FILE_BYTES_MAX + 1)
         if mode & (stat.S_IRWXO | stat.S_IWGRP):

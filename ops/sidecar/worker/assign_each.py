@@ -1,10 +1,9 @@
-"""The session of a sidecar's process, whose tasks are assigned so that one that cannot be opened keeps no other back.
+"""The session of a sidecar's process, which assigns tasks so that one that cannot be opened keeps no other back.
 
-Rules of this file: what the log does not answer is raised, for then nothing is known of any task; every other refusal
-(another definition, state that may be the last copy, a directory that is held) is that one task's own, and comes back
-by its partition. A task
-that another instance took over is taken back only if the application names it again: the same order, carried out
-again by itself, does not.
+Rules of this file: errors of the log as a whole are raised, because then the state of no task is known; every other
+refusal (another definition, state that may be the last copy, a directory that is held) concerns its task alone, and is
+returned by its partition. A task that another instance took over is taken back only if the application names it again:
+the same order, carried out again by the sidecar itself, does not.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class HeldTasks:
 class SidecarSession(Session):
     """A session whose caller repeats the application's assignment by itself.
 
-    What the log does not take in a second is Unavailable, since somebody waits for each answer; and a log that is
-    damaged is asked again as well, so that what is open here can be read meanwhile.
+    A call that the log does not answer within a second raises Unavailable, since a client waits for each answer; a
+    damaged log is tried again as well, so that open tasks can be read meanwhile.
     """
 
     def _open_log(self, address: str) -> Log:
@@ -68,7 +67,8 @@ class SidecarSession(Session):
         self._assign(active, standby, frozenset(TaskId(0, partition) for partition in take_back))
 
     def held(self) -> HeldTasks:
-        """What the session holds now: one look under its lock."""
+        """The tasks that the session holds now: one look under its lock."""
+        # Everything at once: a control tick asked for these facts 11 times, each under a lock that restore work holds.
         with self._usable():
             instance = self._instance
             tasks = {}
@@ -80,7 +80,7 @@ class SidecarSession(Session):
             return HeldTasks(tasks, restores, frozenset(task_id.partition for task_id in instance.ownership.lost))
 
     def reopen_if_free(self, partition: int) -> None:
-        """Open a task that failed again. Held if a live member took it over meanwhile: it is lost then."""
+        """Open a failed task again. Held if a live member took it over meanwhile: it is lost then."""
         with self._usable():
             self._instance.reopen(TaskId(0, partition), if_free=True)
         self._wake.set()
@@ -89,9 +89,9 @@ class SidecarSession(Session):
 def assign_each(
     session: SidecarSession, active: Iterable[int], standby: Iterable[int], take_back: Collection[int] = ()
 ) -> dict[int, StandfastError]:
-    """Make exactly these the session's tasks, but for those that are refused, and why.
+    """Make exactly these the session's tasks; returns the refused ones, each with its error.
 
-    Raises what is about the log as a whole (`is_of_log`): Unavailable, Corruption.
+    Raises errors of the log as a whole (`is_of_log`): Unavailable, Corruption.
     Tasks that are lost and not in `take_back` stay lost (`HeldTasks.lost`), without a refusal.
     """
     wanted = {"active": set(active), "standby": set(standby)}
@@ -101,11 +101,11 @@ def assign_each(
     except StandfastError as error:
         if is_of_log(error):
             raise
-        # Of which one it is shows below.
+        # The error names no partition; the loop below finds the refused tasks.
     refused: dict[int, StandfastError] = {}
     found = session.held()
     held = {role: wanted[role] & found.of_role(role) for role in wanted}
-    held["active"] |= wanted["active"] & found.lost  # left out they would be given up, and lost no more
+    held["active"] |= wanted["active"] & found.lost  # omitted they would be given up, and no longer count as lost
     for role, partitions in wanted.items():
         for partition in sorted(partitions - held[role]):
             now = {one: set(tasks) for one, tasks in held.items()}

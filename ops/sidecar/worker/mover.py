@@ -1,10 +1,10 @@
-"""Carries out the moves of tasks between the server's session and its workers, round by round.
+"""The task mover: carries out moves of tasks between the server's session and its workers, round by round.
 
-    round(held)    what both hold ──> moves (pure, `moves.py`) ──> close here, open here, tell the workers
+    round(held)    holdings of both ──> moves (pure, `moves.py`) ──> close here, open here, order the workers
 
 Rules of this file: used by the control thread, which gives the session's snapshot; it is taken again only after tasks
-were closed or opened. Partition p belongs to worker p modulo their number, so that a task
-never changes from worker to worker. Whatever the log does not answer is tried again with the next round.
+were closed or opened. Partition p belongs to worker p modulo their number, so that a task never changes from worker to
+worker. A step that the log does not answer is tried again with the next round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from standfast.store.log import logger
 
 Partitions = frozenset[int]
 AGAIN_MS = 5_000
-HELD_AGAIN_MS = 500  # whoever holds a directory lets go of it with its end
+HELD_AGAIN_MS = 500  # a holder releases its directory when it ends
 
 
 class Round(NamedTuple):
@@ -34,7 +34,7 @@ class Round(NamedTuple):
 
 
 class TailMover:
-    """`closing` is called before the server closes tasks, and returns once nobody uses them."""
+    """The task mover. `closing` is called before the server closes tasks, and returns once no connection uses them."""
 
     def __init__(
         self, session: SidecarSession, workers: Sequence[TailWorker], closing: Callable[[Partitions], None]
@@ -47,7 +47,7 @@ class TailMover:
         self._standby: Partitions = frozenset()
         self._take_back: Partitions = frozenset()  # named by the application and not opened here since
         self._given: tuple[Partitions, Partitions] = (frozenset(), frozenset())
-        self._refused: dict[int, tuple[StandfastError, int]] = {}  # why, and when it is tried again
+        self._refused: dict[int, tuple[StandfastError, int]] = {}  # the error, and the time of the next attempt
         self._clock = session.clock
         self.error = ""
 
@@ -57,13 +57,13 @@ class TailMover:
         return {partition: error for partition, (error, _) in self._refused.items()}
 
     def want(self, active: Partitions, standby: Partitions, *, named: bool = False) -> None:
-        """From now on these are to be held. `named`: the application says so, also of what another instance took."""
+        """Set the tasks to hold. `named`: the application asks for them, also for those that another instance took."""
         self._active, self._standby = active, standby
         self._take_back = active if named else self._take_back & active
         self._refused.clear()
 
     def round(self, held: HeldTasks) -> Round:
-        """One round, from a snapshot of the session; the tasks that another instance has taken are wanted no more."""
+        """One round, from a snapshot of the session; tasks that another instance has taken are no longer wanted."""
         here = holdings(held)
         active: set[int] = set()
         standby: set[int] = set()
@@ -72,7 +72,7 @@ class TailMover:
             worker = self.workers[number] if self.workers else None
             there = None if worker is None else worker.poll()
             if worker is not None and there is None:
-                # It is carrying an order out; what is here stays, as far as it is still wanted.
+                # The worker is carrying out an order; wanted tasks that are open here stay.
                 active |= {one for one in here if here[one].role == "active" and one in part and one in self._active}
                 continue
             found = moves(
@@ -113,19 +113,23 @@ class TailMover:
             worker.close()
 
     def _shards(self, held: Set[int]) -> list[Partitions]:
+        # Also tasks that are no longer wanted: they have to be closed.
         everything = self._active | self._standby | held
         number = len(self.workers) or 1
         return [frozenset(one for one in everything if one % number == shard) for shard in range(number)]
 
     def _open_here(self, active: Partitions, standby: Partitions, held: Set[int]) -> bool:
-        """Assign these to the session; whether it had to be asked."""
+        """Assign these to the session; returns whether it had to be called."""
         now_ms = self._clock.monotonic_ms()
         waiting = {one for one, (_, due_ms) in self._refused.items() if now_ms < due_ms}
         active -= waiting
+        # A repeated order would take the session's lock for nothing in each tick of 20 ms.
         if (active, standby) == self._given and held == active | standby and not active & self._take_back:
             return False
         gone = frozenset(held - active)
         if gone:
+            # Commits end before their task closes: an assignment answers with offsets, and a commit under way moves
+            # them.
             self._closing(gone)
         try:
             refused = assign_each(self._session, active, standby, self._take_back)
@@ -136,6 +140,7 @@ class TailMover:
             return True
         self._take_back -= active
         for partition, why in refused.items():
+            # Logged once: the same refusal comes again with each attempt.
             if partition not in self._refused:
                 logger.error("task 0_%d cannot be opened: %s", partition, why)
             self._refused[partition] = (why, now_ms + (HELD_AGAIN_MS if isinstance(why, Held) else AGAIN_MS))
@@ -147,7 +152,7 @@ class TailMover:
 
 
 def holdings(held: HeldTasks) -> dict[int, Holding]:
-    """What a session holds, with the records that its active tasks still have to replay."""
+    """Tasks of a session, with the number of records that each active one still has to replay."""
     remaining: Counter[int] = Counter()
     for restore in held.restores:
         remaining[restore.partition] += restore.remaining

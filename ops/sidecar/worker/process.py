@@ -1,10 +1,10 @@
-"""The server's side of its worker process: started, told what to hold, heard, and started again when it dies.
+"""The server's side of its standby worker: starts the process, orders tasks, takes reports, restarts it when it dies.
 
-    want(active, standby) ──> Hold, once a change            poll() ──> what it holds now, None while it is starting
-    died ──> everything it had counts as closed; after a pause that doubles up to RESTART_MS_MAX: a new one
+    want(active, standby) ──> Hold, once a change            poll() ──> its tasks now, None while it is starting
+    died ──> all its tasks count as closed; after a pause that doubles up to RESTART_MS_MAX: a new one
 
-Rules of this file: used by one thread. Nothing here waits, but for `close`. The process itself is a `ChildProcess`, to
-which the handle of the state directory's lock is lent, so that nobody opens a task that a worker of a dead server
+Rules of this file: used by one thread. No call waits, but for `close`. The process itself is a `ChildProcess`, to
+which the handle of the state directory's lock is lent, so that no process opens a task that a worker of a dead server
 still has.
 """
 
@@ -35,12 +35,12 @@ from standfast.store.process.child import ChildProcess, Restarts, Silence
 MODULE = "standfast.ops.sidecar.worker.worker"
 RESTART_MS_MAX = 2_000  # tasks that it is to restore wait for it, and are to open within 5 s
 CLOSE_MS = 10_000
-SILENT_MS = 8_000  # it says every second that it lives
-START_MS = 60_000  # until its first word: that needs a second of processor time, which a busy machine gives late
+SILENT_MS = 8_000  # the worker reports every second that it lives
+START_MS = 60_000  # until its first report: that needs a second of processor time, which a busy machine gives late
 
 
 class TailWorker:
-    """One worker process at a time."""
+    """One standby worker process at a time."""
 
     def __init__(self, order: Open, clock: Clock) -> None:
         self._order = order
@@ -60,21 +60,21 @@ class TailWorker:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs now."""
+        """Id of the running process; None if there is none."""
         return None if self._child is None else self._child.pid
 
     def want(self, active: frozenset[int], standby: frozenset[int]) -> None:
-        """Have it hold exactly these."""
+        """Order the worker to hold exactly these tasks."""
         self._wanted = (active, standby)
         self._send()
 
     @property
     def settled(self) -> bool:
-        """Whether it has carried out the last order."""
+        """Whether the worker has carried out the last order."""
         return self._state is not None and self._state.round == self._round and self._sent == self._wanted
 
     def poll(self) -> Mapping[int, Holding] | None:
-        """What it holds; None until it has carried out the last order, since what it is about to close is still its.
+        """Tasks of the worker; None until it has carried out the last order, because tasks to close are still its own.
 
         A worker that died holds nothing.
         """
@@ -87,12 +87,12 @@ class TailWorker:
         if self._child is None:
             return {}
         if self._state is None and self._sent == (frozenset(), frozenset()):
-            return {}  # it was told to hold nothing, and starts: nobody waits for that
+            return {}  # ordered to hold nothing, and still starting: no caller waits for that
         self._send()
         return self._state.tasks if self._state is not None and self.settled else None
 
     def read(self, path: str, query: str) -> Future[Rows]:
-        """A page of committed rows of what it holds. Raises Unavailable while none runs, Refused: TOO_LARGE, LIMIT."""
+        """A page of committed rows of a task there. Raises Unavailable while none runs, Refused: TOO_LARGE, LIMIT."""
         if self._child is None or self._state is None:
             raise Unavailable("the worker that is to have the standby is starting: ask again")
         order, future = self._reads.ask(path, query)
@@ -100,8 +100,9 @@ class TailWorker:
         return future
 
     def close(self) -> None:
-        """End it: cleanly if it does so in time."""
+        """End the worker: cleanly if it does so in time."""
         child, self._child = self._child, None
+        # Before the process ends: its HTTP requests get an answer instead of waiting for rows that never come.
         self._reads.lose()
         if child is not None:
             child.stop(order_line(Stop()), CLOSE_MS)
@@ -118,6 +119,7 @@ class TailWorker:
         except OSError as error:
             self._later(now_ms, 0, f"it could not be started: {error}")
             return
+        # A new process holds nothing, so the wanted tasks are sent whole and no earlier state counts.
         self._sent, self._state = None, None
         self._child.order(order_line(self._order))
         self._send()
@@ -161,6 +163,7 @@ class TailWorker:
         logger.warning("the worker for restores and standbys ended (%s): started again in %d ms", how, pause_ms)
         self._start_ms = now_ms + pause_ms
         self._state = None
+        # Reads that the dead process had are answered as lost; a new one knows nothing of them.
         self._reads.lose()
         self.status = None
         self.restarts += 1

@@ -1,4 +1,4 @@
-"""What the server and its worker for restores and standbys say to each other: one JSON object a line.
+"""Messages between the server and its standby worker: one JSON object a line.
 
     server  ── Open, then Hold*, ReadRows*, Stop ──>  worker     on its standard input; its end, without Stop, ends it
     server  <── State*, Rows*, Failed ──              worker     on its standard output; an empty line is a heartbeat
@@ -34,7 +34,7 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
 
 
 class Hold(Shape, frozen=True, tag_field="do", tag=True):
-    """Hold exactly these tasks; what is missing is flushed and closed. `round` comes back in the answer."""
+    """Hold exactly these tasks; any other is flushed and closed. `round` comes back in the answer."""
 
     round: int
     active: tuple[int, ...]
@@ -50,7 +50,7 @@ class ReadRows(Shape, frozen=True, tag_field="do", tag=True):
 
 
 class Rows(Shape, frozen=True, tag_field="say", tag=True):
-    """The page, or why there is none: `status`, and the error as the control door tells it."""
+    """The page, or why there is none: `status`, and the error as the control API answers it."""
 
     id: int
     status: int
@@ -58,11 +58,11 @@ class Rows(Shape, frozen=True, tag_field="say", tag=True):
 
 
 class Stop(Shape, frozen=True, tag_field="do", tag=True):
-    """Close everything cleanly and end."""
+    """Close all tasks cleanly and end."""
 
 
 class State(Shape, frozen=True, tag_field="say", tag=True):
-    """What the worker holds. `round`: of the last Hold that it carried out; `status`: at times, the whole document."""
+    """Tasks of the worker. `round`: of the last Hold that it carried out; `status`: at times, the whole document."""
 
     round: int
     tasks: Mapping[int, Holding]

@@ -1,4 +1,4 @@
-"""The worker's reader: pages of committed rows of what it holds, standbys and restoring tasks, for the server's door.
+"""The worker's reader: pages of committed rows of its standbys and restoring tasks, for the server's HTTP API.
 
 Rules of this file: one thread, one request after the other, beside the session's own work. An answer has ROWS_MAX rows
 and BYTES_MAX bytes at most, and says where it goes on. No path is logged: paths hold keys.
@@ -19,7 +19,7 @@ BYTES_MAX = 1 << 20
 
 
 class Reader:
-    """Answers with `tell`, in a thread of its own."""
+    """Answers requests, one after the other, in a thread of its own."""
 
     def __init__(self, source: SessionRows, tell: Callable[[Rows], None]) -> None:
         self._source = source
@@ -29,7 +29,7 @@ class Reader:
         self.thread.start()
 
     def ask(self, request: ReadRows) -> None:
-        """Answer this after those before it."""
+        """Answer this request after those before it."""
         self._asked.put(request)
 
     def _run(self) -> None:
@@ -44,5 +44,5 @@ def page(source: SessionRows, request: ReadRows) -> Rows:
     """The answer to one request; errors are answers too."""
     try:
         return Rows(request.id, 200, source.document(request.path, request.query, ROWS_MAX, BYTES_MAX))
-    except Exception as error:  # noqa: BLE001  answered; an error that is none of ours tells its class only
+    except Exception as error:  # noqa: BLE001  answered; an error that is none of ours gives its class only
         return Rows(request.id, reason_of(error).http, error_document(error))

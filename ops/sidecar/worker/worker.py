@@ -1,9 +1,9 @@
-"""The worker process of a sidecar: restores and standbys, so that they never share the interpreter with the doors.
+"""The standby worker of a sidecar: restores and standbys, so that they never share the interpreter with the servers.
 
     server ── Hold ──> assign(active, standby) of a session on the same state directory ── State ──> server
 
-Rules of this file: a process around a Session; which task is whose is the server's to say. It ends at once when the
-server does (`Parent`), because what is not durable is the log's; on Stop it closes cleanly.
+Rules of this file: a process around a Session; the server decides which tasks it holds. It ends at once when the
+server does (`Parent`), because changes that are not durable here are in the log; on Stop it closes cleanly.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from standfast.stream.session.statistics import SessionStatistics
 
 LOOK_MS = 20
 STATUS_MS = 500
+# From a thread of its own: a log that does not answer is no reason to start the worker again.
 BEAT_MS = 1_000
 
 
 class Worker:
-    """A session, and what the server is told of it."""
+    """A session, and its reports to the server."""
 
     def __init__(self, session: SidecarSession) -> None:
         self._session = session
         self._clock = SystemClock()
         self._round = 0
-        self._order: Hold | None = None  # that is not carried out yet
+        self._order: Hold | None = None  # the order that is not carried out yet
         self._wanted = Hold(0, (), ())  # the last order that was carried out
         self._refused: frozenset[int] = frozenset()
         self._error = ""
@@ -57,12 +58,12 @@ class Worker:
         self._told: State | None = None
 
     def hold(self, order: Hold) -> None:
-        """Carry an order out; what the log does not answer is tried again with the next look."""
+        """Carry an order out; if the log does not answer, the next look tries again."""
         self._order = order
         self._try()
 
     def look(self) -> State | None:
-        """What to tell the server, if there is news."""
+        """The state for the server, or None if nothing changed."""
         if self._order is not None:
             self._try()
         now_ms = self._clock.monotonic_ms()
@@ -77,7 +78,7 @@ class Worker:
                 if not is_of_log(error):
                     raise
                 logger.warning("worker: the log did not answer: %s", error)
-        # Asks nothing of the log: what it raises is the end of the session's background work, and so of this process.
+        # Makes no call to the log: its errors are the end of the session's background work, and so of this process.
         state = State(self._round, self._tasks(), self._error)
         if status is None and state == self._told:
             return None
@@ -97,16 +98,16 @@ class Worker:
         self._error = "; ".join(map(str, refused.values()))
         self._wanted = order
         self._order, self._round = None, order.round
-        self._status_ms = 0  # how far the new ones are is asked for now
+        self._status_ms = 0  # the remaining records of the new tasks are read now
 
     def _tasks(self) -> dict[int, Holding]:
         held = {}
         for partition in (*self._wanted.active, *self._wanted.standby):
-            # Nobody but the log takes a task away from here: another instance has it now.
+            # Only another instance takes a task away from here, through the log.
             state = "failed" if partition in self._refused else FENCED
             held[partition] = Holding("active" if partition in self._wanted.active else "standby", state)
         for task_id, task in self._session.all_tasks().items():
-            # A standby of which nobody knows yet how far it is counts as far.
+            # A standby counts as far until its lag is known: a wrong "near" would have the server replay it.
             unknown = 0 if task.state.value == "running" else 1 << 62
             held[task_id.partition] = Holding(task.role, task.state.value, self._behind.get(task_id.partition, unknown))
         return held
@@ -124,11 +125,12 @@ def behind(statistics: SessionStatistics) -> dict[int, int]:
 
 
 class TailSession(SidecarSession):
-    """A session that cares for the log in the server's place as well."""
+    """A session that also cares for the log in the server's place."""
 
     cares_for = ""
 
     def _open_log(self, address: str) -> Log:
+        # A worker that starts while the log's file is away must not make an empty one in its place.
         return open_log(address, clock=self.clock, patient=False, create=False)
 
     def _cares_for(self, leader: str) -> bool:
@@ -137,12 +139,14 @@ class TailSession(SidecarSession):
 
 def open_session(order: Open) -> TailSession:
     """The session that an order describes."""
+    # A worker of a killed server keeps this lock until it ends, and a new server waits for it.
     state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
     session = TailSession(
         order.app,
         log=order.log,
         state_dir=state,
         stores=[spec_of(shape) for shape in order.stores],
+        # The worker only follows the server's orders.
         take_over=False,
         discovery_interval_ms=None,
         **order.settings,
@@ -180,7 +184,7 @@ def main(parent: Parent) -> int:
 
 
 def reader_of(session: Session, parent: Parent) -> Callable[[ReadRows], None]:
-    """What rows are asked of; loaded once somebody asks, so that workers start sooner."""
+    """The function that answers reads; its modules are loaded with the first read, so that workers start sooner."""
     from standfast.ops.http.rows import Rows
     from standfast.ops.sidecar.worker.reader import Reader
 
@@ -188,11 +192,11 @@ def reader_of(session: Session, parent: Parent) -> Callable[[ReadRows], None]:
 
 
 def run() -> int:
-    """`main`, with whatever ends it told to the server."""
+    """Run `main`, and report any error that ends it to the server."""
     parent = Parent(BEAT_MS)
     try:
         return main(parent)
-    except BaseException as error:  # noqa: BLE001  the outermost frame: the server is told, and starts another one
+    except BaseException as error:  # noqa: BLE001  the outermost frame: the server gets it and starts another
         logger.exception("the worker ends")
         try:
             parent.tell(report_line(Failed(type(error).__name__, str(error))))
