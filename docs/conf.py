@@ -38,5 +38,5 @@ autodoc_default_options = {"members": True, "inherited-members": False, "show-in
 
 
 def setup(app: Sphinx) -> None:
-    """Write the pages that the product tells of itself before Sphinx looks for pages."""
+    """Write the pages that come from the product before Sphinx looks for pages."""
     generated.write_all()

@@ -135,7 +135,7 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="standfast-pictures-") as name:
         root = Path(name)
-        os.chdir(root)  # so that what is shown has short addresses
+        os.chdir(root)  # pictures show short addresses
         fill()
         page_pictures(root)
         for command, words in (

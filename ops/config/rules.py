@@ -102,13 +102,19 @@ def _of_serve(config: Config) -> Problems:
         )
     if serve.socket in RUN_FILES:
         yield "serve.socket", f"{serve.socket} is the name of another file of the run directory: choose another name"
-    if config.run_dir is not None:
-        length = len(os.fsencode(config.run_dir.absolute() / serve.socket))
-        if length > SOCKET_PATH_MAX:
-            yield (
-                "serve.run_dir",
-                f"the path of the socket has {length} bytes, {SOCKET_PATH_MAX} at most: set a shorter one",
-            )
+    # A default below a long state directory is the server's concern alone: commands about an instance need no socket.
+    if serve.run_dir is not None and (problem := socket_problem(config)) is not None:
+        yield "serve.run_dir", problem
+
+
+def socket_problem(config: Config) -> str | None:
+    """Why no socket can lie in the run directory, if so."""
+    if config.run_dir is None:
+        return None
+    length = len(os.fsencode(config.run_dir.absolute() / config.serve.socket))
+    if length <= SOCKET_PATH_MAX:
+        return None
+    return f"the path of the socket has {length} bytes, {SOCKET_PATH_MAX} at most: set a shorter one"
 
 
 def _below_state(config: Config) -> bool:

@@ -28,6 +28,7 @@ import uvloop
 
 from standfast._version import __version__
 from standfast.ops.config.config import Loaded
+from standfast.ops.config.rules import socket_problem
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import live, ready
 from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
@@ -65,9 +66,11 @@ Reload = Callable[[], Config]
 
 
 def check(config: Config) -> None:
-    """Raise BadConfig for settings that a sidecar needs and that are missing."""
+    """Raise BadConfig for missing settings that a sidecar needs, and for a socket path that is too long."""
     needed = (("app.name", config.app.name), ("app.log", config.app.log), ("app.state_dir", config.app.state_dir))
     problems = [f"{name} is missing: a sidecar needs it" for name, value in needed if value is None]
+    if (problem := socket_problem(config)) is not None:
+        problems.append(f"serve.run_dir: {problem}")
     if problems:
         raise BadConfig(problems)
 

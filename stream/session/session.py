@@ -138,8 +138,7 @@ class Session(Closing):
             self.listeners.add(listener)
         self.counters = SessionCounters()
         self.specs = all_specs(self._groups)
-        # Reentrant, because calls of the session use each other under it.
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # reentrant: calls of the session use each other under it
         self._figures_lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -152,15 +151,13 @@ class Session(Closing):
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._keeper.progress
         with ExitStack() as undo:
-            # The port first: a taken one is then found before any state is opened.
-            self._http = HttpPort(self._settings.http_port)
+            self._http = HttpPort(self._settings.http_port)  # a taken port is found before any state is opened
             undo.callback(self._http.close)
             self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
             undo.callback(self._undo_open)
             leased = background and not self.read_only
             if leased:
-                # Before the log is opened, since the lease process connects in the same time.
-                self._keep_lease(log)
+                self._keep_lease(log)  # its process connects while the log is opened
             self.disk = self._disk_guard(log)
             self.disk.look()
             self.log = self._open_log(log)

@@ -24,6 +24,9 @@ HIDDEN = re.compile(
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pyright:|fmt:|ruff:|pragma|shellcheck|nosec)\b.*")
+_NO_CODE = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -53,6 +56,19 @@ def comments_of(source: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string) and not token.string.startswith("#!"):
             yield token.start[0], token.string.lstrip("# ")
+
+
+def code_lines(source: str) -> int:
+    """How many lines hold code: without docstrings, comments and blanks."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+            first = node.body[0]
+            lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(lines)
 
 
 def hidden(text: str) -> list[str]:

@@ -404,7 +404,7 @@ def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> N
 
     checked = 0
     for operation in schema.get_all_operations():
-        api: Any = operation.ok()  # raises for an invalid document
+        api: Any = operation.ok()  # type: ignore[union-attr]  # raises for an invalid document
         if api.path in left_out:
             continue
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):

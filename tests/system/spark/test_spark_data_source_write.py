@@ -7,6 +7,7 @@ refused write leaves its target unchanged.
 from __future__ import annotations
 
 import random
+import runpy
 import zlib
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,9 @@ def test_page_on_tables_writes_a_store(spark: Any, bench: Bench, repo_root: Path
     register(spark)
     totals = spark.sql("SELECT 'JFK' AS key, 3L AS value, 5L AS timestamp")
     text = text.replace("kafka://host:9092", bench.address).replace("/data/totals", str(tmp_path / "totals"))
-    exec(compile(text, str(page), "exec"), {"totals": totals})
+    program = tmp_path / "write.py"
+    program.write_text(text, encoding="utf-8")
+    runpy.run_path(str(program), {"totals": totals})
     assert sum(one.entries for one in read_manifest(tmp_path / "totals").partitions) == 1
 
 

@@ -16,6 +16,7 @@ from standfast.ops.config.config import PROBLEMS_MAX, Loaded, load_config
 from standfast.ops.config.show import HIDDEN, json_schema, rows
 from standfast.ops.config.sources import FILE_BYTES_MAX
 from standfast.ops.config.types import SECTIONS, Config, StoreConfig, settings_of
+from standfast.ops.sidecar.serve import check
 from standfast.store.errors import BadConfig
 
 GOOD = """\
@@ -305,3 +306,13 @@ def test_a_good_file_with_changed_bytes_is_settings_or_problems(
     for at, byte in flips:
         raw[at] = byte
     outcome(tmp_path_factory.getbasetemp(), bytes(raw), {"USER_NAME": "bob"})
+
+
+def test_long_state_directory_is_refused_by_the_server_alone(tmp_path: Path) -> None:
+    """Commands about an instance, such as get and scan, need no socket."""
+    state = tmp_path / ("x" * 100)
+    given = {"app.name": "app", "app.log": "sqlite:///./log", "app.state_dir": str(state)}
+    loaded = load_config(None, {}, given)
+    with pytest.raises(BadConfig, match=r"serve.run_dir: the path of the socket has \d+ bytes, 107 at most"):
+        check(loaded.config)
+    check(load_config(None, {}, {**given, "serve.run_dir": "/run/app"}).config)
