@@ -83,14 +83,21 @@ class Rows:
             tasks = {partition: task for partition, task in tasks.items() if not _is_standby(task)} or tasks
         if not tasks:
             raise NotAssigned("this instance holds no partition: ask another one")
-        return [self._part(spec, partition, task, stale) for partition, task in sorted(tasks.items())]
+        return [self._part(spec, task, stale) for _, task in sorted(tasks.items())]
 
-    def _part(self, spec: StoreSpec, partition: int, task: Task, stale: bool) -> Part:
+    def _part(self, spec: StoreSpec, task: Task, stale: bool) -> Part:
+        partition = task.id.partition
         if _is_standby(task) and not stale:
             raise NotActive(
                 f"partition {partition} is a standby here: ask the active instance, or for stale rows with stale=1"
             )
-        view = self._session.read(spec.name, partition, allow_stale=stale)
+        try:
+            view = self._session.read(spec.name, partition, allow_stale=stale)
+        except InvalidRequest as error:
+            if task.id in self._session.all_tasks():
+                raise
+            # It left between the two looks at the session. The call is right, so the caller should ask elsewhere.
+            raise NotAssigned(str(error)) from error
         return live_part(spec, view.store.rows, partition, view.role, view.lag_records)
 
     def _spec(self, name: str) -> StoreSpec:

@@ -284,6 +284,26 @@ def test_standby_is_read_only_if_stale_rows_are_asked_for(bench: Bench) -> None:
         assert found["partitions"] == [{"partition": 0, "role": "standby", "lag_records": 0}]
 
 
+def test_partition_that_leaves_as_its_rows_are_asked_for_is_not_assigned(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = bench.session("a", partitions=2)
+    session.assign(active=[0, 1])
+    session.wait_ready(30)
+    held = session.all_tasks
+
+    def then_one_leaves() -> Any:
+        found = held()
+        session.assign(active=[0])
+        return found
+
+    with OpsServer(session) as server:
+        monkeypatch.setattr(session, "all_tasks", then_one_leaves)
+        status, answer = document(server, "/v1/stores/kv/scan?partition=1&stale=1")
+    assert (status, answer["reason"]) == (409, "NOT_ASSIGNED"), answer
+
+
+
 def test_closed_session_is_neither_live_nor_ready(bench: Bench) -> None:
     session = bench.active()
     with OpsServer(session) as server:
