@@ -303,7 +303,6 @@ def test_partition_that_leaves_as_its_rows_are_asked_for_is_not_assigned(
     assert (status, answer["reason"]) == (409, "NOT_ASSIGNED"), answer
 
 
-
 def test_closed_session_is_neither_live_nor_ready(bench: Bench) -> None:
     session = bench.active()
     with OpsServer(session) as server:
