@@ -139,9 +139,7 @@ class DoorMachine(RuleBasedStateMachine):
         if bad:
             answer = client.talk.exec(*requests, ("SF.PUT", "win", "k", "v"))
             assert isinstance(answer, hiredis.ReplyError)
-            at = self.bound(client)
-            if at is not None:
-                client.wrote = at.commits
+            self.bound(client)  # it binds the connection, and nothing of the batch is written
         elif batch:
             changes: dict[tuple[str, bytes], bytes | None] = {(store, key): value for store, key, value in batch}
             self.written(client, changes, client.talk.exec(*requests), [b"OK"] * len(batch))
