@@ -8,10 +8,8 @@ Rules of this file: standard library only; it reads the checkout and judges noth
 from __future__ import annotations
 
 import ast
-import io
 import subprocess
 import sys
-import tokenize
 from collections import Counter
 from pathlib import Path
 from statistics import quantiles
@@ -21,6 +19,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from repo.test_tidy import ROOMS, Source  # noqa: E402
 from repo.test_tidy_folders import check_cycles, folder_graph  # noqa: E402
+
+from support.prose import code_lines, comments_of  # noqa: E402
 
 
 def sources() -> list[Source]:
@@ -32,11 +32,6 @@ def sources() -> list[Source]:
 
 def lines_of(text: str) -> int:
     return text.count("\n")
-
-
-def comment_lines(text: str) -> int:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return len({token.start[0] for token in tokens if token.type == tokenize.COMMENT})
 
 
 def docstring_lines(source: Source) -> int:
@@ -64,7 +59,8 @@ def figures() -> dict[str, object]:
     functions = [size for source in product for size in function_sizes(source)]
     fullest, files = folders.most_common(1)[0]
     whole = sum(lines_of(source.text) for source in product)
-    comments = sum(comment_lines(source.text) for source in product)
+    comments = sum(1 for source in product for _ in comments_of(source.text))
+    code = sum(code_lines(source.text) for source in product)
     headers = sum("Rules of this file" in (ast.get_docstring(source.tree) or "") for source in product)
     modules = sum(not source.path.endswith("__init__.py") for source in product)
     cycles = list(check_cycles(folder_graph(every)))
@@ -81,7 +77,8 @@ def figures() -> dict[str, object]:
         "functions": f"{len(functions)}, p50 {int(quantiles(functions, n=100)[49])} lines, "
         f"p95 {int(quantiles(functions, n=100)[94])}, longest {max(functions)}",
         "modules with a header": f"{headers} of {modules}",
-        "lines of comments": f"{comments}, {comments * 100 / whole:.1f} %",
+        "lines of code": code,
+        "lines of comments": f"{comments}, {comments * 100 / code:.1f} % of the code",
         "lines of docstrings": f"{(docs := sum(map(docstring_lines, product)))}, {docs * 100 / whole:.1f} %",
         "cycles between folders": len(cycles),
         "lines of README": lines_of((ROOT / "README.md").read_text(encoding="utf-8")),

@@ -118,11 +118,10 @@ def _errors() -> Iterator[str]:
     from standfast.ops.shared.reasons import ERRORS, REASONS
     from standfast.store import errors
 
-    of = {}
-    for error, reason, code in ERRORS:
-        of.setdefault(reason.name, []).append((error, code))
-    yield "## In Python"
-    yield ""
+    of: dict[str, list[str]] = {}
+    for error, reason, _ in ERRORS:
+        of.setdefault(reason.name, []).append(_code(error.__name__))
+    yield from ("## In Python", "")
     rows = [
         (_code(f"sf.{error.__name__}"), _code(reason.name), str(code), _first(error.__doc__))
         for error, reason, code in ERRORS
@@ -136,7 +135,7 @@ def _errors() -> Iterator[str]:
             str(one.http),
             _code(f"-{one.resp}"),
             "" if one.retry_after_s is None else f"after {one.retry_after_s} s",
-            ", ".join(_code(error.__name__) for error, _ in of.get(one.name, ())),
+            ", ".join(of.get(one.name, ())),
         )
         for one in REASONS.values()
     ]

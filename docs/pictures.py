@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -28,6 +27,10 @@ from rich.console import Console
 from rich.text import Text
 
 import standfast as sf
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.terminal import lines_shown
 
 PICTURES = Path(__file__).parent / "pictures"
 PARTITIONS, KEYS, VERSIONS = 4, 25_000, 4
@@ -111,22 +114,10 @@ def report_picture(root: Path) -> None:
 
 def terminal(root: Path, name: str, words: str) -> None:
     """A command in a terminal, as a picture of text."""
-    pid, screen = pty.fork()
-    if pid == 0:
-        os.chdir(root)
-        env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "TZ": "UTC"}
-        os.execve(sys.executable, [sys.executable, "-P", "-m", "standfast", *words.split()], env)  # noqa: S606  ours
-    output = b""
-    try:
-        while chunk := os.read(screen, 65_536):
-            output += chunk
-    except OSError:
-        pass  # Linux ends the reading of a terminal whose last process has gone with EIO
-    os.waitpid(pid, 0)
-    lines = output.decode().replace("\r\n", "\n").split("\n")
+    lines = lines_shown(words.split(), root, COLUMNS, {"TZ": "UTC"})
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text(f"$ standfast {words}", style="bold"))
-    console.print(Text.from_ansi("\n".join(line.rsplit("\r", 1)[-1] for line in lines).rstrip()))
+    console.print(Text.from_ansi("\n".join(lines).rstrip()))
     console.save_svg(str(PICTURES / f"{name}.svg"), title="standfast")
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.pages import blocks
+
 pytestmark = pytest.mark.slow
 
 
 def python_blocks(repo_root: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (repo_root / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return [one.text for one in blocks(repo_root) if (one.page, one.kind) == ("README.md", "python")]
 
 
 def run(program: Path) -> str:

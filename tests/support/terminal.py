@@ -1,7 +1,7 @@
 """A command in a terminal of a given width, as a person sees it.
 
-Rules of this file: a real pseudo-terminal and a real process; colours, and lines that a progress bar overwrites, are
-left out.
+Rules of this file: a real pseudo-terminal and a real process; lines that a progress bar overwrites are left out. Tests
+and the documentation's pictures use it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def shown(words: Sequence[str], folder: Path, columns: int, env: Mapping[str, str]) -> str:
-    """What `standfast` with these words leaves on the screen, run in `folder`."""
+def lines_shown(words: Sequence[str], folder: Path, columns: int, env: Mapping[str, str]) -> list[str]:
+    """The lines that `standfast` with these words leaves on the screen, run in `folder`, with their colours."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
@@ -36,5 +36,11 @@ def shown(words: Sequence[str], folder: Path, columns: int, env: Mapping[str, st
     finally:
         os.close(terminal)
         os.waitpid(pid, 0)
-    lines = CONTROL.sub("", output.decode()).replace("\r\n", "\n").split("\n")
-    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in lines).strip("\n") + "\n"
+    lines = output.decode().replace("\r\n", "\n").split("\n")
+    return [line.rsplit("\r", 1)[-1] for line in lines]
+
+
+def shown(words: Sequence[str], folder: Path, columns: int, env: Mapping[str, str]) -> str:
+    """The text of these lines, without colours."""
+    lines = lines_shown(words, folder, columns, env)
+    return "\n".join(CONTROL.sub("", line).rstrip() for line in lines).strip("\n") + "\n"

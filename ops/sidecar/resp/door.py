@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from standfast._version import __version__
+from standfast.ops.config.rules import SOCKET_PATH_MAX
 from standfast.ops.shared.reasons import NOPERM
 from standfast.ops.shared.serve_files import Identity, identity, remove_own
 from standfast.ops.sidecar.engine.engine import Engine
@@ -43,7 +44,6 @@ SWEEP_S = 1.0
 GRACE_S = 0.2  # to take replies, when there are too many
 LISTEN_BACKLOG = 512
 FILES_KEPT = 256  # of the process's open files, for stores and logs
-PATH_BYTES_MAX = 107  # of a Unix socket, on Linux
 _PEER = struct.Struct("3i")
 
 
@@ -108,8 +108,8 @@ class RespDoor:
         that
         cannot be, Held for one that is in use or another's.
         """
-        if len(os.fsencode(path)) > PATH_BYTES_MAX:
-            raise InvalidRequest(f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one")
+        if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+            raise InvalidRequest(f"{path}: a socket's path has at most {SOCKET_PATH_MAX} bytes: choose a shorter one")
         if mode not in (0o600, 0o660):
             raise InvalidRequest(f"mode {mode:04o} of {path}: a socket is for its owner (0600) or its group (0660)")
         try:

@@ -7,7 +7,6 @@ live store, or with a model in a few lines.
 from __future__ import annotations
 
 import random
-import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from standfast.restore.spark_table.source import StandfastSource
 from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import ManualClock
 from standfast.store.errors import BadConfig, Corruption, StandfastError
+from support.pages import blocks
 from support.sessions import DAY_MS, HOUR_MS, Bench, four_stores, operate
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -301,10 +301,9 @@ def test_page_on_tables_counts_late_flights_straight_from_a_store(
     spark: Any, bench: Bench, repo_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program of the page on tables, on a store like the demo's: its hours by airport, in msgpack."""
-    page = (repo_root / "docs/guide/spark-tables.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = bench.root / "late.py"
-    text = next(one for one in blocks if "late.groupBy" in one)
+    page = "docs/guide/spark-tables.md"
+    text = next(one.text for one in blocks(repo_root) if one.page == page and "late.groupBy" in one.text)
     # Tasks run in Spark's start directory, which is not this test's.
     program.write_text(text.replace("board/state-b", str(bench.root / "board/state-b")), encoding="utf-8")
     serdes = (sf.serde.string, sf.serde.msgpack)

@@ -1,7 +1,7 @@
 """Screens of commands at 80 columns, compared with golden text in `tests/golden/screens/`.
 
 Rules of this file: real commands in a real terminal on a real instance; only ids, times and processor-dependent figures
-are masked, digit by digit, so that widths count. STANDFAST_GOLDEN=write writes the files anew, to be read before they
+are masked, digit by digit, so that widths count. STANDFAST_GOLDEN=write rewrites the files, to be read before they
 are kept.
 """
 
