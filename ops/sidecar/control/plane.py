@@ -464,10 +464,16 @@ class ControlPlane:
     def _closing(self, gone: Partitions) -> None:
         """Take tasks from the servers, and wait until none of them commits."""
         table = self.table.now
+        # Only a task that stays wanted opens again. For the others "closing", which has clients wait until the task is
+        # ready, would be the answer for as long as a close takes.
+        states = {partition: state for partition, state in table.states.items() if partition not in gone}
+        states |= dict.fromkeys(gone & self.wanted.standby, "standby")
+        states |= dict.fromkeys(gone & self.wanted.active & table.open.keys(), "closing")
         self.table.now = replace(
             table,
             open={partition: task for partition, task in table.open.items() if partition not in gone},
-            states={**table.states, **dict.fromkeys(gone & table.open.keys(), "closing")},
+            states=states,
+            idle=self._ended_text(),
         )
         why = "the task is closed here: what was not committed is discarded"
         self._let_commit(gone, lambda partition: self.engine.discard(partition, why))

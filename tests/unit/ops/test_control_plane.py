@@ -21,7 +21,7 @@ import standfast as sf
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import ready
 from standfast.ops.observe.verdict import verdict
-from standfast.ops.shared.reasons import Refused
+from standfast.ops.shared.reasons import NOT_ACTIVE, NOT_ASSIGNED, Reason, Refused
 from standfast.ops.sidecar.control import routes as control_routes
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
@@ -183,6 +183,38 @@ def test_wait_for_readiness_ends_with_the_lease_and_readiness_status_and_page_sa
         assert idle_everywhere(made)
         with pytest.raises(Refused, match="the lease of generation 1 has ended"):
             made.plane.table.running(0)
+
+    on_plane(tmp_path, test)
+
+
+@pytest.mark.parametrize("how", ["lease", "standby", "gone"])
+def test_partition_that_leaves_is_not_said_to_become_ready_while_its_task_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, **({"lease_ms": 300} if how == "lease" else {}))
+        await made.ready()
+        session = made.plane.session.session
+        assert session is not None
+        seen: list[tuple[Reason, str]] = []
+        hold = session.hold
+
+        def holding(*args: Any, **more: Any) -> Any:
+            with pytest.raises(Refused) as refused:
+                made.plane.table.running(0)
+            seen.append((refused.value.reason, str(refused.value)))
+            return hold(*args, **more)
+
+        monkeypatch.setattr(session, "hold", holding)
+        if how == "lease":
+            await made.until(lambda: seen)
+        else:
+            tasks = [{"partition": 0, "role": "standby"}] if how == "standby" else []
+            asked = fit({"generation": 2, "tasks": tasks}, Assignment)
+            await made.call(lambda: made.plane.assign(asked))
+        reason, text = seen[0]
+        assert reason == (NOT_ACTIVE if how == "standby" else NOT_ASSIGNED), text
+        assert ("the lease of generation 1 has ended" in text) == (how == "lease")
 
     on_plane(tmp_path, test)
 
