@@ -70,11 +70,11 @@ test-fast: $(VENV)/.dev ## what takes less than a quarter of a second each, with
 	@echo "==> test-fast: units, contracts, scenarios, models, rules of the repository, and a sidecar"
 	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not slow and not kafka and not spark and not packaging" $(ARGS)
 
-test: $(VENV)/.dev ## every test but the dear ones of test-slow, in JOBS=4 processes
+test: $(VENV)/.dev ## every test but the expensive ones of test-slow, in JOBS=4 processes
 	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests; those on Kafka fetch it, the first time only"
 	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not long" --durations=25 $(ARGS)
 
-test-slow: $(VENV)/.dev ## the dear tests that `test` leaves out, named in tests/README.md
+test-slow: $(VENV)/.dev ## the expensive tests that `test` leaves out, named in tests/README.md
 	@echo "==> test-slow: whole demos, benches, brokers and drivers that are killed, a million records"
 	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m long --durations=25 $(ARGS)
 
@@ -120,14 +120,14 @@ soak-lease: $(VENV)/.dev ## LEASE_S=600 seconds, on each log, beside four busy l
 	@STANDFAST_LEASE_SOAK_S=$(LEASE_S) STANDFAST_LEASE_WAL_MB=256 \
 	  $(BIN)/pytest -q -s tests/system/crash/test_lease_soak.py $(ARGS)
 
-fuzz: $(VENV)/.dev ## FUZZ_S=60 seconds each of wrong bytes to both doors and to settings; FUZZ_SEED=n repeats a run
+fuzz: $(VENV)/.dev ## FUZZ_S=60 seconds each of wrong bytes to both servers and to settings; FUZZ_SEED=n repeats a run
 	@STANDFAST_FUZZ_S=$(FUZZ_S) STANDFAST_FUZZ_SEED=$(FUZZ_SEED) \
 	  $(BIN)/pytest -q -s tests/system/sidecar/test_fuzz_resp.py tests/system/sidecar/test_fuzz_http.py tests/system/sidecar/test_fuzz_config.py $(ARGS)
 
-bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process door", compare: bench-compare
+bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process resp", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
 	  if [ $$bench = compare ]; then $(BIN)/python benchmarks/compare.py $(ARGS); \
-	  elif [ $$bench = door ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/door.py $(ARGS); \
+	  elif [ $$bench = resp ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/resp.py $(ARGS); \
 	  else $(BIN)/standfast bench $$bench $(ARGS); fi; done
 	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare; on Spark: make bench-spark"; fi
 

@@ -115,7 +115,7 @@ def _resp() -> Iterator[str]:
 
 
 def _errors() -> Iterator[str]:
-    from standfast.ops.shared.reasons import ERRORS, REASONS
+    from standfast.ops.shared.error_codes import ERRORS, REASONS
     from standfast.store import errors
 
     of: dict[str, list[str]] = {}
@@ -144,7 +144,7 @@ def _errors() -> Iterator[str]:
 
 def _exit_codes() -> Iterator[str]:
     from standfast.ops.shared import exit_codes
-    from standfast.ops.shared.reasons import ERRORS
+    from standfast.ops.shared.error_codes import ERRORS
 
     names = {value: name for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     rows = []

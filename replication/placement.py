@@ -58,7 +58,7 @@ def place_standbys(members: Mapping[str, MemberPlan], replicas: int) -> Placed:
     return Placed({name: frozenset(task for task in tasks if name in placed[task]) for name in counts}, missing)
 
 
-def may_let_go(me: str, task: TaskId, placed: Placed, members: Mapping[str, MemberPlan]) -> bool:
+def may_release(me: str, task: TaskId, placed: Placed, members: Mapping[str, MemberPlan]) -> bool:
     """Whether this member may close a standby that is no longer its own: its takers have caught up, or none exist."""
     takers = [name for name, tasks in placed.standbys.items() if task in tasks and name != me]
     return all(task in members[name].warm for name in takers)

@@ -230,7 +230,7 @@ class Standby:
         """
         self._check("reinitialise")
         dropped = len(self._kept)
-        self._let_go()
+        self._release()
         # The reader's pause outlasts the rebuild, and `begin_again` must end it.
         self._was_paused = self._state is State.PAUSED
         self._reinitialisations += 1
@@ -248,7 +248,7 @@ class Standby:
 
     def close(self) -> None:
         """Drop all kept records. Closing twice is fine; every other method then raises Closed."""
-        self._let_go()
+        self._release()
         self._go("close", State.CLOSED)
 
     def statistics(self) -> StandbyStatistics:
@@ -326,7 +326,7 @@ class Standby:
             self._kept.append(record)
             self._kept_bytes += size
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._kept.clear()
         self._kept_bytes = 0
         self._overflowed = False

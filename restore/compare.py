@@ -9,7 +9,7 @@ first rows that differ are kept, so that a report stays small however wrong a st
 size and a hash, unless the caller asks for values, which may be confidential.
 
 Rules of this file: pure; rows are (key, timestamp, raw value) as in `standfast.restore.digest`. The verify of one
-process and that of Spark's tasks feed it and read no rows past it; `standfast.restore.judgement` gives each difference
+process and that of Spark's tasks feed it and read no rows past it; `standfast.restore.verdict` gives each difference
 its meaning.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from standfast.restore.digest import Digest, LogicalRow, digest_rows, row_hash
-from standfast.restore.judgement import UNSURE, Kind, LogFacts, RowVerdict, is_beyond, judge
+from standfast.restore.verdict import UNSURE, Kind, LogFacts, RowVerdict, is_beyond, judge
 from standfast.store.errors import InternalError
 
 DIFFERENCES_MAX = 20

@@ -19,7 +19,7 @@ from standfast.store.errors import StandfastError
 _OURS = ("standfast.", "contextlib")
 
 
-def let_go(error: BaseException | None) -> None:
+def clear_frames(error: BaseException | None) -> None:
     """Clear the variables of our frames that an exception, or a cause of it, has left."""
     seen: set[int] = set()  # causes may form a cycle
     waiting = [error]
@@ -45,7 +45,7 @@ def letting_go() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        let_go(error)
+        clear_frames(error)
         raise
 
 

@@ -58,7 +58,7 @@ class OpenWindows:
         group.add(rest)
         self._count += len(group) - before
         if self._count > self._limit:
-            self._let_go()
+            self._release()
 
     def discard(self, end: int, rest: Any) -> None:
         """Drop a window that was removed; an absent one is fine."""
@@ -116,7 +116,7 @@ class OpenWindows:
         self._count = sum(map(len, self._groups.values()))
         self._find_next()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         # Half, not one entry, because this sorts the whole index.
         keep = max(self._limit // 2, 1)
         kept: dict[int, set[Any]] = {}

@@ -23,8 +23,8 @@ from standfast.store.errors import InvalidRequest
 
 Policy = Literal["min", "max"]
 
-# The key under which a state keeps the clock itself: partition keys hold a slash (store/task/cut.py), so none equals
-# it. The partitions' times do not determine the clock: an idle or new partition may be far behind it.
+# The key under which a state keeps the clock itself: partition keys hold a slash (store/task/commit_record.py), so none
+# equals it. The partitions' times do not determine the clock: an idle or new partition may be far behind it.
 CLOCK_KEY = "task"
 
 

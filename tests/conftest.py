@@ -33,7 +33,7 @@ pytest_plugins = [
         "support.bulk",
         "support.spark",
         "support.tls",
-        "support.door",
+        "support.resp",
         "support.disk",
         "support.clients",
         "support.promtool",

@@ -20,7 +20,7 @@ from standfast.ops.bench.step import (
     session_of,
     timed,
 )
-from standfast.store.task.cut import Position
+from standfast.store.task.commit_record import Position
 from standfast.stream.session.session import Session
 
 LOOK_MS = 2

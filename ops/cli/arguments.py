@@ -96,10 +96,10 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory, on this machine")
     where.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="a sidecar's run directory, instead of --state-dir")
-    where.add_argument("--url", metavar="URL", help="its HTTP door, http(s)://host:port, instead of a directory")
+    where.add_argument("--url", metavar="URL", help="its HTTP endpoint, http(s)://host:port, instead of a directory")
     where.add_argument("--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="S", help="seconds to wait for it")
     where.add_argument("--config", **FLAGS["config"])
-    who = parser.add_argument_group("who asks, where the door wants to know")
+    who = parser.add_argument_group("who asks, where the endpoint wants to know")
     who.add_argument("--token-file", type=Path, metavar="FILE", help="file of mode 0600 that holds the token")
     who.add_argument("--ca", type=Path, metavar="FILE", help="authorities of its certificate, PEM; else the machine's")
     who.add_argument("--cert", type=Path, metavar="FILE", help="our certificate, PEM, for mutual TLS")
@@ -139,7 +139,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def client_of(args: argparse.Namespace) -> Client:
     """A client of the running instance that the flags name."""
     from standfast.ops.client.client import Client
-    from standfast.ops.client.door import TlsFiles, token_of
+    from standfast.ops.client.endpoint import TlsFiles, token_of
 
     if args.timeout <= 0:  # a socket's time-out of 0 means non-blocking, which fails at once with another error
         raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
@@ -162,7 +162,7 @@ def state_path_of(args: argparse.Namespace) -> Path:
     if settings.state_dir is None:
         raise InvalidRequest(
             "which instance? name its state directory with --state-dir DIR (or --config FILE, or "
-            "STANDFAST_APP__STATE_DIR), a sidecar's run directory with --run-dir DIR, or its door with --url "
+            "STANDFAST_APP__STATE_DIR), a sidecar's run directory with --run-dir DIR, or its endpoint with --url "
             "http://host:port"
         )
     return find_app(settings.state_dir, settings.app)

@@ -27,7 +27,7 @@ COMMAND_MODULES = (
     "standfast.ops.cli.process.config",
     "standfast.ops.cli.spark.verify",
     "standfast.ops.cli.spark.rebuild",
-    "standfast.ops.cli.state.take_in",
+    "standfast.ops.cli.state.import_tasks",
     "standfast.ops.cli.spark.pipeline",
     "standfast.ops.cli.process.doctor",
     "standfast.ops.cli.log.topic",

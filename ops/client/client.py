@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from standfast.ops.client.door import Door, TlsFiles, door_at
-from standfast.ops.shared.reasons import NotFound
+from standfast.ops.client.endpoint import Endpoint, TlsFiles, endpoint_at
+from standfast.ops.shared.error_codes import NotFound
 from standfast.ops.shared.run_file import RunInfo, read_run_file
 from standfast.ops.shared.serve_files import read_info
 from standfast.store import errors
@@ -41,13 +41,13 @@ class Client:
 
     def __init__(
         self,
-        door: Door,
+        endpoint: Endpoint,
         *,
         instance: str | None = None,
         timeout_s: float = TIMEOUT_DEFAULT_S,
         token: str | None = None,
     ) -> None:
-        self._door = door
+        self._endpoint = endpoint
         self._instance = instance
         self._timeout_s = timeout_s
         self._token = token
@@ -64,7 +64,7 @@ class Client:
         """The instance that runs on `<state_dir>/<app>`. Raises Unavailable if none does."""
         info = read_run_file(state_path)
         found = token if token is not None else _own_token(info)
-        return cls(door_at(info.address, tls), instance=info.instance, timeout_s=timeout_s, token=found)
+        return cls(endpoint_at(info.address, tls), instance=info.instance, timeout_s=timeout_s, token=found)
 
     @classmethod
     def of_run_dir(
@@ -78,7 +78,7 @@ class Client:
         """The sidecar of a run directory, whose info file has the token of its owner's tools. Raises Unavailable."""
         info = read_info(run_dir)
         found = token if token is not None else info.get("token")
-        return cls(door_at(info["http"], tls), instance=info["instance"], timeout_s=timeout_s, token=found)
+        return cls(endpoint_at(info["http"], tls), instance=info["instance"], timeout_s=timeout_s, token=found)
 
     @classmethod
     def of_address(
@@ -90,7 +90,7 @@ class Client:
         tls: TlsFiles | None = None,
     ) -> Client:
         """The instance at `http://host:port` or `https://host:port`."""
-        return cls(door_at(address, tls), timeout_s=timeout_s, token=token)
+        return cls(endpoint_at(address, tls), timeout_s=timeout_s, token=token)
 
     def get(self, path: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The document of a path. Raises the error of the answer, or Unavailable."""
@@ -112,13 +112,13 @@ class Client:
         return self._exchange("GET", f"{path}?{urlencode(query)}" if query else path)
 
     def _exchange(self, method: str, target: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
-        where = self._door.where
+        where = self._endpoint.where
         headers = {"Accept": "application/json"}  # health is text unless JSON is named
         if body is not None:
             headers["Content-Type"] = "application/json"
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
-        connection = self._door.connection(self._timeout_s)
+        connection = self._endpoint.connection(self._timeout_s)
         try:
             connection.request(method, target, body, headers)
             response = connection.getresponse()
@@ -128,7 +128,7 @@ class Client:
                 f"{where} did not answer within {self._timeout_s} s: try again, or raise --timeout"
             ) from error
         except (OSError, HTTPException) as error:
-            raise Unavailable(f"{where} cannot be reached: {self._door.failed(error)}") from error
+            raise Unavailable(f"{where} cannot be reached: {self._endpoint.failed(error)}") from error
         finally:
             connection.close()
         # After a kill, another program or instance may have taken the port that an old info file names.

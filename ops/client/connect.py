@@ -20,7 +20,7 @@ from typing import Any
 from standfast.ops.client.client import error_in
 from standfast.ops.client.connect_stores import remote_store
 from standfast.ops.client.connect_wire import Broken, Wire
-from standfast.ops.client.door import TlsFiles, door_at
+from standfast.ops.client.endpoint import TlsFiles, endpoint_at
 from standfast.ops.shared.control_stores import shape_of
 from standfast.ops.shared.serve_files import read_info
 from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
@@ -171,7 +171,7 @@ class SidecarClient(Closing):
             raise InvalidRequest(f"the sidecar speaks protocol {info['protocol']}, this client {PROTOCOL}: update one")
         self.app: str = info["app"]
         self._token = token if token is not None else info.get("token")
-        self._door = door_at(info["http"], tls)
+        self._endpoint = endpoint_at(info["http"], tls)
         self._resp = Path(info["resp_socket"])
         self._specs = {spec.name: spec for spec in stores}
         self._tasks: dict[int, SidecarTask] = {}
@@ -263,7 +263,7 @@ class SidecarClient(Closing):
         if self._closed.is_set():
             raise Closed(f"the client of application {self.app!r} is closed")
         # One connection per call: HTTPConnection takes one thread, and heartbeats come from another.
-        connection = self._door.connection(TIMEOUT_S)
+        connection = self._endpoint.connection(TIMEOUT_S)
         headers = {"Content-Type": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -273,7 +273,7 @@ class SidecarClient(Closing):
             status, document = response.status, json.loads(response.read())
         except (OSError, HTTPException, ValueError) as error:
             raise Unavailable(
-                f"the sidecar at {self._door.where} does not answer: {self._door.failed(error)}"
+                f"the sidecar at {self._endpoint.where} does not answer: {self._endpoint.failed(error)}"
             ) from error
         finally:
             connection.close()

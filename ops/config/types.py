@@ -76,7 +76,7 @@ class AppSection:
     guarantee: Guarantee = shown("exactly_once", one_of("exactly_once", "at_least_once"), "what a crash may repeat")
     standby_replicas: int = shown(0, number(0), "standbys of each task")
     partitions: int | None = shown(None, number(1), "number of tasks; left out: as many as the changelogs have")
-    commit_interval_ms: int = shown(1_000, _INTERVAL, "time between the commits of an application's own loop")
+    commit_interval_ms: int = shown(1_000, _INTERVAL, "time between the commits of an application's external consumer")
     gate: Literal["all", "task"] = shown(
         "all", one_of("all", "task"), "process when all tasks are whole, or each alone"
     )
@@ -112,7 +112,7 @@ class GroupSection:
 class OpsSection:
     """[ops]: the small read-only HTTP server of an instance that is a library in an application's process."""
 
-    host: str = shown("127.0.0.1", TEXT, "address of that door")
+    host: str = shown("127.0.0.1", TEXT, "address of that server")
     metrics_port: int | None = shown(None, number(0, 65_535), "its port; 0 takes a free one")
 
 
@@ -143,7 +143,7 @@ class ServeSection:
     """[serve]: the sidecar's process and its RESP server."""
 
     run_dir: Path | None = shown(None, PATH, "folder of sockets, lock and info file; left out: STATE_DIR/APP/run")
-    socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP door in the run folder")
+    socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP server in the run folder")
     # The default run directory lies below the application's, of mode 0700, which the group cannot enter.
     group: str | None = shown(None, GROUP, "group that may use the socket (mode 0660); needs its own run_dir")
     uids: tuple[int, ...] = shown(
@@ -185,7 +185,7 @@ class HttpSection:
 class LimitsSection:
     """[limits]: bounds for everything that a client can make the sidecar hold or wait for."""
 
-    connections: int = shown(1_000, number(1, 100_000), "connections of the RESP door")
+    connections: int = shown(1_000, number(1, 100_000), "connections of the RESP server")
     # Not for connections that took part in their task's session: a quiet topic must end no application.
     idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a quiet connection is closed, unless it writes")
     command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
@@ -204,7 +204,7 @@ class LimitsSection:
     uncommitted_max_bytes: int = shown(
         64 << 20, at_least(SIZE, "64KiB"), "writes of one task that are not committed yet"
     )
-    http_connections: int = shown(64, number(1, 10_000), "connections of the HTTP door")
+    http_connections: int = shown(64, number(1, 10_000), "connections of the HTTP server")
     http_head_max_bytes: int = shown(32 << 10, at_least(SIZE, "1KiB"), "request line and headers")
     http_body_max_bytes: int = shown(1 << 20, at_least(SIZE, "1KiB"), "body of a request")
     http_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a request must have come by then")

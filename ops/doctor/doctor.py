@@ -25,7 +25,7 @@ from standfast.replication.topics.changelog import changelog_need
 from standfast.replication.topics.rules import Application, Changelog
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.names import changelog_topic
-from standfast.store.task.cut import parse_source_key
+from standfast.store.task.commit_record import parse_source_key
 from standfast.store.types.kinds import definition_spec
 
 _NAMED_MAX = 8  # applications that an error lists

@@ -21,7 +21,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topics.rules import Finding
 from standfast.restore.plan import Plan, Refuse, Reinitialise, plan_changelog
 from standfast.store.errors import Corruption, StandfastError
-from standfast.store.task.cut import Position
+from standfast.store.task.commit_record import Position
 from standfast.stream.session.opener import local_position, log_state
 
 

@@ -4,7 +4,7 @@
                                                                              └──> control calls, the page
 
 Rules of this file: it maps requests to an `Instance` and back. An error becomes a document by the table of
-`reasons.py`. Nothing blocks the event loop. Requests are not logged: their paths hold keys.
+`error_codes.py`. Nothing blocks the event loop. Requests are not logged: their paths hold keys.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from standfast.ops.client.client import INSTANCE_HEADER
-from standfast.ops.http.protocol import let_go
+from standfast.ops.http.protocol import ends_with_client
 from standfast.ops.observe.health import Health
 from standfast.ops.observe.metrics import CONTENT_TYPE
 from standfast.ops.observe.status import tasks_document
-from standfast.ops.shared.reasons import BAD_REQUEST, LIMIT, NotFound, Reason, Refused, error_document, reason_of
+from standfast.ops.shared.error_codes import BAD_REQUEST, LIMIT, NotFound, Reason, Refused, error_document, reason_of
 from standfast.ops.shared.text import dumps
 
 JSON = "application/json; charset=utf-8"
@@ -98,7 +98,8 @@ def application(
             Route("/metrics", answering(metrics), methods=["GET"]),
             *more,
         ],
-        middleware=[Middleware(let_go)],  # inside of Starlette's own middleware, which answers 500 to any exception
+        # Inside of Starlette's own middleware, which answers 500 to any exception.
+        middleware=[Middleware(ends_with_client)],
         exception_handlers={404: missing, 405: wrong_method},
     )
     made.router.redirect_slashes = False
@@ -127,7 +128,7 @@ def answering(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except (ClientDisconnect, asyncio.CancelledError):
-            raise  # no client is left to answer; `let_go` counts it
+            raise  # no client is left to answer; `ends_with_client` counts it
         except Exception as error:  # noqa: BLE001  the server outlives a bug in one answer
             return error_response(error)
 

@@ -23,7 +23,7 @@ import uvicorn
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from standfast.ops.shared.reasons import BAD_REQUEST, ERROR_SCHEMA
+from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.text import dumps
 from standfast.store.log import logger
 
@@ -91,7 +91,7 @@ def _refusal(conn: _Unambiguous) -> bytes:
     return b"".join(conn.send(event) or b"" for event in (head, data, h11.EndOfMessage()))
 
 
-def let_go(app: App) -> App:
+def ends_with_client(app: App) -> App:
     """An ASGI layer that turns a client's hang-up within its request into one log line: it is no application error."""
 
     async def layer(scope: Message, receive: Receive, send: Send) -> None:

@@ -27,7 +27,7 @@ from standfast.ops.observe.reads import (
     live_part,
     read,
 )
-from standfast.ops.shared.reasons import NotActive, NotAssigned, NotFound
+from standfast.ops.shared.error_codes import NotActive, NotAssigned, NotFound
 from standfast.ops.shared.text import parse_key_format
 from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.specs import StoreSpec

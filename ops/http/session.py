@@ -38,9 +38,9 @@ from standfast.ops.observe.health import Facts, Health, of_session, startup
 from standfast.ops.observe.metrics import SessionMetrics
 from standfast.ops.observe.status import not_ready_reasons, status_document
 from standfast.ops.page.page import OpsPage
+from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.in_thread import in_thread
 from standfast.ops.shared.loopback import is_loopback
-from standfast.ops.shared.reasons import BAD_REQUEST, ERROR_SCHEMA
 from standfast.store.errors import StandfastError
 from standfast.stream.session.session import Session
 

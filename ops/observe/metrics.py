@@ -22,15 +22,15 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from standfast._version import __version__
-from standfast.ops.observe.metrics_doors import (
-    DataDoor,
+from standfast.ops.observe.metrics_list import METRICS, Metric
+from standfast.ops.observe.metrics_servers import (
     HttpNumbers,
     LoopLag,
+    RespNumbers,
     VerifyNumbers,
-    data_door_samples,
-    http_door_samples,
+    http_server_samples,
+    resp_server_samples,
 )
-from standfast.ops.observe.metrics_list import METRICS, Metric
 from standfast.ops.observe.metrics_values import Buckets, Labels, Sample, Value, buckets, session_samples
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
@@ -107,8 +107,8 @@ class SidecarReading:
 
     statistics: SessionStatistics
     ready: bool
-    data_door: DataDoor | None = None
-    http_door: HttpNumbers | None = None
+    resp_server: RespNumbers | None = None
+    http_server: HttpNumbers | None = None
     loop_lag: LoopLag | None = None
     verify: VerifyNumbers | None = None
 
@@ -124,10 +124,10 @@ class SidecarMetrics(Metrics):
 def sidecar_samples(reading: SidecarReading) -> Iterator[Sample]:
     """(short name, label values, value) of all of a sidecar's metrics."""
     yield from session_samples(replace(reading.statistics, ready=reading.ready))
-    if reading.data_door is not None:
-        yield from data_door_samples(reading.data_door)
-    if reading.http_door is not None:
-        yield from http_door_samples(reading.http_door)
+    if reading.resp_server is not None:
+        yield from resp_server_samples(reading.resp_server)
+    if reading.http_server is not None:
+        yield from http_server_samples(reading.http_server)
     if reading.loop_lag is not None:
         yield "loop_lag_seconds", (), buckets(reading.loop_lag.seconds)
     if reading.verify is not None:

@@ -27,11 +27,11 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
-from standfast.store.task.cut import (
+from standfast.store.task.commit_record import (
     CUT_KEY,
     INGESTING_KEY,
     STORES_KEY,
-    Cut,
+    CommitRecord,
     StoreTimes,
     decode_ingesting,
     decode_record,
@@ -94,7 +94,7 @@ class OfflineStores:
         self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
         self.task = task
         self.engine = engine
-        self.cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
+        self.cut = CommitRecord.decode(raw_cut, where) if raw_cut is not None else CommitRecord()
         self.definitions: dict[str, Any] = decode_record(raw_stores, where) if raw_stores is not None else {}
 
     def part(self, name: str) -> Part:

@@ -3,7 +3,7 @@
     status document (+ a sidecar's additions) ──> restores, tasks, standbys, stores, changelogs
 
     A sidecar may add: sidecar {draining, ...}, version, health {degraded: [..]}, disk {free_bytes, total_bytes,
-    floor_bytes}, doors [{door, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
+    floor_bytes}, servers [{server, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
     [{task, kind, next_ms, missed}], config {name: value}: see `ops/sidecar/page_status.py`. Absent fields are not
     shown.
 

@@ -9,7 +9,7 @@
         (Corruption, StateLost)             71  too little space on disk (DiskFull)
                                             74  whether a write happened is not known (CommitUnknown)
 
-Rules of this file: numbers only; `reasons.py` says which error has which.
+Rules of this file: numbers only; `error_codes.py` says which error has which.
 """
 
 # From 64 on as in BSD's sysexits.h: a supervisor starts an outage (69) again, and not a wrong configuration (78).

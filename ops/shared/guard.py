@@ -3,7 +3,7 @@
 An error is one line `error: what` on stderr (for BadConfig one line per problem). With --json stdout always holds one
 document: the result, or {"schema": "standfast.error/1", "error", "message", "problems", "exit_code"}.
 
-Rules of this file: `guard` is the outermost frame of every command; codes are those of `reasons.py`.
+Rules of this file: `guard` is the outermost frame of every command; codes are those of `error_codes.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from standfast.ops.shared.error_codes import ERROR_SCHEMA, exit_code
 from standfast.ops.shared.exit_codes import INTERRUPTED
-from standfast.ops.shared.reasons import ERROR_SCHEMA, exit_code
 from standfast.store.errors import BadConfig, StandfastError
 
 

@@ -57,7 +57,7 @@ def remove_run_file(state_path: Path, info: RunInfo) -> None:
 
 def read_run_file(state_path: Path) -> RunInfo:
     """The instance on this state directory. Raises Unavailable if none runs there, or one without an HTTP server."""
-    owner = doorless_owner(state_path)
+    owner = owner_without_server(state_path)
     if owner is not None:
         raise Unavailable(
             f"process {owner} runs on {state_path} without an HTTP server: give its App or Session http_port=, or open "
@@ -68,8 +68,8 @@ def read_run_file(state_path: Path) -> RunInfo:
         info = _parse(state_path / RUN_FILE)
     except FileNotFoundError:
         raise Unavailable(
-            f"no instance runs on {state_path} (it has no {RUN_FILE}): start one with its HTTP door open, or read the "
-            "files with --offline"
+            f"no instance runs on {state_path} (it has no {RUN_FILE}): start one with its HTTP server open, or read "
+            "the files with --offline"
         ) from None
     if not pid_alive(info.pid):
         raise Unavailable(
@@ -90,7 +90,7 @@ def owner_pid(state_path: Path) -> int | None:
     return pid if pid is not None and pid_alive(pid) else None
 
 
-def doorless_owner(state_path: Path) -> int | None:
+def owner_without_server(state_path: Path) -> int | None:
     """The live owner of the state directory that has no HTTP server; None if it has one, or no process runs."""
     try:
         if pid_alive(_parse(state_path / RUN_FILE).pid):

@@ -16,7 +16,7 @@ from typing import Any
 from standfast._version import __version__
 from standfast.ops.config.config import Loaded
 from standfast.ops.config.show import DEFAULT, rows
-from standfast.ops.observe.metrics_doors import DataDoor, HttpNumbers
+from standfast.ops.observe.metrics_servers import HttpNumbers, RespNumbers
 from standfast.ops.observe.status import histogram_document
 from standfast.ops.page.model import percentile
 from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
@@ -34,8 +34,8 @@ def page_status(
     disk_floor_bytes: int = 0,
     audit: Audit | None = None,
     loaded: Loaded | None = None,
-    data_door: DataDoor | None = None,
-    http_door: HttpNumbers | None = None,
+    resp_server: RespNumbers | None = None,
+    http_server: HttpNumbers | None = None,
     schedules: Iterable[Json] = (),
 ) -> Json:
     """The document for the page. `schedules`: task, kind, next_ms (wall time) and missed of each punctuator."""
@@ -43,7 +43,7 @@ def page_status(
         **status,
         "version": __version__,
         "disk": status.get("disk") or _disk(state_path, disk_floor_bytes),
-        "doors": [*_data_door(data_door), *_http_door(http_door)],
+        "doors": [*_resp_server(resp_server), *_http_server(http_server)],
         "events": [] if audit is None else [event.document() for event in audit.recent()],
         "schedules": list(schedules),
         "config": {} if loaded is None else _settings(loaded),
@@ -66,12 +66,12 @@ def _settings(loaded: Loaded) -> dict[str, Any]:
     return {name: value for name, value, origin in rows(loaded) if origin != DEFAULT}
 
 
-def _data_door(door: DataDoor | None) -> list[Json]:
-    if door is None:
+def _resp_server(server: RespNumbers | None) -> list[Json]:
+    if server is None:
         return []
-    refused = sum(door.refusals.values())
+    refused = sum(server.refusals.values())
     calls = Histogram(CALL_BUCKETS_S)
-    for seconds in door.call_seconds.values():
+    for seconds in server.call_seconds.values():
         if seconds.bounds == calls.bounds:
             calls.add(seconds)
     slowest: list[tuple[str, Any]] = (
@@ -79,25 +79,25 @@ def _data_door(door: DataDoor | None) -> list[Json]:
     )
     told = (
         *slowest,
-        ("connections", door.sessions),
-        ("of them bound to a partition", door.bound),
-        ("commits under way", door.committing),
-        ("commands", sum(door.calls.values())),
+        ("connections", server.sessions),
+        ("of them bound to a partition", server.bound),
+        ("commits under way", server.committing),
+        ("commands", sum(server.calls.values())),
         ("refusals", refused),
-        ("connections turned away", door.refused_connections),
-        ("connections cut off", sum(door.cut_off.values())),
+        ("connections turned away", server.refused_connections),
+        ("connections cut off", sum(server.cut_off.values())),
     )
     return [{"door": "RESP", "what": what, "value": value} for what, value in told]
 
 
-def _http_door(door: HttpNumbers | None) -> list[Json]:
-    if door is None:
+def _http_server(server: HttpNumbers | None) -> list[Json]:
+    if server is None:
         return []
-    bad = sum(count for (_, code), count in door.requests.items() if code >= "500")
+    bad = sum(count for (_, code), count in server.requests.items() if code >= "500")
     told = (
-        ("requests", sum(door.requests.values())),
-        ("under way", door.inflight),
-        ("streams of events", door.streams),
+        ("requests", sum(server.requests.values())),
+        ("under way", server.inflight),
+        ("streams of events", server.streams),
         ("answers 5xx", bad),
     )
     return [{"door": "HTTP", "what": what, "value": value} for what, value in told]

@@ -32,7 +32,7 @@ from standfast.ops.config.rules import socket_problem
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import live, ready
 from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
-from standfast.ops.observe.metrics_doors import HttpNumbers, LoopLag
+from standfast.ops.observe.metrics_servers import HttpNumbers, LoopLag
 from standfast.ops.observe.status_merge import added
 from standfast.ops.page.page import OpsPage
 from standfast.ops.page.peek import Looked, look
@@ -48,8 +48,8 @@ from standfast.ops.sidecar.page_status import page_status
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.ops.sidecar.security.http_guard import is_admin
 from standfast.ops.sidecar.security.tokens import Tokens
-from standfast.ops.sidecar.serve_http import HttpDoor, application
-from standfast.ops.sidecar.serve_resp import open_resp_door
+from standfast.ops.sidecar.serve_http import SidecarHttp, application
+from standfast.ops.sidecar.serve_resp import open_resp_server
 from standfast.ops.sidecar.systemd import Notifier
 from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
 from standfast.store.clock import Clock, SystemClock
@@ -146,7 +146,7 @@ class Sidecar:
         self._beat_ms = clock.monotonic_ms()
         self._numbers = HttpNumbers()
         self._lag = LoopLag()
-        self._door: EngineStatistics | None = None  # as of the last beat or scrape
+        self._server: EngineStatistics | None = None  # as of the last beat or scrape
         self._metrics = SidecarMetrics(self._reading, clock, state.path)
         self._closing: list[Callable[[], None]] = []  # ends of the page's streams, called before the servers close
         self._resp_path = str(run.path / config.serve.socket)
@@ -164,11 +164,11 @@ class Sidecar:
         page = OpsPage(self._page_status, self._clock, peek=peek, acts=is_admin) if self._config.http.page else None
         more = [] if page is None else page.routes
         app = application(routes, more, allow_quit=self._config.http.allow_quit)
-        self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)
+        self._http = SidecarHttp(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)
         if page is not None:
             self._closing.append(page.close)
         plane.start()
-        self._resp = await open_resp_door(plane.engine, self._config, self._tokens, self._audit, self._run.path)
+        self._resp = await open_resp_server(plane.engine, self._config, self._tokens, self._audit, self._run.path)
         self._run.made(self._config.serve.socket)
         # Both sockets are open before INFO.json names them, so that a client that finds the file can connect.
         await self._http.start(http_socket)
@@ -204,7 +204,7 @@ class Sidecar:
             await asyncio.sleep(BEAT_S)
 
     def _tell_well(self) -> None:
-        self._door = self.plane.engine.statistics()
+        self._server = self.plane.engine.statistics()
         # This call runs on the loop, so the loop is alive.
         facts = self.answers.facts(loop_age_ms=0)
         fields: dict[str, str | int] = {"STATUS": ready(facts).text(verbose=False)}
@@ -213,12 +213,12 @@ class Sidecar:
         self._notify.tell(**fields)
 
     async def _scrape(self) -> bytes:
-        self._door = self.plane.engine.statistics()  # on the loop, whose numbers they are
+        self._server = self.plane.engine.statistics()  # on the loop, whose numbers they are
         return await asyncio.to_thread(self._metrics.exposition)
 
     def _reading(self) -> SidecarReading:
         plane = self.plane
-        numbers = (self._door, self._numbers, self._lag, self.answers.verified)
+        numbers = (self._server, self._numbers, self._lag, self.answers.verified)
         statistics = plane.session.statistics()
         counters = added([statistics.counters, plane.timers.counters])
         return SidecarReading(replace(statistics, counters=counters), plane.ready, *numbers)
@@ -230,8 +230,8 @@ class Sidecar:
             disk_floor_bytes=self._config.state.disk_floor_bytes,
             audit=self._audit,
             loaded=self._loaded,
-            data_door=self._door,
-            http_door=self._numbers,
+            resp_server=self._server,
+            http_server=self._numbers,
             schedules=self.plane.timers.shown(),
         )
 

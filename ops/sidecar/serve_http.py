@@ -25,7 +25,7 @@ from standfast.ops.config.types import Config
 from standfast.ops.http.application import HEALTH, HttpServer, answering, bounded, named
 from standfast.ops.http.application import application as of_instance
 from standfast.ops.http.protocol import timed
-from standfast.ops.observe.metrics_doors import HttpNumbers, counted
+from standfast.ops.observe.metrics_servers import HttpNumbers, counted
 from standfast.ops.sidecar.control.routes import CALLS, Call, ControlRoutes
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.ops.sidecar.security.http_guard import Guard, GuardRules
@@ -51,7 +51,7 @@ def application(routes: ControlRoutes, more: Iterable[Route] = (), *, allow_quit
     return of_instance(routes, [*map(control, calls), *more])
 
 
-class HttpDoor:
+class SidecarHttp:
     """The sidecar's HTTP server, from start to close."""
 
     def __init__(

@@ -15,17 +15,17 @@ from pathlib import Path
 from standfast.ops.config.types import Config
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.resp.connection import Authenticate, CallLimits
-from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
+from standfast.ops.sidecar.resp.server import RespLimits, RespServer
 from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.ops.sidecar.security.tokens import Role, Tokens
 from standfast.store.errors import BadConfig
 
 
-async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: Audit, run_dir: Path) -> RespDoor:
+async def open_resp_server(engine: Engine, config: Config, tokens: Tokens, audit: Audit, run_dir: Path) -> RespServer:
     """Listen in the run directory. Raises BadConfig, InvalidRequest."""
     limits = config.limits
-    door = RespDoor(
+    server = RespServer(
         engine,
         asyncio.get_running_loop(),
         limits=RespLimits(
@@ -47,7 +47,7 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
     group = config.serve.group
     path = run_dir / config.serve.socket
     # The mode is set at the bind: a socket that is closed later could be opened in between.
-    await door.open(path, 0o600 if group is None else 0o660)
+    await server.open(path, 0o600 if group is None else 0o660)
     if group is not None:
         try:
             shutil.chown(path, group=group)
@@ -55,9 +55,9 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             run_dir.chmod(0o710)
             shutil.chown(run_dir, group=group)
         except (LookupError, PermissionError) as error:
-            await door.close()
+            await server.close()
             raise BadConfig([f"serve.group: {group!r}: {error}: name a group that this user is in"]) from error
-    return door
+    return server
 
 
 def uids_let_in(config: Config) -> frozenset[int] | None:

@@ -69,9 +69,9 @@ class LogLock:
         finally:
             # A signal handler may raise after any call, in here as well: then the second call does the rest.
             try:
-                self._let_go()
+                self._release()
             finally:
-                self._let_go()
+                self._release()
 
     def close(self) -> None:
         """Close the lock's file. Twice is fine."""
@@ -79,7 +79,7 @@ class LogLock:
         if fd >= 0:
             os.close(fd)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Release the lock, the place in the queue and the turn, if this thread has them; each step may be repeated."""
         if not self._turn._is_owned():
             return

@@ -25,9 +25,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.checks import check_commit, check_join
-from standfast.replication.kafka.board import KNOWN_MS, Board
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
+from standfast.replication.kafka.members_topic import KNOWN_MS, Board
 from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs

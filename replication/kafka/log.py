@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from standfast.replication.checks import check_text
 from standfast.replication.kafka.address import KafkaAddress, parse_kafka_address
 from standfast.replication.kafka.admin import KafkaAdmin
-from standfast.replication.kafka.board import Board
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.group import KafkaGroup
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
+from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.kafka.records import LEAST_TIMESTAMP_MS
 from standfast.replication.kafka.writer import Fence, KafkaWriter

@@ -86,7 +86,7 @@ class KafkaReader:
         """Unassign these partitions; no error for one that is not assigned."""
         gone = [self._slots.pop(source) for source in dict.fromkeys(partitions) if source in self._slots]
         if gone:
-            self._let_go(gone)
+            self._release(gone)
             wanted = [KafkaPartition(*slot.source) for slot in gone]
             self._cluster.run("unassigning", lambda: self._consumer().incremental_unassign(wanted))
 
@@ -106,7 +106,7 @@ class KafkaReader:
             slot.paused = False
             slot.late = False
             slot.heard_ms = self._clock.monotonic_ms()  # the silence of a pause must not count as stuck
-            self._let_go([slot])
+            self._release([slot])
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Begin and last stable offset of each partition now."""
@@ -146,7 +146,7 @@ class KafkaReader:
         while True:
             self._pull(max_records)
             now_ms = self._clock.monotonic_ms()
-            self._look_after(now_ms)
+            self._monitor(now_ms)
             waited_ms = now_ms - began_ms
             silent = [slot for slot in self._slots.values() if not (slot.answered or slot.paused or slot.late)]
             if not silent or waited_ms >= PATIENCE_MS:
@@ -335,7 +335,7 @@ class KafkaReader:
 
     # -- looking after ------------------------------------------------------------------------------------------------
 
-    def _look_after(self, now_ms: int) -> None:
+    def _monitor(self, now_ms: int) -> None:
         """Raise a partition's error; ask for topics' ids, and for the bounds of partitions that stay silent."""
         self._check_topics(now_ms)
         for slot in self._slots.values():
@@ -455,7 +455,7 @@ class KafkaReader:
     def _restart(self, slot: ReaderSlot, offset: int, *, keep: bool = False) -> None:
         """Go on reading at an offset; `keep` the records buffered before it."""
         client = self._consumer()
-        self._let_go([slot])
+        self._release([slot])
         client.incremental_unassign([KafkaPartition(*slot.source)])
         client.incremental_assign([KafkaPartition(*slot.source, offset)])
         now_ms = self._clock.monotonic_ms()
@@ -465,7 +465,7 @@ class KafkaReader:
         slot.error = slot.event = None
         slot.start(offset, now_ms)
 
-    def _let_go(self, slots: Iterable[ReaderSlot]) -> None:
+    def _release(self, slots: Iterable[ReaderSlot]) -> None:
         """Undo the client's pause, which would last beyond the next assignment."""
         for slot in slots:
             if slot.held:

@@ -21,11 +21,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from standfast.replication.checks import check_commit
-from standfast.replication.kafka.board import Board
 from standfast.replication.kafka.cluster import RETRY_MS, Cluster
 from standfast.replication.kafka.errors import FENCED, VAGUE, error_of
 from standfast.replication.kafka.group import commit_needs, kafka_offsets, member_metadata
 from standfast.replication.kafka.members import Owner
+from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.records import checked
 from standfast.replication.log import Batches, GroupCommit, WriterClaim
 from standfast.replication.offsets import TopicPartition

@@ -72,7 +72,7 @@ class LeaseProcess:
         if words[TRIES] != self._tries:
             self._tries, self._tried_ms = words[TRIES], now_ms
         # After reading the words: this thread may have waited for the interpreter much longer than SILENT_MS.
-        self._look_after(now_ms)
+        self._monitor(now_ms)
         well = words[STALLED] == 1 or (self._renewed_ms > 0 and now_ms - self._renewed_ms <= within_ms)
         return self._process is not None and well
 
@@ -97,7 +97,7 @@ class LeaseProcess:
             process.wait()
         process.stdout.close()
 
-    def _look_after(self, now_ms: int) -> None:
+    def _monitor(self, now_ms: int) -> None:
         process = self._process
         if process is None:
             if now_ms >= self._start_ms:

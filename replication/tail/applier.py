@@ -20,7 +20,7 @@ from standfast.replication.source_records import as_logged
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost
 from standfast.store.log import logger
-from standfast.store.task.cut import Cut, Position, StoreTimes
+from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores
 
 # Rows of a task that make a batch. Measured: 10,000 restore a tenth faster than 5,000 (they are sorted), 50,000 slower
@@ -185,7 +185,7 @@ class ChangelogApplier:
                 positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
 
-    def _cut_at(self, moved: Mapping[str, int]) -> Cut:
+    def _cut_at(self, moved: Mapping[str, int]) -> CommitRecord:
         """The cut with these stores' positions moved."""
         now_ms = self._clock.wall_ms()
         tags = self.epoch_tags({self.changelogs[name]: offset for name, offset in moved.items()})

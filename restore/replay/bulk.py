@@ -35,7 +35,7 @@ from standfast.store.clock import measured_ns
 from standfast.store.errors import StandfastError, StateLost, Unavailable
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.state_dir import BULK_FOLDER
 
 ATTEMPTS_MAX = 3

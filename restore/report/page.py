@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from standfast.restore.judgement import verdict_text
 from standfast.restore.report.text import moment_text, side_text, size_text, skipped_text
+from standfast.restore.verdict import verdict_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment

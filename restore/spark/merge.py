@@ -26,9 +26,9 @@ import pyarrow as pa
 from standfast.restore.compare import Outcome, Tally, merged, named
 from standfast.restore.digest import LogicalRow
 from standfast.restore.fold import versions_of
-from standfast.restore.judgement import LogFacts
 from standfast.restore.spark.batches import Facts, key_times, numbers
 from standfast.restore.spark.rows import HASH, differ, digest_of, joined, timestamp_bytes
+from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.store_rows import (
     Selection,
     hiding,

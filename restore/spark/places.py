@@ -46,11 +46,11 @@ from standfast.restore.verify.at_rest import (
     store_of,
     view,
 )
-from standfast.restore.verify.take_in import link_files
+from standfast.restore.verify.import_tasks import link_files
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.cut import CUT_KEY, Cut, Position, StoreTimes
+from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
 from standfast.store.task.definitions_file import STORES_FILE, parse
 from standfast.store.task.state_dir import MARKER
 from standfast.store.types.kinds import definition_spec
@@ -254,7 +254,7 @@ def _at_once(place: Place) -> dict[str, Described] | None:
 def _of_database(place: Place, note: str) -> dict[str, Described]:
     with open_database(place, None) as engine:
         raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        cut = Cut.decode(raw, str(place)) if raw is not None else Cut()
+        cut = CommitRecord.decode(raw, str(place)) if raw is not None else CommitRecord()
         return {
             name: Described(definition, cut.positions.get(name), cut.stores.get(name, StoreTimes()), note=note)
             for name, definition in definitions_of(engine, str(place)).items()

@@ -42,14 +42,14 @@ from standfast.restore.spark.session import parallelism
 from standfast.restore.spark.source import SourceName
 from standfast.restore.spark.split_survey import plan_splits
 from standfast.restore.verify.at_rest import MEMORY_BYTES, view
+from standfast.restore.verify.import_tasks import link_files
 from standfast.restore.verify.preflight import Preflight
 from standfast.restore.verify.store_rows import rows_in_order
-from standfast.restore.verify.take_in import link_files
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.state_dir import written_name
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from standfast.restore.spark.pipeline import StoreJob
 from standfast.restore.spark.places import Described, Place, contradiction, read_database
 from standfast.restore.spark.verify import StoredAt, StorePlan, plan_verify
 from standfast.store.errors import InternalError, InvalidRequest
-from standfast.store.task.cut import Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

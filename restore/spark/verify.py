@@ -7,7 +7,7 @@
 The list of tasks drives the job, not the records: a partition whose log is empty is compared like the others, or its
 extra rows would go unseen.
 
-Rules of this file: plans, runs and adds up; `standfast.restore.judgement` gives a difference its meaning, as in the
+Rules of this file: plans, runs and adds up; `standfast.restore.verdict` gives a difference its meaning, as in the
 verify of one process. It reads only.
 """
 
@@ -23,7 +23,6 @@ from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.compare import DIFFERENCES_MAX, VALUE_MAX_BYTES, Found, Outcome
 from standfast.restore.digest import digest_rows
-from standfast.restore.judgement import LogFacts, Verdict, deletes_expired
 from standfast.restore.spark.batches import Facts, StoreShape, numbers
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, run_partitions
 from standfast.restore.spark.merge import FOUND_BYTES, FOUND_MAX, Settings, merge_partition
@@ -41,13 +40,14 @@ from standfast.restore.spark.verify_rows import (
     load_summary,
     summary_batch,
 )
+from standfast.restore.verdict import LogFacts, Verdict, deletes_expired
 from standfast.restore.verify.preflight import Preflight, average_bytes
 from standfast.restore.verify.store_rows import SAMPLE_BITS, rows_in_order
 from standfast.restore.verify.verify import ATTEMPTS, StoreVerdict, concluded, inconclusive, mismatch
 from standfast.store import serde as serdes
 from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.types.kinds import definition_spec
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from standfast.restore.compare import Found, Outcome, RowSide
 from standfast.restore.digest import Digest
-from standfast.restore.judgement import RowVerdict
 from standfast.restore.spark.batches import Facts, ddl
+from standfast.restore.verdict import RowVerdict
 
 FOUND_ROWS = 1_000  # differences in one batch
 SIDES = ("log", "store")

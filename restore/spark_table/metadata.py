@@ -27,7 +27,7 @@ from standfast.restore.verify.at_rest import definitions_of
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.rocks.engine import RocksEngine
-from standfast.store.task.cut import CUT_KEY, Cut, Position, StoreTimes
+from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
 from standfast.store.types.segments import parse_family
 
 COLUMNS = {
@@ -99,7 +99,7 @@ def _of_task(place: Place) -> Iterator[dict[str, Any]]:
     # Rows of no store are needed, so that little is fetched from object storage.
     with open_database(place, None) as engine:
         raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        cut = Cut.decode(raw, str(place)) if raw is not None else Cut()
+        cut = CommitRecord.decode(raw, str(place)) if raw is not None else CommitRecord()
         for name, definition in sorted(definitions_of(engine, str(place)).items()):
             times = cut.stores.get(name, StoreTimes())
             sizes = _sizes(engine, name)

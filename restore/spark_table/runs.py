@@ -29,12 +29,12 @@ from standfast.restore.replay.run_builder import ROW_OVERHEAD_BYTES, RunBuilder
 from standfast.restore.spark_table.columns import shown
 from standfast.restore.spark_table.encode import Encoded
 from standfast.restore.verify.at_rest import MEMORY_BYTES, view
-from standfast.restore.verify.take_in import link_files
+from standfast.restore.verify.import_tasks import link_files
 from standfast.store.errors import InvalidRequest
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import write_sorted
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 from standfast.store.types.versioned import replay_key
 
 BUDGET_BYTES_MIN = 1 << 20

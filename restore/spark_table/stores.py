@@ -27,7 +27,7 @@ from standfast.restore.verify.at_rest import StoreAtRest
 from standfast.store.engine import DEFAULT_FAMILY, Row
 from standfast.store.errors import BadConfig, InternalError, NotReady
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import INGESTING_KEY, decode_ingesting
+from standfast.store.task.commit_record import INGESTING_KEY, decode_ingesting
 from standfast.store.traits import KeyTimes
 from standfast.store.types.keyvalue import after_prefix
 from standfast.store.types.kinds import definition_spec

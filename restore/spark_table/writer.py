@@ -45,7 +45,7 @@ from standfast.store.errors import BadConfig, InvalidRequest, UnknownStore
 from standfast.store.names import check_name
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import rocksdict_version
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 
 MEMORY_MB_DEFAULT = 256
 EXAMPLE = '.option("app", "board").option("storeName", "totals").option("partitionCount", 4)'

@@ -21,7 +21,7 @@ from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import CUT_KEY, STORES_KEY, Cut, Position, StoreTimes, decode_record
+from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord, Position, StoreTimes, decode_record
 from standfast.store.task.state_dir import MARKER
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
@@ -75,7 +75,7 @@ def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
         known = ", ".join(sorted(definitions)) or "none"
         raise UnknownStore(f"{where} has no store {name!r}: it has {known}")
     raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-    cut = Cut.decode(raw, where) if raw is not None else Cut()
+    cut = CommitRecord.decode(raw, where) if raw is not None else CommitRecord()
     times = cut.stores.get(name, StoreTimes())
     spec = definition_spec(name, definitions[name])
     return StoreAtRest(view(engine, spec, times), definitions[name], cut.positions.get(name), times)

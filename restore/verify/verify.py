@@ -1,7 +1,7 @@
 """Verify: the stores of a task are compared with their changelogs, folded to the positions of the stores.
 
     store rows ──────────────────────────┐
-                                         ├─ Tally ──> StoreVerdict     verdicts: `standfast.restore.judgement`
+                                         ├─ Tally ──> StoreVerdict     verdicts: `standfast.restore.verdict`
     changelog ── fold to the position ───┘
 
     A store that is read from a source topic is compared with the records that its puts would have logged: see
@@ -24,12 +24,12 @@ from standfast.replication.source_records import as_logged
 from standfast.restore.compare import DIFFERENCES_MAX, Found, Outcome, Tally, named
 from standfast.restore.digest import Digest, LogicalRow
 from standfast.restore.fold import Fold, fold_for
-from standfast.restore.judgement import REASONS, LogFacts, Verdict, conclude, deletes_expired
 from standfast.restore.spans import fetch_span
+from standfast.restore.verdict import REASONS, LogFacts, Verdict, conclude, deletes_expired
 from standfast.restore.verify.store_rows import rows_in_order
 from standfast.store.errors import StateLost, UnknownStore
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import Position
+from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import AnyStore, TaskStores
 
 FETCH_RECORDS = 5_000

@@ -39,7 +39,7 @@ from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refus
 from standfast.store.rocks.scan import RocksScan
 from standfast.store.rocks.seal import Sealer, check_seal
 from standfast.store.rocks.sst import ingest, table_options
-from standfast.store.tracebacks import is_foreign, let_go
+from standfast.store.tracebacks import clear_frames, is_foreign
 
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
@@ -472,7 +472,7 @@ class RocksEngine:
     def _error(self, error: Exception, family: str, action: str) -> StandfastError:
         """Our error for one of the binding's; works out afterwards whether the engine or the family was at fault."""
         # A caller that keeps the error keeps its traceback, whose frames would keep handles, and so the LOCK.
-        let_go(error)
+        clear_frames(error)
         if is_foreign(error):
             raise error
         if self._closed:

@@ -25,7 +25,7 @@ from standfast.store.rocks.files import copy_closed
 from standfast.store.rocks.seal import manifest_fault
 from standfast.store.rocks.wal import cut_off, wal_damage, wal_files
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record
+from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord, StoreTimes, decode_record
 from standfast.store.task.task_stores import TaskStores, Unwritten
 from standfast.store.types.segments import store_of_family
 from standfast.store.types.versioned import versions_in
@@ -62,11 +62,11 @@ class Remains:
         logged = {name for name, definition in kept.items() if definition.get("logging", True)}
         return sorted(name for name in stores - logged if self.has_rows(name))
 
-    def cut(self, where: str) -> Cut | None:
+    def cut(self, where: str) -> CommitRecord | None:
         """The task's record; None if it is unreadable."""
         try:
             raw = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
-            return None if raw is None else Cut.decode(raw, where)
+            return None if raw is None else CommitRecord.decode(raw, where)
         except Corruption:
             return None
 

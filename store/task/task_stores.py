@@ -32,11 +32,11 @@ from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import StoreSpec, definition_changes
 from standfast.store.task import definitions_file
-from standfast.store.task.cut import (
+from standfast.store.task.commit_record import (
     CUT_KEY,
     INGESTING_KEY,
     STORES_KEY,
-    Cut,
+    CommitRecord,
     StoreTimes,
     decode_ingesting,
     decode_record,
@@ -158,7 +158,7 @@ class TaskStores:
         self._views.add(view.rows)
         return view
 
-    def commit(self, cut: Cut) -> None:
+    def commit(self, cut: CommitRecord) -> None:
         """Write buffered rows together with `cut`, then clear the buffer and drop expired segments."""
         self._check_usable()
         # Before the write, so that rows of a segment that is about to go make no family for it.
@@ -213,7 +213,7 @@ class TaskStores:
             self._set_times(self._staged_before)
         self._staged, self._staged_before = {}, None
 
-    def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: Cut) -> int:
+    def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: CommitRecord) -> int:
         """Write the staged rows and those of these changelog records, together with `cut`; returns their number."""
         self._check_usable()
         for name, batch in records.items():
@@ -228,7 +228,7 @@ class TaskStores:
         self._drop(expired)
         return sum(map(len, rows.values()))
 
-    def ingest(self, name: str, files: Sequence[tuple[str, Path]], times: StoreTimes, cut: Cut) -> None:
+    def ingest(self, name: str, files: Sequence[tuple[str, Path]], times: StoreTimes, cut: CommitRecord) -> None:
         """Ingest sorted files (family, path) into a store in this order, then write `cut`.
 
         `times` are the store's after their last record. Files of an expired segment stay where they are. After a crash
@@ -419,13 +419,13 @@ class TaskStores:
         for name in absent:
             self._engine_of(name).create_family(name)
 
-    def _load(self) -> Cut:
+    def _load(self) -> CommitRecord:
         where = str(self.directory)
         # Any damage of the record is reported for the default family, which no restore of a store can mend.
         try:
             raw_cut = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
             raw_stores = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
-            cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
+            cut = CommitRecord.decode(raw_cut, where) if raw_cut is not None else CommitRecord()
             self._stored = stored = decode_record(raw_stores, where) if raw_stores is not None else {}
             marked = decode_ingesting(self.engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
             if cut.task not in ("", self.task):
@@ -489,7 +489,9 @@ class TaskStores:
         spec = self.specs[name]
         return spec.definition() | {"engine": spec.engine}
 
-    def _record(self, cut: Cut, definitions: Mapping[str, Any], copying: Mapping[str, str] | None = None) -> None:
+    def _record(
+        self, cut: CommitRecord, definitions: Mapping[str, Any], copying: Mapping[str, str] | None = None
+    ) -> None:
         mark = encode_copying(copying) if copying else None
         record = {
             CUT_KEY: replace(cut, task=self.task).encode(),
@@ -570,7 +572,7 @@ class TaskStores:
     def _engine_of(self, name: str) -> Engine:
         return self.memory if self.specs[name].engine == "memory" else self.engine
 
-    def _write(self, rows: FamilyRows, cut: Cut) -> None:
+    def _write(self, rows: FamilyRows, cut: CommitRecord) -> None:
         cut = replace(cut, stores=self._times())
         kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode()}}
         volatile: FamilyRows = {}

@@ -20,7 +20,7 @@ from typing import Any
 
 from standfast.replication.log import Headers
 from standfast.store.serde import serde_error
-from standfast.stream.dsl.held_updates import HeldUpdates
+from standfast.stream.dsl.suppression import Suppression
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context, Processor
 
@@ -85,10 +85,10 @@ class Aggregation(Processor):
         self.buffer = self.rows.buffer
         spec = self.state.spec
         self.key_serde, self.value_serde = spec.key, spec.value
-        self.held: HeldUpdates | None = None
+        self.held: Suppression | None = None
         # With emission on close the cache does not delay anything: a result is final and is given once.
         if self.rows.caching and self.gives_updates():
-            self.held = HeldUpdates(self.buffer, self._let_go)
+            self.held = Suppression(self.buffer, self._emit)
             context.on_flush(self.held.flush)
 
     def gives_updates(self) -> bool:
@@ -99,7 +99,7 @@ class Aggregation(Processor):
     def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
         """The result for a suppressed row; None if it was created and removed in between."""
 
-    def _let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+    def _emit(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
         result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
         if result is not None:
             self.give(result)

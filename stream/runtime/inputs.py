@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest
-from standfast.store.task.cut import source_key
+from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
 from standfast.stream.record import Record
 from standfast.stream.topology.nodes import SourceNode

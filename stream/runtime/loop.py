@@ -301,7 +301,7 @@ class Loop:
         self._reader.pause(shutting)
         self._shut |= shutting
         if sources:
-            self._take_in_fetched(0)
+            self._process_fetched(0)
         self._clock.sleep_ms(SHUT_WAIT_MS)
 
     def _open_up(self) -> None:
@@ -313,9 +313,9 @@ class Loop:
         # The wait for records must not delay a wall-clock punctuation or a timer.
         wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
         busy = any(running.runner.runnable for running in self._running.values())
-        self._take_in_fetched(0 if busy else max(min(timeout_ms, wall_due_ms), 0))
+        self._process_fetched(0 if busy else max(min(timeout_ms, wall_due_ms), 0))
 
-    def _take_in_fetched(self, wait_ms: int) -> None:
+    def _process_fetched(self, wait_ms: int) -> None:
         try:
             fetched = self._reader.fetch(FETCH_RECORDS_MAX, wait_ms)
         except StateLost as lost:

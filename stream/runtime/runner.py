@@ -41,7 +41,7 @@ from standfast.stream.record import Record
 from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.guard import Guard, can_skip, failing
 from standfast.stream.runtime.inputs import Input
-from standfast.stream.runtime.left_out import LeftOut
+from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.runtime.task_status import InputStatus, TaskStatus
 from standfast.stream.runtime.timers import Timers
 from standfast.stream.session.task import Task
@@ -92,7 +92,7 @@ class TaskRunner:
         self._inside = False  # whether a processor is running
         self._begun = 0  # processors whose init was called
         self._guard = Guard(task, settings.drops)
-        self._left_out = LeftOut(task, self._guard, self.in_hand, settings.partitions_of)
+        self._left_out = Skipped(task, self._guard, self.in_hand, settings.partitions_of)
         self._step_policies = {
             node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
         }

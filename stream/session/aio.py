@@ -118,7 +118,7 @@ class Session:
     listeners = _Same(lambda session: session.listeners)
     log = _Same(lambda session: session.log)
     missing = _Same(lambda session: session.missing)
-    own_loop = _Same(lambda session: session.own_loop)
+    external_consumer = _Same(lambda session: session.external_consumer)
     progress = _Same(lambda session: session.progress)
     read = _Same(lambda session: session.read)
     read_only = _Same(lambda session: session.read_only)
@@ -138,13 +138,13 @@ class Session:
         from standfast.replication.kafka.consumer import drive_async
 
         given = source_partitions("on_assign", partitions)
-        self.own_loop.of_asyncio = True
-        await drive_async(consumer, self.own_loop.assigned(consumer, given))
+        self.external_consumer.of_asyncio = True
+        await drive_async(consumer, self.external_consumer.assigned(consumer, given))
 
     async def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
         """See Session.commit. Neither write to the stores nor poll the consumer until it returns."""
         async with self._commits:
-            loop = self.own_loop
+            loop = self.external_consumer
             if loop.of_asyncio:
                 from standfast.replication.kafka.consumer import drive_async
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement import may_let_go, place_standbys
+from standfast.replication.placement import may_release, place_standbys
 from standfast.replication.takeover import MemberPlan, plans
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import logger
@@ -70,7 +70,7 @@ class GroupFollower:
         for task_id, task in list(instance.tasks.items()):
             surplus = task.role == "standby" and task_id not in mine
             # A surplus standby stays until its successor has caught up, or a failure in between would find none.
-            if surplus and may_let_go(member, task_id, placed, members):
+            if surplus and may_release(member, task_id, placed, members):
                 instance.revoke(task_id)
                 changed = True
         new = sorted(mine - frozenset(instance.tasks) - self.wanted)

@@ -34,7 +34,7 @@ from standfast.store.errors import (
 )
 from standfast.store.log import logger
 from standfast.store.task.task_stores import Unwritten
-from standfast.store.tracebacks import let_go
+from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.groups import all_task_ids
 from standfast.stream.session.membership import Membership
@@ -204,7 +204,7 @@ class Instance:
         promotes = task is not None and task.role == "standby" and task.state not in GONE
         if task is not None and not promotes:
             # The old error's frames keep handles, and one of those keeps the lock of the directory.
-            let_go(task.error)
+            clear_frames(task.error)
             self.readiness.remove(task_id, "reopened")
             self.readiness.forget(task_id)
             task.close()
@@ -256,11 +256,11 @@ class Instance:
                 self.readiness.remove(task_id, "failed")
                 task.fail(error)
                 self._again[task_id] = (RESUME, NOTHING)
-        let_go(error)
+        clear_frames(error)
 
     def _round(self) -> int:
         now_ms = self._clock.monotonic_ms()
-        self._look_after_failed()
+        self._monitor_failed()
         self._try_again(now_ms)
         self._return_to_standby()
         readiness, membership = self.readiness, self.membership
@@ -391,7 +391,7 @@ class Instance:
         except Corruption as damage:  # the next round handles it
             task.fail(damage)
 
-    def _look_after_failed(self) -> None:
+    def _monitor_failed(self) -> None:
         self._look_for_fenced(self.tasks.keys())
         for task_id, task in list(self.tasks.items()):
             if task.stores.damaged is not None and task.state not in GONE:

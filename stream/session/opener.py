@@ -47,7 +47,7 @@ from standfast.store.errors import BadConfig, Corruption, StandfastError, StateL
 from standfast.store.log import logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import RowLimits
-from standfast.store.task.cut import Position
+from standfast.store.task.commit_record import Position
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores, Unwritten
 from standfast.stream.session.groups import TaskGroup

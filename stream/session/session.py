@@ -1,4 +1,4 @@
-"""The session: durable state under the application's own loop.
+"""The session: durable state under the application's external consumer.
 
     session = Session(app=..., log=..., state_dir=..., stores=[...])
     session.assign(active=[0, 1], standby=[2, 3]); session.wait_ready(30)
@@ -46,6 +46,7 @@ from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
 from standfast.stream.http_port import HttpPort
+from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
 from standfast.stream.session.figures import Figures
 from standfast.stream.session.groups import TaskGroup, all_specs
 from standfast.stream.session.instance import Instance
@@ -53,7 +54,6 @@ from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.log_care import run_care
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.opener import TaskOpener
-from standfast.stream.session.own_loop import Given, Host, OwnLoop
 from standfast.stream.session.readiness import Readiness
 from standfast.stream.session.session_tasks import (
     ReadView,
@@ -175,7 +175,7 @@ class Session(Closing):
             if leased:
                 self._keeper.begin(self._instance.membership, app, self._lease_group)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
-            self.own_loop = OwnLoop(Host(app, self.log.address, self.clock, self._group, *tasks))
+            self.external_consumer = ExternalConsumer(Host(app, self.log.address, self.clock, self._group, *tasks))
             # From here on `close` releases everything that the steps of `_undo_open` did, and the log too.
             undo.pop_all()
             undo.callback(self.close)
@@ -304,11 +304,11 @@ class Session(Closing):
 
     def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """For `consumer.subscribe(on_assign=...)`: active at once, paused until `commit` finds the gate open."""
-        self.own_loop.on_assign(consumer, source_partitions("on_assign", partitions))
+        self.external_consumer.on_assign(consumer, source_partitions("on_assign", partitions))
 
     def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """For `consumer.subscribe(on_revoke=...)`: gives these partitions up; uncommitted changes are discarded."""
-        self.own_loop.on_revoke(source_partitions("on_revoke", partitions))
+        self.external_consumer.on_revoke(source_partitions("on_revoke", partitions))
 
     def on_lost(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """For `consumer.subscribe(on_lost=...)`: the same as `on_revoke`, since neither commits anything."""
@@ -319,7 +319,7 @@ class Session(Closing):
 
         Raises BadConfig with every problem, such as enable.auto.commit.
         """
-        return self.own_loop.settings(self.log.address, given or {})
+        return self.external_consumer.settings(self.log.address, given or {})
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Block until the restore gate is open; NotReady names the missing tasks and their progress.
@@ -368,11 +368,11 @@ class Session(Closing):
         consumer delivered before come again. A message with an error raises it as the matching error class.
         """
         with self._usable():
-            task = self._held(self.own_loop.partition_of(partition))
-            self.own_loop.check_read(task, reopens=self._instance.follower is not None)
+            task = self._held(self.external_consumer.partition_of(partition))
+            self.external_consumer.check_read(task, reopens=self._instance.follower is not None)
             if task.error is not None or task.role == "standby":
                 task.store("")  # raises the error of the task's state
-            if not self._instance.readiness.gate.is_open(task.id) and not self.own_loop.is_read(task):
+            if not self._instance.readiness.gate.is_open(task.id) and not self.external_consumer.is_read(task):
                 raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
             return task
 
@@ -441,7 +441,7 @@ class Session(Closing):
         of a task that restores are skipped then, because its records are delivered again.
         """
         tasks = self.all_tasks()
-        self.commit_tasks(tasks, self.own_loop.before_commit(source_offsets))
+        self.commit_tasks(tasks, self.external_consumer.before_commit(source_offsets))
 
     def commit_tasks(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
         """`commit` without calls to the consumer, which another thread may be using."""
@@ -451,8 +451,8 @@ class Session(Closing):
                 tasks,
                 self._groups,
                 self._instance,
-                read=self.own_loop.is_read,
-                replayed=self.own_loop.in_use,
+                read=self.external_consumer.is_read,
+                replayed=self.external_consumer.in_use,
             )
         if plan.left_out:
             logger.info("not committed, as the records are processed again from the last commit: %s", plan.left_out)
@@ -490,7 +490,7 @@ class Session(Closing):
         """Run one round of background work, for callers without the background thread."""
         with self._usable():
             done = self._instance.poll_once()
-        self.own_loop.look_after()
+        self.external_consumer.monitor()
         return done
 
     def statistics(self) -> SessionStatistics:
@@ -611,7 +611,7 @@ class Session(Closing):
                 with self._lock:
                     if self._instance.poll_once():
                         wait_s = 0.0
-                self.own_loop.look_after()
+                self.external_consumer.monitor()
             except (Unavailable, Corruption) as error:
                 if not self._retries(error):
                     raise

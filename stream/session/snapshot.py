@@ -11,7 +11,7 @@ from standfast.replication.tail.tailer import TailedChangelog
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskState
 from standfast.store.errors import Corruption, Unavailable, UnknownStore
-from standfast.store.task.cut import Position
+from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics

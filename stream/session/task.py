@@ -61,10 +61,10 @@ from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import logger
 from standfast.store.names import check_topic
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import parse_source_key, source_key
+from standfast.store.task.commit_record import parse_source_key, source_key
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
-from standfast.store.tracebacks import let_go
+from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, headers_bytes
@@ -345,7 +345,7 @@ class Task:
             refused = isinstance(error, Unavailable | Corruption) and error.unwritten and not self._log_may_have_it
             if refused and self.keeps_refused:
                 self.counters.commits["failed"] += 1
-                let_go(error)
+                clear_frames(error)
                 raise
             # The task fails with the very error that its caller gets: a caller that meets another one assumes that
             # another thread closed the task, and never opens it again.
@@ -369,7 +369,7 @@ class Task:
                 f"task {self.id}: the log may have the commit, and what comes after it failed "
                 f"({type(error).__name__}): open the task again and go on from its source offsets"
             )
-            told.__cause__ = error  # so that `let_go` clears its frames, too
+            told.__cause__ = error  # so that `clear_frames` clears its frames, too
             return told
         if isinstance(error, StandfastError):
             error.in_doubt = True
@@ -379,7 +379,7 @@ class Task:
         """Fail the task after a write that may be half done."""
         self.counters.commits["failed"] += 1
         self.fail(error)
-        let_go(error)  # a caller that keeps the error must not keep locks with it
+        clear_frames(error)  # a caller that keeps the error must not keep locks with it
         if isinstance(error, StandfastError):
             self._raise_fenced(error)  # a take-over closed the task in the middle of the commit
 
@@ -442,7 +442,7 @@ class Task:
             self._output_bytes = 0
         except BaseException as error:
             self.fail(error)
-            let_go(error)
+            clear_frames(error)
             if isinstance(error, StandfastError):
                 self._raise_fenced(error)
             raise

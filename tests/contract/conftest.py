@@ -135,7 +135,7 @@ def wait_for(doomed: Mapping[str, Future[Any]]) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Add the fetch of `fix_kafka` to tests of the Kafka log."""
+    """Add the fetch of `support.kafka` to tests of the Kafka log."""
     for item in items:
         call = getattr(item, "callspec", None)
         if isinstance(item, pytest.Function) and call is not None and call.params.get("bench") is kafka:

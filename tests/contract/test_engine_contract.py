@@ -203,7 +203,7 @@ def test_a_closed_scan_gives_no_more_rows(engine: Engine) -> None:
         list(scan)
 
 
-def test_a_scan_closed_within_its_own_loop_raises_closed(engine: Engine) -> None:
+def test_a_scan_closed_within_its_external_consumer_raises_closed(engine: Engine) -> None:
     put(engine, {bytes([index]): b"v" for index in range(100)})
     scan = engine.scan(FAMILY)
     with pytest.raises(Closed):

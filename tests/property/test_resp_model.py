@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
 from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
 from standfast.store.clock import ManualClock
-from support.door import Desk, Talk, open_session, pack
-from support.groups import dear
+from support.groups import costly
+from support.resp import Desk, Talk, open_session, pack
 
 KEYS = st.sampled_from([b"", b"a", b"aa", b"b", b"\xff", b"key\r\n"])
 VALUES = st.sampled_from([b"", b"1", b"*99999999\r\n", b"x" * 50])
@@ -67,7 +67,7 @@ class Client:
         self.session, self.wrote, self.read, self.lost = None, -1, -1, False
 
 
-class DoorMachine(RuleBasedStateMachine):
+class RespMachine(RuleBasedStateMachine):
     """Three connections over two partitions of a real session."""
 
     @initialize()
@@ -218,8 +218,8 @@ class DoorMachine(RuleBasedStateMachine):
             at.session += 1
 
 
-TestDoor = pytest.mark.slow(DoorMachine.TestCase)
-TestDoor.settings = settings(max_examples=40, stateful_step_count=40)
+TestResp = pytest.mark.slow(RespMachine.TestCase)
+TestResp.settings = settings(max_examples=40, stateful_step_count=40)
 
 NAMES = [row[0].encode() for row in COMMANDS] + [name.encode() for names in REFUSED.values() for name in names.split()]
 WORDS = st.one_of(
@@ -236,7 +236,7 @@ SKIPPED = {b"SF.WAITREADY", b"SF.STATUS", b"INFO", b"CLIENT", b"HELLO", b"SCAN"}
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def shared_desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     with open_session(tmp_path_factory.mktemp("fuzz"), ManualClock(1_356_998_400_000)) as session:
         session.assign(active=[0, 1])

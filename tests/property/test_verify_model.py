@@ -22,16 +22,16 @@ from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.restore.compare import Found
-from standfast.restore.judgement import LogFacts, deletes_expired
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rows import partitions_of
+from standfast.restore.verdict import LogFacts, deletes_expired
 from standfast.restore.verify.at_rest import view
 from standfast.restore.verify.store_rows import rows_in_order
 from standfast.restore.verify.verify import StoreVerdict, concluded, verify_task
 from standfast.store import session_key, window_key
 from standfast.store.clock import ManualClock
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.task_stores import AnyStore, TaskStores
 from support.spark_folds import sorted_batches
 

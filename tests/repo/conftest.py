@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from repo.test_tidy import Source
 
-from support.groups import dear
+from support.groups import costly
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def sources(repo_root: Path, repo_files: list[str]) -> list[Source]:
     return [Source(name, (repo_root / name).read_text(encoding="utf-8")) for name in repo_files if name.endswith(".py")]

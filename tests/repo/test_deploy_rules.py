@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
-from standfast.ops.observe.metrics_doors import HttpNumbers, LoopLag
+from standfast.ops.observe.metrics_servers import HttpNumbers, LoopLag
 
 if TYPE_CHECKING:
     from support.promtool import Promtool

@@ -25,7 +25,7 @@ from standfast.store.clock import SystemClock
 from support.places import EXAMPLES
 
 NAMES = ("delay_board", "session_clicks", "word_count")
-ON_KAFKA = ("own_loop", "own_loop_asyncio")  # tested in test_own_loop_examples.py
+ON_KAFKA = ("external_consumer", "external_consumer_asyncio")  # tested in test_external_consumer_examples.py
 LINES = (25, 60)
 WAIT_S = 60
 MINUTE_MS = 60_000

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from standfast.ops.scenarios.stage import SCENARIOS
-from support.groups import dear
+from support.groups import costly
 
 pytestmark = [pytest.mark.slow, pytest.mark.packaging]
 
@@ -41,7 +41,7 @@ def packages(repo_root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-@dear("packaging")
+@costly("packaging")
 def archives(repo_root: Path, repo_files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the source archive, and the wheel built from that archive."""
     copy = tmp_path_factory.mktemp("copy")
@@ -62,7 +62,7 @@ def wheel_names(archives: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-@dear("packaging")
+@costly("packaging")
 def installed(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of a new environment with the wheel; its dependencies are those of the tests' environment."""
     home = tmp_path_factory.mktemp("clean")

@@ -58,7 +58,7 @@ PURE = {
     "restore/digest.py",
     "restore/fold.py",
     "restore/gate.py",
-    "restore/judgement.py",
+    "restore/verdict.py",
     "restore/files/manifest.py",
     "restore/plan.py",
     "restore/progress.py",

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from support.groups import dear
+from support.groups import costly
 
 NOT_PACKAGES = {"tests", "benchmarks", "examples", "requirements"}
 LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwrap.json", "go.sum"}
@@ -125,7 +125,7 @@ def check_metric_table(metrics: Iterable[str], page: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def texts(repo_root: Path, repo_files: list[str]) -> dict[str, str]:
     binary = (".gz", ".png", ".jpg", ".zip", ".sst", ".bin")
     return {name: (repo_root / name).read_text(encoding="utf-8") for name in repo_files if not name.endswith(binary)}

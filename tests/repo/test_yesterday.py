@@ -20,7 +20,7 @@ from standfast.ops.cli.command_line import main
 from standfast.ops.config.config import load_config
 from standfast.ops.config.show import document
 from standfast.restore.files.manifest_files import read_manifest
-from standfast.restore.verify.take_in import take_in
+from standfast.restore.verify.import_tasks import import_tasks
 from support import yesterday
 from support.apps import headers_of, written
 from support.serve import Sidecars
@@ -134,7 +134,7 @@ def test_folders_that_the_earlier_version_rebuilt_are_taken_in(later: Bench) -> 
     yesterday.unpack(later.root, "log", "rebuilt")
     folders = [later.root / "rebuilt" / name for name in yesterday.REBUILT]
     manifests = {name: read_manifest(folder) for name, folder in zip(yesterday.REBUILT, folders, strict=True)}
-    taken = take_in(later.root / "taken", folders, log=later.log)
+    taken = import_tasks(later.root / "taken", folders, log=later.log)
     assert {(one.store, one.task.partition, one.digest.hex()) for one in taken} == {
         (name, one.partition, one.digest) for name, manifest in manifests.items() for one in manifest.partitions
     }

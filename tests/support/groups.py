@@ -1,15 +1,15 @@
-"""Groups of tests that `make test` runs in one process: tests that share a costly ("dear") fixture, started once.
+"""Groups of tests that `make test` runs in one process: tests that share a costly fixture, started once.
 
     @pytest.fixture(scope="session")
-    @dear("spark")               tests that use the fixture go to one process, whatever their file
+    @costly("spark")               tests that use the fixture go to one process, whatever their file
     @pytest.fixture(scope="module")
-    @dear()                      tests of one file that use it go to one process
+    @costly()                      tests of one file that use it go to one process
 
     each process   writes the groups of its collected tests ──> a file named by the run
-    xdist          reads it once all have collected, and schedules whole groups, dear ones first; other tests one by one
+    xdist          reads it once all have collected, and schedules whole groups, costly ones first; others one by one
 
-Rules of this file: a group is a dear fixture's, else a mark's. xdist's own way to group writes into the ids of tests,
-which pytest from 9.2 on forbids; no test would fail then, but each process would start every dear fixture. Here a run
+Rules of this file: a group is a costly fixture's, else a mark's. xdist's own way to group writes into the ids of tests,
+which pytest from 9.2 on forbids; no test would fail then, but each process would start every costly fixture. Here a run
 without groups is an error.
 """
 
@@ -28,13 +28,13 @@ import pytest
 # broker or a Spark of its own has the mark without the fixture.
 SHARED = ("spark", "kafka", "packaging")
 OF_A_FILE = ""
-_GROUP = "standfast_dear_group"
+_GROUP = "standfast_costly_group"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def dear(group: str = OF_A_FILE) -> Callable[[F], F]:
-    """Mark a fixture as dear; stands below `@pytest.fixture`. Without a group it is shared within its file."""
+def costly(group: str = OF_A_FILE) -> Callable[[F], F]:
+    """Mark a fixture as costly; stands below `@pytest.fixture`. Without a group it is shared within its file."""
 
     def mark(function: F) -> F:
         setattr(function, _GROUP, group)
@@ -43,8 +43,8 @@ def dear(group: str = OF_A_FILE) -> Callable[[F], F]:
     return mark
 
 
-def _dear_groups(item: pytest.Item) -> list[str]:
-    """Groups of the dear fixtures that a test uses."""
+def _costly_groups(item: pytest.Item) -> list[str]:
+    """Groups of the costly fixtures that a test uses."""
     definitions: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     functions = (one.func for found in definitions.values() for one in found)
     return [group for function in functions if (group := getattr(function, _GROUP, None)) is not None]
@@ -53,7 +53,7 @@ def _dear_groups(item: pytest.Item) -> list[str]:
 def group_of(item: pytest.Item) -> str | None:
     """The group of a test, None if it may run anywhere. Tests on a broker wait more than they compute, so two processes
     have one each: `pytest.mark.kafka(2)` names the second."""
-    groups = _dear_groups(item)
+    groups = _costly_groups(item)
     shared = next((name for name in SHARED if name in groups), None)
     if shared is None and groups:
         return item.nodeid.partition("::")[0]

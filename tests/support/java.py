@@ -5,7 +5,7 @@
 
 Rules of this file: javac where the machine has one of the right age, else Eclipse's compiler, which is one jar. Both
 and the application's jars are fetched like the broker's, before the first test; where they cannot be fetched, the tests
-are skipped or fail as those of the broker (`fix_kafka`). A process ends with pytest, however that ends.
+are skipped or fail as those of the broker (`support.kafka`). A process ends with pytest, however that ends.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
 from standfast.ops.tools.jars import ensure_jars, load_jar_set
 from standfast.ops.tools.java import Java, ensure_java
 from standfast.store.errors import Corruption, Unavailable
-from support.groups import dear
+from support.groups import costly
 from support.missing import missing
 
 ARCHIVE = "classes.jsa"
@@ -88,7 +88,7 @@ def kafka_files(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-@dear("kafka")
+@costly("kafka")
 def kafka_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """The broker that all tests of the session share; it ends with pytest, however that ends."""
     with Broker(tmp_path_factory.mktemp("kafka"), light=True) as broker:

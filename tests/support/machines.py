@@ -28,7 +28,7 @@ from standfast.store.errors import Closed
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import StoreIterator
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import Position
+from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import TaskStores
 
 NOW_MS = 1_000_000

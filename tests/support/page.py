@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.groups import dear
+from support.groups import costly
 from support.missing import missing
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def serve() -> Serve:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def chromium() -> Iterator[Browser]:
     """A headless browser. Shared by one file: while it is there, its event loop runs in this thread."""
     from playwright.sync_api import sync_playwright

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from standfast.ops.shared.reasons import NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
+from standfast.ops.shared.error_codes import NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.session import Session
 from standfast.stream.session.task import GONE, Task, TaskState

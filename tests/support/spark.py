@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support.groups import dear
+from support.groups import costly
 
 SETTINGS = {
     "spark.driver.memory": "1g",
@@ -35,7 +35,7 @@ def spark(spark_session: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-@dear("spark")
+@costly("spark")
 def spark_session() -> Iterator[Any]:
     """A session on local[2], with the Kafka connector."""
     from standfast.ops.tools.jars import ensure_jars, load_jar_set

@@ -14,7 +14,7 @@ import pytest
 from standfast.store import serde
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task.cut import Cut, Position
+from standfast.store.task.commit_record import CommitRecord, Position
 from standfast.store.task.task_stores import TaskStores
 
 MINUTE_MS = 60_000
@@ -58,8 +58,8 @@ def open_task(tmp_path: Path, rocks_shared: RocksShared) -> Iterator[Open]:
         one.close()
 
 
-def at(offset: int, *names: str) -> Cut:
-    return Cut(positions={name: Position(offset) for name in names or ("kv",)})
+def at(offset: int, *names: str) -> CommitRecord:
+    return CommitRecord(positions={name: Position(offset) for name in names or ("kv",)})
 
 
 def rows_on_disk(directory: Path, shared: RocksShared) -> dict[str, list[tuple[bytes, bytes]]]:

@@ -272,7 +272,7 @@ def _show_plan(jobs: list[StoreJob], out: Output) -> int:
 
 
 def _show(done: PipelineDone, summary: Json, out: Output) -> None:
-    from standfast.restore.judgement import verdict_text
+    from standfast.restore.verdict import verdict_text
 
     columns = (
         "store",

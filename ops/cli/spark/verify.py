@@ -111,7 +111,7 @@ def on_spark(args: argparse.Namespace) -> bool:
 def run_verify(args: argparse.Namespace, out: Output) -> int:
     """verify."""
     from standfast.ops.observe.offline import open_tasks
-    from standfast.restore.judgement import verdict_text
+    from standfast.restore.verdict import verdict_text
     from standfast.store.errors import InvalidRequest
 
     if args.limit < 0:

@@ -44,8 +44,8 @@ UNKNOWN = "unknown until run"  # a position in object storage is in the database
 
 def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
     """verify --spark; `open_session` opens the Spark session to run on."""
-    from standfast.restore.judgement import verdict_text
     from standfast.restore.spark.session import check_libraries
+    from standfast.restore.verdict import verdict_text
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 

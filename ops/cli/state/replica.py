@@ -52,7 +52,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a store to follow: keyvalue, window, session or versioned; may be given several times",
     )
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where it keeps its copy (default: one a user)")
-    parser.add_argument("--port", type=int, default=0, metavar="P", help="of its HTTP door (default: a free one)")
+    parser.add_argument("--port", type=int, default=0, metavar="P", help="of its HTTP server (default: a free one)")
     parser.add_argument(
         "--accept-empty-log", action="store_true", help="let local rows go if their changelog was emptied"
     )

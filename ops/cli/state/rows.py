@@ -54,7 +54,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_read(args: argparse.Namespace, out: Output) -> int:
     """get, scan, fetch."""
-    from standfast.ops.shared.reasons import ERROR_SCHEMA, NotFound
+    from standfast.ops.shared.error_codes import ERROR_SCHEMA, NotFound
 
     request = _request(args)
     try:
@@ -146,7 +146,7 @@ def _flags_for(args: argparse.Namespace, refusal: Json) -> str:
 def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -> Json:
     from standfast.ops.observe.offline import find_tasks, open_tasks
     from standfast.ops.observe.reads import document, read
-    from standfast.ops.shared.reasons import NotFound
+    from standfast.ops.shared.error_codes import NotFound
     from standfast.store.errors import InvalidRequest
 
     tasks = find_tasks(args.offline, args.app)

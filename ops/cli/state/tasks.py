@@ -190,16 +190,16 @@ def _offsets(sources: dict[str, int]) -> str:
 def _running_status(args: argparse.Namespace, out: Output) -> Json:
     """The status of the instance, or of its files if it has no HTTP server: App.run() opens none by itself."""
     from standfast.ops.observe.offline import tasks_of
-    from standfast.ops.shared.run_file import doorless_owner
+    from standfast.ops.shared.run_file import owner_without_server
     from standfast.store.task.state_dir import kept_instance
 
     # Not for lags, since the ends of changelogs are in no file.
     if args.url is None and args.run_dir is None and args.document != "lag":
         path = state_path_of(args).resolve()  # its name is the application's
-        pid = doorless_owner(path)
+        pid = owner_without_server(path)
         if pid is not None:
             status = _status_of_files(path.name, tasks_of(path.name, path), pid, kept_instance(path))
-            out.note(f"{owned(pid)}; it has no HTTP door to ask (standfast.ops.http.OpsServer opens one)")
+            out.note(f"{owned(pid)}; it has no HTTP server to ask (standfast.ops.http.OpsServer opens one)")
             return status
     return client_of(args).get("/v1/status")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from standfast._version import __version__
 from standfast.ops.observe.health import Facts
-from standfast.ops.observe.metrics_doors import VerifyNumbers
+from standfast.ops.observe.metrics_servers import VerifyNumbers
 from standfast.ops.shared.control_stores import shape_of
-from standfast.ops.shared.reasons import NOT_ASSIGNED, Refused, message_of
+from standfast.ops.shared.error_codes import NOT_ASSIGNED, Refused, message_of
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.ops.sidecar.engine.task_table import Table
 from standfast.replication.offsets import TaskId

@@ -1,7 +1,7 @@
 """The control plane: the application's assignment, and the thread that carries it out.
 
     HTTP ── call(job) ──> [ control thread: declare, assign, revoke, schedule ... ] ── every TICK_MS: tick ──┐
-    servers <── TaskTable, Engine (on the event loop) <── opened, closing <── TailMover <── session, workers <─┘
+    servers <── TaskTable, Engine (on the event loop) <── opened, closing <── TaskMover <── session, workers <─┘
 
 Rules of this file: one thread makes all calls that may block (opening, assigning, closing), one job at a time; it gives
 the event loop only short jobs and waits for them. The application decides the tasks, the plane follows; a task is in
@@ -23,7 +23,7 @@ from standfast.ops.config.types import Config
 from standfast.ops.observe.health import Restoring
 from standfast.ops.observe.verdict import duration
 from standfast.ops.shared.control_stores import Conflict, declare
-from standfast.ops.shared.reasons import CONFLICT, DRAINING, RESTORING, Refused, message_of, reason_of
+from standfast.ops.shared.error_codes import CONFLICT, DRAINING, RESTORING, Refused, message_of, reason_of
 from standfast.ops.sidecar.control import assignment as assignments
 from standfast.ops.sidecar.control.assignment import Lease, Wanted
 from standfast.ops.sidecar.control.events import Events
@@ -239,7 +239,7 @@ class ControlPlane:
             self._fenced.pop(partition, None)
         if body.mode == "lost":
             self.session.lose(gone)
-        self._let_go(gone)
+        self._release(gone)
         return positions
 
     def drain(self) -> None:
@@ -274,7 +274,7 @@ class ControlPlane:
         if task.epoch != epoch:
             raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
         self._refuse_full()  # files that are set aside stay on the disk, and the restore would wait for space
-        self._let_go(frozenset({partition}), keep=True)
+        self._release(frozenset({partition}), keep=True)
         try:
             self.session.set_aside(partition, "wiped")
         finally:  # open the task again, also if its files could not be set aside
@@ -306,7 +306,7 @@ class ControlPlane:
             self._abandoned = bool(self.wanted.tasks)
             self.lease = replace(self.lease, ended=True)
             self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
-            self._let_go(self.wanted.tasks)
+            self._release(self.wanted.tasks)
         held = None
         if self.session.is_open:
             held = self.session.held()  # once a round: each look waits for the session's lock
@@ -451,7 +451,7 @@ class ControlPlane:
             logger.warning("task %s cannot be opened again yet: %s", task.id, error)
         return True
 
-    def _let_go(self, gone: Partitions, *, keep: bool = False) -> None:
+    def _release(self, gone: Partitions, *, keep: bool = False) -> None:
         """Close tasks; with `keep` they stay wanted, for the next round."""
         left = assignments.without(self.wanted, gone)
         if not keep:

@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from standfast.ops.http.application import HEALTH, answer, rows, status, tasks
 from standfast.ops.http.rows import Rows
 from standfast.ops.observe.health import Health, live, ready, startup
-from standfast.ops.shared.reasons import (
+from standfast.ops.shared.error_codes import (
     LIMIT,
     NOT_ACTIVE,
     RESTORING,

@@ -20,8 +20,8 @@ from standfast.ops.shared.control_stores import Conflict, shape_of
 from standfast.ops.sidecar.control.assignment import Wanted
 from standfast.ops.sidecar.engine.task_table import Table
 from standfast.ops.sidecar.worker.assign_each import HeldTask, HeldTasks, SidecarSession
-from standfast.ops.sidecar.worker.mover import TailMover
-from standfast.ops.sidecar.worker.process import TailWorker
+from standfast.ops.sidecar.worker.mover import TaskMover
+from standfast.ops.sidecar.worker.process import StandbyWorker
 from standfast.ops.sidecar.worker.protocol import Open
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -50,7 +50,7 @@ Partitions = frozenset[int]
 SNAPSHOTS = "snapshots"
 
 
-class DoorSession(SidecarSession):
+class ServerSession(SidecarSession):
     """A session beside the servers: long work and log care are its workers'. It writes by the sidecar's guard."""
 
     def __init__(self, app: str, disk: DiskGuard, **given: Any) -> None:
@@ -87,8 +87,8 @@ class ControlSession:
         self._state = state
         self._clock = clock
         self._closing = closing
-        self._session: DoorSession | None = None
-        self._mover: TailMover | None = None
+        self._session: ServerSession | None = None
+        self._mover: TaskMover | None = None
         self._partitions: int | None = None
         self._numbers = WorkerNumbers()
         self._counted: set[str] = set()
@@ -100,21 +100,21 @@ class ControlSession:
         return self._session is not None
 
     @property
-    def session(self) -> DoorSession:
+    def session(self) -> ServerSession:
         """The session. Raises NotReady before stores were declared."""
         if self._session is None:
             raise NotReady("no stores are declared yet: declare them first (PUT /v1/stores)")
         return self._session
 
     @property
-    def mover(self) -> TailMover:
+    def mover(self) -> TaskMover:
         """The mover of tasks between server and workers."""
         if self._mover is None:
             raise NotReady("no stores are declared yet: declare them first (PUT /v1/stores)")
         return self._mover
 
     @property
-    def workers(self) -> Sequence[TailWorker]:
+    def workers(self) -> Sequence[StandbyWorker]:
         """The worker processes."""
         mover = self._mover
         return () if mover is None else mover.workers
@@ -140,7 +140,7 @@ class ControlSession:
         self.close()
         config, options = self._config, self._options(partitions)
         assert config.log_address is not None
-        session = DoorSession(
+        session = ServerSession(
             self._state.app,
             self._disk,
             log=config.log_address,
@@ -155,14 +155,14 @@ class ControlSession:
         shapes = tuple(shape_of(spec) for spec in specs)
         # Beside a restore in this process RESP reads had a p99 of 3.1 ms, with the restore in another process 0.095 ms.
         workers = [
-            TailWorker(
+            StandbyWorker(
                 Open(
                     app=self._state.app,
                     log=config.log_address,
                     state_root=str(self._state.path.parent),
                     lock=self._state.lock,
                     member=f"{self._state.instance_id}-tail{number}",
-                    # Care of the log is one worker's; the server's session leaves it to that one (`DoorSession`).
+                    # Care of the log is one worker's; the server's session leaves it to that one (`ServerSession`).
                     cares_for="" if number else self._state.instance_id,
                     stores=shapes,
                     settings=options,
@@ -173,7 +173,7 @@ class ControlSession:
         ]
         session.statistics()  # the first figures, before a request may have to wait for the log
         self._session, self._partitions = session, partitions
-        self._mover = TailMover(session, workers, self._closing)
+        self._mover = TaskMover(session, workers, self._closing)
         self._mover.round(session.held())  # starts the workers, so that they are there when there is work
 
     def check(self, largest: int) -> None:

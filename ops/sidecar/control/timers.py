@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from standfast.ops.shared.reasons import LIMIT, NOT_ACTIVE, Refused
+from standfast.ops.shared.error_codes import LIMIT, NOT_ACTIVE, Refused
 from standfast.ops.sidecar.control.events import Events
 from standfast.store.clock import Clock
 from standfast.stream.punctuation import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from standfast.ops.shared.reasons import BAD_BATCH, STALE_EPOCH, Refused
+from standfast.ops.shared.error_codes import BAD_BATCH, STALE_EPOCH, Refused
 from standfast.replication.log import ConsumerMember
 from standfast.store.errors import InvalidRequest
 from standfast.stream.session.source_offsets import checked_shape

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from standfast.ops.shared.reasons import BAD_BATCH, DRAINING, FENCED, Refused
+from standfast.ops.shared.error_codes import BAD_BATCH, DRAINING, FENCED, Refused
 from standfast.ops.sidecar.engine.commit import CommitAnswer, CommitRequest
-from standfast.ops.sidecar.engine.statistics import DoorCounters, EngineStatistics
+from standfast.ops.sidecar.engine.statistics import EngineStatistics, ServerCounters
 from standfast.ops.sidecar.engine.task import DISCARDED, TAKEN_UP, Binding, Commit, EngineTask, MustWait
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
@@ -62,7 +62,7 @@ class Engine:
         self.generation = 0
         self.draining = False
         self.trouble: Callable[[], StandfastError | None] = lambda: None  # why the log takes no commit now
-        self.counters = DoorCounters()
+        self.counters = ServerCounters()
         self._held: dict[int, EngineTask] = {}
         self._bindings: set[Binding] = set()
 
@@ -82,7 +82,7 @@ class Engine:
             # The answer to the assignment carries the source offsets, so no connection has to read them again.
             held.end_session(GENERATION, told=True)
 
-    def begin_anew(self, binding: Binding) -> dict[tuple[str, int], int]:
+    def restart(self, binding: Binding) -> dict[tuple[str, int], int]:
         """Source offsets to read on from, by (topic, partition), for a connection that begins there and is bound again.
 
         Uncommitted writes are discarded, because their records come again from there on. Raises Refused as
@@ -167,20 +167,20 @@ class Engine:
     def disconnect(self, binding: Binding) -> None:
         """End a connection: if it wrote since the last commit, the session of its task ends. Twice is fine."""
         self._bindings.discard(binding)
-        self._let_go(binding)
+        self._release(binding)
 
     def select(self, binding: Binding, partition: int) -> None:
         """Bind to another partition (or to the same one again) with the next call. Uncommitted writes of this
         connection are discarded, unless it stays with the same session."""
         if partition != binding.partition:
-            self._let_go(binding)
+            self._release(binding)
             binding.partition = partition
         elif binding.fenced:
             binding.unbind()
 
     def reset(self, binding: Binding) -> None:
         """Return to the state of a new connection: bound to no task, without a default store."""
-        self._let_go(binding)
+        self._release(binding)
         binding.partition, binding.store, binding.timestamp_ms = 0, None, None
 
     def task(self, binding: Binding) -> EngineTask:
@@ -308,7 +308,7 @@ class Engine:
             binding.bind(held)
         return held
 
-    def _let_go(self, binding: Binding) -> None:
+    def _release(self, binding: Binding) -> None:
         held = binding.held
         if binding.dirty:
             assert held is not None

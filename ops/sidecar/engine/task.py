@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from standfast.ops.shared.reasons import (
+from standfast.ops.shared.error_codes import (
     BAD_BATCH,
     COMMIT_UNKNOWN,
     DISK_FULL,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from standfast.ops.shared.reasons import FENCED, NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
+from standfast.ops.shared.error_codes import FENCED, NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.store.errors import StandfastError
 from standfast.stream.session.task import Task
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from standfast.ops.shared.reasons import BAD_NAME, BAD_REQUEST, Refused
+from standfast.ops.shared.error_codes import BAD_NAME, BAD_REQUEST, Refused
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import check_name
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from standfast.ops.shared.reasons import BAD_REQUEST, NOPERM, WRONGPASS, Refused
+from standfast.ops.shared.error_codes import BAD_REQUEST, NOPERM, WRONGPASS, Refused
 from standfast.ops.sidecar.resp.arguments import name, whole
 from standfast.ops.sidecar.resp.connection import Answer, Command, Connection
 from standfast.ops.sidecar.resp.replies import NIL, OK, PONG, RESET, Value, bulk, encode, integer, plain_error, replies
@@ -57,7 +57,7 @@ def hello(c: Connection, args: list[bytes]) -> Answer:
     found: dict[str, Value] = {
         "server": "standfast",
         "version": REDIS_VERSION,
-        "standfast": c.door.version,
+        "standfast": c.context.version,
         "proto": version,
         "id": c.id,
         "mode": "standalone",
@@ -76,7 +76,7 @@ def auth(c: Connection, args: list[bytes]) -> Answer:
 
 def _authenticate(c: Connection, store: bytes, token: bytes) -> None:
     named = None if store in (NO_STORE, b"") else name(store)
-    authenticate = c.door.authenticate
+    authenticate = c.context.authenticate
     grant = EVERYTHING if authenticate is None else authenticate(token)
     if grant is None:
         raise Refused(WRONGPASS, "invalid username-password pair: the token is not known here")
@@ -105,7 +105,7 @@ def reset(c: Connection, args: list[bytes]) -> Answer:
     c.engine.reset(c.binding)
     c.stores.forget()
     c.version, c.nil, c.label = 2, NIL[2], b""
-    c.stores.grant = EVERYTHING if c.door.authenticate is None else None
+    c.stores.grant = EVERYTHING if c.context.authenticate is None else None
     return RESET
 
 
@@ -153,7 +153,7 @@ def _set_label(c: Connection, label: bytes) -> None:
 def command(c: Connection, args: list[bytes]) -> Answer:
     """COMMAND: the commands there are."""
     what = args[1].upper() if len(args) > 1 else b""
-    listed = {one.name: one for one in c.door.table.values()}
+    listed = {one.name: one for one in c.context.table.values()}
     if what == b"COUNT":
         return integer(len(listed))
     if what == b"DOCS":
@@ -194,7 +194,7 @@ def info(c: Connection, args: list[bytes]) -> Answer:
     sections = {
         "Server": [
             f"redis_version:{REDIS_VERSION}",
-            f"standfast_version:{c.door.version}",
+            f"standfast_version:{c.context.version}",
             "redis_mode:standalone",
             f"process_id:{os.getpid()}",
         ],

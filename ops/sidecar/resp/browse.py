@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from standfast.ops.shared.reasons import BAD_REQUEST, Refused
+from standfast.ops.shared.error_codes import BAD_REQUEST, Refused
 from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection
 from standfast.ops.sidecar.resp.replies import array, bulk, integer, replies
@@ -43,7 +43,7 @@ def scan(c: Connection, args: list[bytes]) -> Answer:
     prefix, whole_key = _pattern(given.get(b"MATCH", [b"*"])[0])
     store = c.stores.scan(None)
     cursor = whole(args[1], "cursor", most=2**64 - 1)
-    after = c.door.cursors.find(cursor, store.name, c.binding.partition) if cursor else None
+    after = c.context.cursors.find(cursor, store.name, c.binding.partition) if cursor else None
     if given.get(b"TYPE", [b"string"])[0].lower() != b"string":
         return replies([bulk(b"0"), array([], c.nil)])
     if whole_key:
@@ -54,7 +54,7 @@ def scan(c: Connection, args: list[bytes]) -> Answer:
     place = size = 0
     for key in _keys(store, start, prefix):
         if len(found) == min(count, SCAN_MAX) or size > SCAN_BYTES:
-            place = c.door.cursors.keep(store.name, c.binding.partition, found[-1])
+            place = c.context.cursors.keep(store.name, c.binding.partition, found[-1])
             break
         found.append(key)
         size += len(key)

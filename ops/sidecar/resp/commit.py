@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from standfast.ops.shared.reasons import BAD_REQUEST, NOT_UP_TO_BOUND, RESTORING, Refused, message_of, reason_of
+from standfast.ops.shared.error_codes import BAD_REQUEST, NOT_UP_TO_BOUND, RESTORING, Refused, message_of, reason_of
 from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommitRequest, Kept
 from standfast.ops.sidecar.engine.task import Commit
 from standfast.ops.sidecar.resp.arguments import text, whole
@@ -97,7 +97,7 @@ def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callabl
 def offsets(c: Connection, args: list[bytes]) -> Answer:
     """SF.OFFSETS: where to read on, with nothing uncommitted; binds the connection again."""
     c.stores.check_may_write()
-    found = c.engine.begin_anew(c.binding)
+    found = c.engine.restart(c.binding)
     # Stores are looked up again: the connection is bound to a task that may be another object.
     c.stores.forget()
     flat: list[Value] = []
@@ -122,7 +122,7 @@ def time(c: Connection, args: list[bytes]) -> Answer:
 def wait_ready(c: Connection, args: list[bytes]) -> Answer:
     """SF.WAITREADY ms: the restore gate as one call."""
     clock = c.engine.clock
-    deadline_ms = clock.monotonic_ms() + whole(args[1], "milliseconds", most=c.door.limits.wait_ms)
+    deadline_ms = clock.monotonic_ms() + whole(args[1], "milliseconds", most=c.context.limits.wait_ms)
 
     def ask() -> bytes | None:
         try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any, NamedTuple, TypeAlias
 
-from standfast.ops.shared.reasons import (
+from standfast.ops.shared.error_codes import (
     BAD_REQUEST,
     NOAUTH,
     TOO_LARGE,
@@ -98,7 +98,7 @@ class Command:
     run: Run | None = None
 
 
-class Door(NamedTuple):
+class RespContext(NamedTuple):
     """The parts that all connections of one server share. `find`: a command by a name in another spelling than `table`.
 
     `authenticate` None: no connection needs a token. `revision` changes when tokens do: then each is checked again.
@@ -121,7 +121,7 @@ class Connection:
     """The state of one client."""
 
     __slots__ = (
-        "_door",
+        "_context",
         "_last",
         "_out",
         "_queue",
@@ -146,18 +146,18 @@ class Connection:
         "writes",
     )  # fmt: skip
 
-    def __init__(self, door: Door, number: int, on_resume: Callable[[], None]) -> None:
-        self._door = door
-        self.engine = door.engine
-        self.binding = door.engine.connect()
+    def __init__(self, context: RespContext, number: int, on_resume: Callable[[], None]) -> None:
+        self._context = context
+        self.engine = context.engine
+        self.binding = context.engine.connect()
         self.id = number
         self.label = b""
         self.version = 2
         self.nil = NIL[2]
-        self.stores = Stores(door.engine, self.binding, EVERYTHING if door.authenticate is None else None)
+        self.stores = Stores(context.engine, self.binding, EVERYTHING if context.authenticate is None else None)
         self.reads, self.writes = self.stores.reads, self.stores.writes
         self._token: bytes | None = None  # behind the grant
-        self._revision = door.revision()
+        self._revision = context.revision()
         self.now_ms = 0
         self.waiting: object | None = None  # an Offload, an Until, or an object whose `waiting` calls back
         self.ending = False  # close after the pending replies are written
@@ -171,9 +171,9 @@ class Connection:
         self._spoilt = False
 
     @property
-    def door(self) -> Door:
+    def context(self) -> RespContext:
         """The parts shared with the other connections."""
-        return self._door
+        return self._context
 
     @property
     def backlog(self) -> int:
@@ -237,7 +237,7 @@ class Connection:
             return False
         self.fresh()
         todo, out = self._todo, self._out.append
-        table, find, stores = self._door.table.get, self._door.find, self.stores
+        table, find, stores = self._context.table.get, self._context.find, self.stores
         left, size, together = RUN_REQUESTS_MAX, 0, True
         while todo and not self.ending:
             args = todo[0]
@@ -294,18 +294,18 @@ class Connection:
         stamp = self.binding.timestamp_ms
         self.now_ms = self.engine.clock.wall_ms() if stamp is None else stamp
         self.stores.forget()
-        revision = self._door.revision()
+        revision = self._context.revision()
         if revision != self._revision:
             self._revision = revision
             self._look_again()
 
     def authenticated(self, grant: Grant, token: bytes) -> None:
         """Set the actor behind the connection from now on."""
-        self.stores.grant, self._token, self._revision = grant, token, self._door.revision()
+        self.stores.grant, self._token, self._revision = grant, token, self._context.revision()
 
     def _look_again(self) -> None:
         """Check the token again after a reload: a removed one loses its rights, and its uncommitted writes."""
-        authenticate, token = self._door.authenticate, self._token
+        authenticate, token = self._context.authenticate, self._token
         if authenticate is not None and token is not None:
             self.stores.grant = authenticate(token)
             if self.stores.grant is None:
@@ -355,7 +355,7 @@ class Connection:
         if self._queue is None or command.kind == "multi":
             return command.handler(self, args)
         self._queue_bytes += sum(map(len, args))
-        limits = self._door.limits
+        limits = self._context.limits
         full = len(self._queue) >= limits.batch_ops or self._queue_bytes > limits.batch_bytes
         if full or command.kind not in ("read", "write"):
             self._spoilt = True
@@ -403,7 +403,7 @@ class Connection:
     def _wait(self, answer: Answer) -> None:
         self.waiting = answer
         if isinstance(answer, Offload):
-            self._door.offload(self, answer)
+            self._context.offload(self, answer)
 
     def _wait_for(self, held: Waited) -> None:
         self.waiting = held

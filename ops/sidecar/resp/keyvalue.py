@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from standfast.ops.shared.reasons import BAD_REQUEST, Refused
+from standfast.ops.shared.error_codes import BAD_REQUEST, Refused
 from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection
 from standfast.ops.sidecar.resp.replies import OK, array, bulk, integer, replies
@@ -93,7 +93,7 @@ def delete(c: Connection, args: list[bytes]) -> Answer:
 
 
 def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]) -> bytes:
-    c.door.limits.check_keys(len(keys))
+    c.context.limits.check_keys(len(keys))
     there = [key for key in dict.fromkeys(keys) if store.get(key) is not None]
     store.put_all([(key, None) for key in there], c.now_ms)
     return integer(len(there))
@@ -101,14 +101,14 @@ def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]
 
 def exists(c: Connection, args: list[bytes]) -> Answer:
     """EXISTS key ...: one named twice counts twice."""
-    c.door.limits.check_keys(len(args) - 1)
+    c.context.limits.check_keys(len(args) - 1)
     store = c.reads[None]
     return integer(sum(store.get(key) is not None for key in args[1:]))
 
 
 def mget(c: Connection, args: list[bytes]) -> Answer:
     """MGET key ..."""
-    c.door.limits.check_keys(len(args) - 1)
+    c.context.limits.check_keys(len(args) - 1)
     return array(bounded(map(c.reads[None].get, args[1:])), c.nil)
 
 
@@ -116,7 +116,7 @@ def mset(c: Connection, args: list[bytes]) -> Answer:
     """MSET key value ...: all of them, or none."""
     if not len(args) % 2:
         raise Refused(BAD_REQUEST, "wrong number of arguments for 'MSET' command")
-    c.door.limits.check_keys(len(args) // 2)
+    c.context.limits.check_keys(len(args) // 2)
     c.writes[None].put_all(zip(args[1::2], args[2::2], strict=True), c.now_ms)
     return OK
 

@@ -13,7 +13,7 @@ from collections.abc import Set
 from functools import partial
 from hashlib import blake2b
 
-from standfast.ops.shared.reasons import BAD_BATCH, INTERNAL, TOO_LARGE, Refused, message_of, reason_of
+from standfast.ops.shared.error_codes import BAD_BATCH, INTERNAL, TOO_LARGE, Refused, message_of, reason_of
 from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, Kept
 from standfast.ops.sidecar.engine.task import MustWait
 from standfast.ops.sidecar.resp.commit import answer_reply, commit_request, run_commit

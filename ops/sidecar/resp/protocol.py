@@ -74,16 +74,16 @@ class RespProtocol(asyncio.Protocol):
     """See above. `data_received` runs for every read of the socket, so it is short."""
 
     __slots__ = (
-        "_asked", "_asked_bytes", "_came_bytes", "_door", "_paused", "_reader", "_scheduled", "_since", "_stalled",
+        "_asked", "_asked_bytes", "_came_bytes", "_paused", "_reader", "_scheduled", "_server", "_since", "_stalled",
         "_strange_s", "_transport", "connection", "ending",
     )  # fmt: skip
 
-    def __init__(self, door: Host) -> None:
-        self._door = door
-        self._reader = RequestReader(door.limits.command_bytes)
+    def __init__(self, server: Host) -> None:
+        self._server = server
+        self._reader = RequestReader(server.limits.command_bytes)
         self._transport: asyncio.Transport | None = None
         self.connection: Connection | None = None
-        self._since = door.ticks  # when it was last seen to move
+        self._since = server.ticks  # when it was last seen to move
         self._stalled = False  # the client does not read
         self._paused = False  # we do not read
         self._scheduled = False
@@ -98,25 +98,25 @@ class RespProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = stream = cast(asyncio.Transport, transport)
-        refusal = self._door.refuses(stream.get_extra_info("socket"))
+        refusal = self._server.refuses(stream.get_extra_info("socket"))
         if refusal is not None:
             self.ending = True
             stream.write(refusal)
             stream.close()
             return
-        stream.set_write_buffer_limits(high=self._door.limits.output_bytes)
-        self.connection = self._door.connect(self, self.advance)
+        stream.set_write_buffer_limits(high=self._server.limits.output_bytes)
+        self.connection = self._server.connect(self, self.advance)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        connection, door = self.connection, self._door
+        connection, server = self.connection, self._server
         if connection is None or self.ending or connection.finishing:
             return
-        self._since = door.ticks
-        counters = door.engine.counters
+        self._since = server.ticks
+        counters = server.engine.counters
         counters.bytes_in += len(data)
         self._came_bytes += len(data)
-        door.backlog_bytes += len(data)
+        server.backlog_bytes += len(data)
         try:
             # A stranger's bytes do not reach hiredis, which makes room for as much as a header says.
             if connection.stores.grant is None:
@@ -161,13 +161,13 @@ class RespProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See asyncio.Protocol: the client reads slower than it asks."""
         self._stalled = True
-        self._since = self._door.ticks
+        self._since = self._server.ticks
         self._read(False)
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         self._stalled = False
-        self._since = self._door.ticks
+        self._since = self._server.ticks
         self.advance()
 
     def eof_received(self) -> bool:
@@ -186,7 +186,7 @@ class RespProtocol(asyncio.Protocol):
         self._transport = None
         self._none_waits()
         if self.connection is not None:
-            self._door.disconnect(self)
+            self._server.disconnect(self)
             self.connection.close()
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -196,13 +196,13 @@ class RespProtocol(asyncio.Protocol):
         connection, transport = self.connection, self._transport
         if connection is None or transport is None or self.ending:
             return
-        door = self._door
-        full = connection.stores.grant is not None and door.output_full  # strangers have few replies
+        server = self._server
+        full = connection.stores.grant is not None and server.output_full  # strangers have few replies
         more = not self._stalled and not full and connection.run()
         out = connection.take()
         if out:
-            door.engine.counters.bytes_out += len(out)
-            door.output_bytes += len(out)
+            server.engine.counters.bytes_out += len(out)
+            server.output_bytes += len(out)
             transport.write(out)
         if connection.ending:
             self.ending = True
@@ -218,7 +218,7 @@ class RespProtocol(asyncio.Protocol):
 
     def overdue(self, ticks: int) -> str | None:
         """The cause for which this client is cut off now, or None; `ticks` are seconds."""
-        limits, connection = self._door.limits, self.connection
+        limits, connection = self._server.limits, self.connection
         waited = ticks - self._since
         if connection is None or self.ending:
             # It is to end, and does not take its last replies.
@@ -261,19 +261,19 @@ class RespProtocol(asyncio.Protocol):
         if not backlog:
             self._none_waits()
         full = backlog > BACKLOG_REQUESTS_MAX or (
-            backlog > 0 and (self._came_bytes > BACKLOG_BYTES_MAX or self._door.backlog_full)
+            backlog > 0 and (self._came_bytes > BACKLOG_BYTES_MAX or self._server.backlog_full)
         )
         self._read(not self._stalled and not full and not connection.finishing)
 
     def _none_waits(self) -> None:
-        self._door.backlog_bytes -= self._came_bytes
+        self._server.backlog_bytes -= self._came_bytes
         self._came_bytes = 0
 
     def _read(self, on: bool) -> None:
         if on is self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = not on
             if on:
-                self._since = self._door.ticks
+                self._since = self._server.ticks
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
@@ -281,7 +281,7 @@ class RespProtocol(asyncio.Protocol):
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         if not self._scheduled:
             self._scheduled = True
-            loop = self._door.loop
+            loop = self._server.loop
             if seconds:
                 loop.call_later(seconds, call)
             else:

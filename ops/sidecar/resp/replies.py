@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from standfast.ops.shared.reasons import Reason
+from standfast.ops.shared.error_codes import Reason
 
 Value: TypeAlias = "bytes | str | int | Sequence[Value] | Mapping[str, Value] | None"
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from standfast.ops.shared.reasons import BAD_REQUEST, TOO_LARGE, Refused
+from standfast.ops.shared.error_codes import BAD_REQUEST, TOO_LARGE, Refused
 from standfast.ops.sidecar.engine.task import MustWait
 from standfast.ops.sidecar.resp.arguments import whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection, Offload
@@ -44,7 +44,7 @@ def collect(
         return _reply(parts, width, limit, instead)
     if not _begin(parts, wanted, instead):
         return _reply(parts, width, limit, instead)
-    scans: Scans | None = c.door.scans
+    scans: Scans | None = c.context.scans
     if scans is not None:
         scans.begin()
     failed: list[BaseException] = []

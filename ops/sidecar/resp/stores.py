@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from standfast.ops.shared.reasons import BAD_NAME, BAD_REQUEST, NOPERM, Refused
+from standfast.ops.shared.error_codes import BAD_NAME, BAD_REQUEST, NOPERM, Refused
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.engine.task import Binding, EngineTask
 from standfast.ops.sidecar.resp.arguments import name as checked_name

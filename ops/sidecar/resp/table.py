@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from standfast.ops.shared.error_codes import BAD_REQUEST, Refused
 from standfast.ops.shared.kinds import MANY, OPS
-from standfast.ops.shared.reasons import BAD_REQUEST, Refused
-from standfast.ops.sidecar.engine.statistics import DoorCounters
+from standfast.ops.sidecar.engine.statistics import ServerCounters
 from standfast.ops.sidecar.resp import basics, browse, keyvalue, multi
 from standfast.ops.sidecar.resp import commit as commits
 from standfast.ops.sidecar.resp.connection import Answer, Command, Connection, Handler, Run
@@ -79,10 +79,10 @@ RUNS: dict[str, Run] = {"SET": keyvalue.set_run}
 _EXPIRY = "keys do not expire one by one: retention is a property of window, session and versioned stores"
 _TYPES = "a store holds plain values: declare a window, session or versioned store (SF.WPUT, SF.SPUT, SF.VPUT) instead"
 _SCRIPTS = "no scripts run here: a MULTI is one atomic apply, and one task has one writer"
-_CHANNELS = "no channels: events of tasks are at GET /v1/events of the control door"
+_CHANNELS = "no channels: events of tasks are at GET /v1/events of the control server"
 _WATCH = "nothing to watch: a task has one writer, so what was read stays until this application writes"
 _ARITHMETIC = "read and write the value: a task has one writer, so nobody comes between"
-_WHOLE = "a store is not emptied or moved by a client: use the control door"
+_WHOLE = "a store is not emptied or moved by a client: use the control server"
 
 REFUSED = {
     _EXPIRY: "EXPIRE PEXPIRE EXPIREAT PEXPIREAT PERSIST SETEX PSETEX GETEX",
@@ -96,7 +96,7 @@ REFUSED = {
     _WHOLE: "FLUSHDB FLUSHALL SWAPDB MOVE RENAME RENAMENX COPY RANDOMKEY DUMP RESTORE MIGRATE OBJECT",
     "this instance has cluster support disabled: SELECT chooses the partition": "CLUSTER ASKING READONLY READWRITE",
     "no replication of Redis: standbys tail the changelog": "REPLICAOF SLAVEOF SYNC PSYNC WAIT FAILOVER",
-    "the process is operated by the control door and the command line": "SHUTDOWN SAVE BGSAVE DEBUG ACL LATENCY "
+    "the process is operated by the control server and the command line": "SHUTDOWN SAVE BGSAVE DEBUG ACL LATENCY "
     "SLOWLOG MEMORY MODULE",
 }
 
@@ -104,7 +104,7 @@ REFUSED = {
 class Table:
     """The commands with their counters."""
 
-    def __init__(self, counters: DoorCounters) -> None:
+    def __init__(self, counters: ServerCounters) -> None:
         self.commands: dict[bytes, Command] = {}
         for name, handler, least, most, kind in COMMANDS:
             command = Command(name, handler, least, most, counters.method(name), kind, RUNS.get(name))

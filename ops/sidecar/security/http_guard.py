@@ -131,7 +131,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            raise AssertionError(f"no door for {scope['type']}")
+            raise AssertionError(f"no server for {scope['type']}")
         found = self.judge(scope)
         if isinstance(found, Refusal):
             await _answer(found, send)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from standfast.ops.sidecar.worker.assign_each import HeldTasks, SidecarSession, assign_each
 from standfast.ops.sidecar.worker.moves import FENCED, Holding, Moves, moves
-from standfast.ops.sidecar.worker.process import TailWorker
+from standfast.ops.sidecar.worker.process import StandbyWorker
 from standfast.ops.sidecar.worker.protocol import Rows
 from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
 from standfast.store.log import logger
@@ -33,11 +33,11 @@ class Round(NamedTuple):
     held: HeldTasks
 
 
-class TailMover:
+class TaskMover:
     """The task mover. `closing` is called before the server closes tasks, and returns once no connection uses them."""
 
     def __init__(
-        self, session: SidecarSession, workers: Sequence[TailWorker], closing: Callable[[Partitions], None]
+        self, session: SidecarSession, workers: Sequence[StandbyWorker], closing: Callable[[Partitions], None]
     ) -> None:
         self._session = session
         self.workers = list(workers)

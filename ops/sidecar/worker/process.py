@@ -39,7 +39,7 @@ SILENT_MS = 8_000  # the worker reports every second that it lives
 START_MS = 60_000  # until its first report: that needs a second of processor time, which a busy machine gives late
 
 
-class TailWorker:
+class StandbyWorker:
     """One standby worker process at a time."""
 
     def __init__(self, order: Open, clock: Clock) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from standfast.ops.http.rows import Rows as SessionRows
-from standfast.ops.shared.reasons import error_document, reason_of
+from standfast.ops.shared.error_codes import error_document, reason_of
 from standfast.ops.sidecar.worker.protocol import ReadRows, Rows
 
 ROWS_MAX = 1_000

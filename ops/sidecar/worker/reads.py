@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from standfast.ops.shared.reasons import LIMIT, TOO_LARGE, Refused
+from standfast.ops.shared.error_codes import LIMIT, TOO_LARGE, Refused
 from standfast.ops.sidecar.worker.protocol import ReadRows, Rows
 from standfast.store.errors import Unavailable
 

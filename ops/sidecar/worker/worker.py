@@ -124,7 +124,7 @@ def behind(statistics: SessionStatistics) -> dict[int, int]:
     return found
 
 
-class TailSession(SidecarSession):
+class WorkerSession(SidecarSession):
     """A session that also cares for the log in the server's place."""
 
     cares_for = ""
@@ -137,11 +137,11 @@ class TailSession(SidecarSession):
         return leader in (self.instance_id, self.cares_for)
 
 
-def open_session(order: Open) -> TailSession:
+def open_session(order: Open) -> WorkerSession:
     """The session that an order describes."""
     # A worker of a killed server keeps this lock until it ends, and a new server waits for it.
     state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
-    session = TailSession(
+    session = WorkerSession(
         order.app,
         log=order.log,
         state_dir=state,
@@ -159,7 +159,7 @@ def main(parent: Parent) -> int:
     """Serve the orders of the server."""
     worker: Worker | None = None
     ask: Callable[[ReadRows], None] | None = None
-    session: TailSession | None = None
+    session: WorkerSession | None = None
     while True:
         for line in parent.orders(LOOK_MS):
             order = parse_order(line)

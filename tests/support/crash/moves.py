@@ -5,7 +5,7 @@
     Moves.end       all partitions on one sidecar: every row and offset; then a restore of the log alone
 
 Rules of this file: one thread decides, from the run's seed; after each step it checks the problems that the threads of
-`crash_moves_load` reported. `summary` reports the measurements.
+`support.crash.moves_load` reported. `summary` reports the measurements.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from urllib.parse import quote, urlsplit
 
 import hiredis
 
-from standfast.ops.shared.reasons import REASONS
+from standfast.ops.shared.error_codes import REASONS
 from support.crash.moves_model import NAMES, Folds, Row, differences, digest, operation
-from support.door import Client, pack
+from support.resp import Client, pack
 
 SOURCE = "in"
 ANSWER_S = 60.0

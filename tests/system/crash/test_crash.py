@@ -37,7 +37,7 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig
 from standfast.store.failpoint import NAMES, VARIABLE, parse
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.cut import CUT_KEY, Cut, Position
+from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position
 from support.crash.child import APP, EXIT_FENCED, LEASE_MS, MEMORY_BYTES, PARTITIONS, open_session, open_task
 from support.crash.damage import Damage, store_of, wrong_consequences
 from support.crash.run import CHILD, PATIENCE_S, Crash, Reasons
@@ -115,7 +115,7 @@ def test_a_lost_row_a_changed_row_and_a_moved_position_are_reported(tmp_path: Pa
     def move_position(engine: RocksEngine, key: bytes, row: bytes) -> None:
         raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
         assert raw is not None
-        cut = Cut.decode(raw, "cut")
+        cut = CommitRecord.decode(raw, "cut")
         moved = {**cut.positions, family: Position(cut.positions[family].offset - 1)}
         engine.write({DEFAULT_FAMILY: {CUT_KEY: replace(cut, positions=moved).encode()}})
 
@@ -238,7 +238,7 @@ def test_rows_of_a_dropped_store_never_come_back(tmp_path: Path, dropping: int, 
     with closing(open_task(opened("kept", "gone"))) as stores:
         for name in ("kept", "gone"):
             stores.store(name).put("a", name)
-        stores.commit(Cut(positions={"kept": Position(1), "gone": Position(1)}))
+        stores.commit(CommitRecord(positions={"kept": Position(1), "gone": Position(1)}))
     for names, times in ((("kept",), dropping), (("kept", "gone"), adding)):
         command = [sys.executable, str(CHILD), json.dumps(opened(*names))]
         failpoint = {VARIABLE: f"engine.written=kill:{times}"}

@@ -30,7 +30,7 @@ import pytest
 from support.crash.app_child import LIFE_MAX_S
 from support.crash.app_oracle import Expected, Outputs, Row, Stores, compare, expect, make_inputs
 from support.crash.app_run import LEASE_MS, MAX_STALL_MS, NO_STRIKE, AppCrash, Strike
-from support.groups import dear
+from support.groups import costly
 
 DAMAGED = 0.4  # how often a byte is flipped where a story may do so
 RUNS = int(os.environ.get("STANDFAST_CRASH_APP_RUNS", "1"))
@@ -196,7 +196,7 @@ def planted(expected: Expected, guarantee: str, change: Callable[[Outputs, Store
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def expected() -> Expected:
     return expect(make_inputs(11, 400))
 

@@ -29,7 +29,7 @@ from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.stream.session.task import TaskState
-from support.groups import dear
+from support.groups import costly
 from support.serve import wait_for
 from support.sessions import Bench
 
@@ -91,7 +91,7 @@ def grown(root: Path) -> list[Rows]:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Rows], Path]]:
     """The files of one application with its states, and those of another."""
     first, second = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")

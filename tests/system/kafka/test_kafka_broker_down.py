@@ -23,7 +23,7 @@ from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from support.groups import dear
+from support.groups import costly
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -35,7 +35,7 @@ STORES = [sf.KeyValueStore("kv", TEXT, INT)]
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker that only this file kills."""
     with Broker(tmp_path_factory.mktemp("kafka"), light=True) as made:

@@ -140,7 +140,7 @@ def test_offsets_alone_are_taken_of_the_present_member_and_of_nobody_else(joined
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
-def test_commit_over_the_data_door_is_fenced_once_its_consumer_is_replaced(
+def test_commit_over_the_resp_server_is_fenced_once_its_consumer_is_replaced(
     sidecars: Sidecars, kafka_address: str, guarantee: str
 ) -> None:
     """The application's consumer loses its partition to another one while its sidecar still holds the task."""

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.observe.verdict import verdict
-from support.groups import dear
+from support.groups import costly
 from support.serve import FOUR, KEYVALUE, Sidecar, Sidecars, wait_for
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """One sidecar for tests that use whole generations of it, each larger than the last."""
     made = Sidecars(tmp_path_factory.mktemp("control"))

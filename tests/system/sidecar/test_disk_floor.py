@@ -22,7 +22,7 @@ import pytest
 
 import standfast as sf
 from support.disk import fill, free_bytes
-from support.door import Client
+from support.resp import Client
 from support.serve import FOUR, Sidecar, Sidecars, wait_for
 
 pytestmark = pytest.mark.slow
@@ -138,7 +138,7 @@ class Rounds:
 
     def run(self, client: Client, until: Callable[[], bool]) -> None:
         """Rounds one after another, going on after any reply, until the condition holds."""
-        self.begin_anew(client)
+        self.restart(client)
         while not until():
             answer = self.round(client)
             if answer is None:
@@ -154,7 +154,7 @@ class Rounds:
                 assert "retry" not in answer and "again:" not in answer and "try again" not in answer, answer
                 told = client.refused("SF.COMMIT", "OFFSETS", "flights", 0, self.done + 1)
                 assert told.startswith(("FENCED", "UNAVAILABLE", "LOADING")), "it has not read the source offsets"
-            self.begin_anew(client)
+            self.restart(client)
 
     def round(self, client: Client) -> str | None:
         """Write and commit one round; returns the first refusal, None for an acknowledgement."""
@@ -165,7 +165,7 @@ class Rounds:
         answer = client("SF.COMMIT", "OFFSETS", "flights", 0, self.done + 1)
         return str(answer) if isinstance(answer, hiredis.ReplyError) else None
 
-    def begin_anew(self, client: Client) -> None:
+    def restart(self, client: Client) -> None:
         """Request the source offsets until a reply has them, and compare them with the possible ones."""
 
         def told() -> bool:
@@ -183,7 +183,7 @@ class Rounds:
 
     def check(self, client: Client) -> None:
         """Every round below `done` is there, and no row of the one after it."""
-        self.begin_anew(client)
+        self.restart(client)
         rows = [client("GET", f"{round_}-{number}") for round_ in range(self.done) for number in range(ROWS)]
         assert rows == [VALUE] * len(rows), "what was acknowledged is there"
         if self.whole:

@@ -1,4 +1,7 @@
-"""A fuzzer of settings: files, flags and environments that are nearly right, in a process of its own. See fix_fuzz."""
+"""A fuzzer of settings: files, flags and environments that are nearly right, in a process of its own.
+
+See support.fuzz.
+"""
 
 from __future__ import annotations
 

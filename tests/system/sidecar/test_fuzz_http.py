@@ -1,6 +1,6 @@
 """A fuzzer of the HTTP API, on a real sidecar: every call of the OpenAPI document, and bytes that are no request.
 
-See fix_fuzz.
+See support.fuzz.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def answered(sidecar: Sidecar) -> dict[int, int]:
     return codes
 
 
-def test_http_door_bears_anything(sidecars: Sidecars, tmp_path: Path) -> None:
+def test_http_server_bears_anything(sidecars: Sidecars, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f'[[tokens]]\nname = "ops"\nrole = "admin"\ntoken = "{TOKEN}"\n')
     tokens.chmod(0o600)
@@ -306,7 +306,7 @@ def test_http_door_bears_anything(sidecars: Sidecars, tmp_path: Path) -> None:
     assert sidecar.stop() == 0
 
 
-def test_client_that_hangs_up_within_its_body_is_no_failure_of_the_door(sidecars: Sidecars) -> None:
+def test_client_that_hangs_up_within_its_body_is_no_failure_of_the_server(sidecars: Sidecars) -> None:
     sidecar = sidecars.start()
     split = urlsplit(sidecar.info["http"])
     with socket.create_connection((split.hostname, split.port)) as client:

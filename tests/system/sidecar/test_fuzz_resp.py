@@ -1,4 +1,4 @@
-"""Fuzzers of the RESP server, on a real sidecar: before login and after it. See fix_fuzz."""
+"""Fuzzers of the RESP server, on a real sidecar: before login and after it. See support.fuzz."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
-from support.door import Client, connected, pack
 from support.fuzz import FUZZ_S, NUMBERS, Watched, fuzzes, mutated, pieces, quietly, rounds, seeded
+from support.resp import Client, connected, pack
 from support.serve import FOUR, Sidecar, Sidecars
 
 pytestmark = [pytest.mark.slow, fuzzes]
@@ -199,10 +199,10 @@ def fuzz(sidecars: Sidecars, tokens: Path, name: str, login: bytes, growth_mib: 
     assert sidecar.stop() == 0
 
 
-def test_data_door_bears_anything_before_login(sidecars: Sidecars, tmp_path: Path) -> None:
+def test_resp_server_bears_anything_before_login(sidecars: Sidecars, tmp_path: Path) -> None:
     fuzz(sidecars, tmp_path / "tokens", "resp before login", b"", BEFORE_LOGIN_MIB)
 
 
-def test_data_door_bears_anything_after_login(sidecars: Sidecars, tmp_path: Path) -> None:
+def test_resp_server_bears_anything_after_login(sidecars: Sidecars, tmp_path: Path) -> None:
     login = pack("AUTH", "kv", TOKEN)
     fuzz(sidecars, tmp_path / "tokens", "resp after login", login, AFTER_LOGIN_MIB)

@@ -33,7 +33,7 @@ WAIT_S = 30.0
 LINES_MAX = 25  # lines about one cause; without a limit there are 50 in a second
 
 
-def door(sidecar: Sidecar, partition: int = 0) -> redis.Redis:
+def server(sidecar: Sidecar, partition: int = 0) -> redis.Redis:
     path = sidecar.info["resp_socket"]
     return redis.Redis(unix_socket_path=path, db=partition, username="kv", password="x", single_connection_client=True)
 
@@ -63,7 +63,7 @@ def serving(sidecars: Sidecars) -> tuple[Sidecar, redis.Redis, Path]:
     sidecar.declare(partitions=4)
     sidecar.assign(1, (0, 1), (2,), lease_ms=600_000)
     sidecar.wait_ready()
-    client = door(sidecar)
+    client = server(sidecar)
     client.set("a", "1")
     client.execute_command("SF.COMMIT")
     client.set("b", "2")
@@ -71,7 +71,7 @@ def serving(sidecars: Sidecars) -> tuple[Sidecar, redis.Redis, Path]:
 
 
 @pytest.mark.parametrize("kind", ["ours", "program"])
-def test_locked_log_is_named_by_every_door_and_keeps_nobody_waiting(
+def test_locked_log_is_named_by_every_server_and_keeps_nobody_waiting(
     serving: tuple[Sidecar, redis.Redis, Path], kind: str
 ) -> None:
     sidecar, client, path = serving
@@ -116,7 +116,7 @@ def test_lock_of_one_who_does_not_say_its_id_is_told_as_any_other(
         within(lambda: "UNAVAILABLE: log" in ready_lines(sidecar), lambda: ready_lines(sidecar))
         assert "a process that did not come to say its id for" in sidecar.call("GET", "/v1/status")["log_error"]
         sidecar.assign(2, (0, 1, 3), lease_ms=600_000)
-        assert refused(lambda: door(sidecar, 3).get("a")).startswith("UNAVAILABLE")
+        assert refused(lambda: server(sidecar, 3).get("a")).startswith("UNAVAILABLE")
     sidecar.wait_ready()
     within(lambda: sidecar.call("GET", "/v1/status")["ready"], lambda: ready_lines(sidecar))
 
@@ -129,7 +129,7 @@ def test_task_that_waits_for_a_locked_log_says_so_and_opens_by_itself(sidecars: 
         began_s = time.monotonic()
         sidecar.assign(1, (0, 1), (2, 3), lease_ms=600_000)
         assert time.monotonic() - began_s < WITHIN_S
-        client = door(sidecar)
+        client = server(sidecar)
         assert refused(lambda: client.get("a")).startswith("UNAVAILABLE")
         assert f"process {holder.pid}" in refused(lambda: client.set("a", "1"))
         began_s = time.monotonic()
@@ -180,7 +180,7 @@ def test_worker_that_starts_while_the_log_is_away_makes_no_other_in_its_place(
 
 
 @pytest.mark.parametrize("where", ["header", "pages"])
-def test_damaged_log_is_told_by_every_door_and_rows_are_read(
+def test_damaged_log_is_told_by_every_server_and_rows_are_read(
     serving: tuple[Sidecar, redis.Redis, Path], where: str
 ) -> None:
     sidecar, client, path = serving

@@ -7,7 +7,7 @@ import pytest
 from standfast.ops.sidecar.resp import scans as resp_scans
 from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.resp.table import COMMANDS
-from support.door import Desk
+from support.resp import Desk
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])

@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from support.clients import Tool
-from support.door import DoorBench
+from support.resp import RespBench
 
 FOUND = {
     "set": "OK",
@@ -46,9 +46,9 @@ def check(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_redis_py_works_unchanged(door_bench: DoorBench, protocol: int) -> None:
-    door_bench.open()
-    url = f"unix://kv:x@{door_bench.path}?db=1"
+def test_redis_py_works_unchanged(resp_bench: RespBench, protocol: int) -> None:
+    resp_bench.open()
+    url = f"unix://kv:x@{resp_bench.path}?db=1"
     with redis.Redis.from_url(url, protocol=protocol, decode_responses=True) as client:
         found: dict[str, Any] = {"set": "OK" if client.set("a", "1") else "", "get": client.get("a")}
         found["none"] = client.get("none")
@@ -93,36 +93,36 @@ def test_redis_py_works_unchanged(door_bench: DoorBench, protocol: int) -> None:
             client.pipeline().watch("a")
 
 
-def test_redis_py_is_told_the_reasons(door_bench: DoorBench) -> None:
-    session = door_bench.session()
+def test_redis_py_is_told_the_reasons(resp_bench: RespBench) -> None:
+    session = resp_bench.session()
     session.assign(active=[0], standby=[1])
-    door_bench.open(session=session)
+    resp_bench.open(session=session)
     retry = Retry(NoBackoff(), 0)
     for partition, error in ((0, redis.BusyLoadingError), (1, redis.ReadOnlyError), (2, redis.ResponseError)):
-        client = redis.Redis.from_url(f"unix://kv:x@{door_bench.path}?db={partition}", retry=retry)
+        client = redis.Redis.from_url(f"unix://kv:x@{resp_bench.path}?db={partition}", retry=retry)
         with pytest.raises(error):
             client.set("a", "1")
         client.close()
 
 
-def test_redis_py_over_asyncio(door_bench: DoorBench) -> None:
+def test_redis_py_over_asyncio(resp_bench: RespBench) -> None:
     import asyncio
 
     import redis.asyncio
 
-    door_bench.open()
+    resp_bench.open()
 
     async def use() -> tuple[Any, Any]:
-        async with redis.asyncio.Redis.from_url(f"unix://kv:x@{door_bench.path}?db=1", protocol=3) as client:
+        async with redis.asyncio.Redis.from_url(f"unix://kv:x@{resp_bench.path}?db=1", protocol=3) as client:
             await asyncio.gather(*(client.set(f"k{number}", "v") for number in range(50)))
             return await client.get("k49"), await client.execute_command("SF.COMMIT", "SEQ", 1)
 
     assert asyncio.run(use()) == (b"v", [1, 1, 50])
 
 
-def test_redis_cli_works_unchanged(door_bench: DoorBench, redis_cli: Tool) -> None:
-    door_bench.open()
-    base: list[str | Path] = [redis_cli.program, "-s", door_bench.path, "--user", "kv", "--pass", "x", "-n", "1"]
+def test_redis_cli_works_unchanged(resp_bench: RespBench, redis_cli: Tool) -> None:
+    resp_bench.open()
+    base: list[str | Path] = [redis_cli.program, "-s", resp_bench.path, "--user", "kv", "--pass", "x", "-n", "1"]
     base.append("--no-auth-warning")
     asked = 'SET a 1\nGET a\nGET none\nMULTI\nSET b 2\nGET b\nEXEC\nSF.PUT other x y\nSF.RANGE other "" ""\n'
     asked += "SF.COMMIT SEQ 1 GROUP app OFFSETS flights 1 12\nSF.OFFSETS\nEXPIRE a 5\n"
@@ -152,19 +152,19 @@ def test_redis_cli_works_unchanged(door_bench: DoorBench, redis_cli: Tool) -> No
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
-def test_node_redis_works_unchanged(door_bench: DoorBench, node_client: Tool, protocol: str) -> None:
-    door_bench.open()
+def test_node_redis_works_unchanged(resp_bench: RespBench, node_client: Tool, protocol: str) -> None:
+    resp_bench.open()
     script = node_client.folder / "node_redis.mjs"
-    check(json.loads(run([node_client.program, script, door_bench.path, protocol], node_client)))
+    check(json.loads(run([node_client.program, script, resp_bench.path, protocol], node_client)))
 
 
-def test_ioredis_works_unchanged(door_bench: DoorBench, node_client: Tool) -> None:
-    door_bench.open()
+def test_ioredis_works_unchanged(resp_bench: RespBench, node_client: Tool) -> None:
+    resp_bench.open()
     script = node_client.folder / "ioredis.mjs"
-    check(json.loads(run([node_client.program, script, door_bench.path], node_client)))
+    check(json.loads(run([node_client.program, script, resp_bench.path], node_client)))
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
-def test_go_redis_works_unchanged(door_bench: DoorBench, go_client: Tool, protocol: str) -> None:
-    door_bench.open()
-    check(json.loads(run([go_client.program, door_bench.path, protocol], go_client)))
+def test_go_redis_works_unchanged(resp_bench: RespBench, go_client: Tool, protocol: str) -> None:
+    resp_bench.open()
+    check(json.loads(run([go_client.program, resp_bench.path, protocol], go_client)))

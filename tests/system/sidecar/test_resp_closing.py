@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.door import Client, Desk
-from support.groups import dear
+from support.groups import costly
+from support.resp import Client, Desk
 from support.serve import KEYVALUE, Sidecar, Sidecars, wait_for
 
 REQUESTS: tuple[tuple[Any, ...], ...] = (
@@ -101,7 +101,7 @@ def test_closing_comes_before_the_commits_that_wait(desk: Desk) -> None:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """One sidecar for all ways in which a task leaves."""
     made = Sidecars(tmp_path_factory.mktemp("closing"))

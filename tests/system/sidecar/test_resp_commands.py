@@ -9,7 +9,7 @@ from standfast.ops.sidecar.resp.connection import CallLimits
 from standfast.ops.sidecar.resp.scans import Scans
 from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
-from support.door import DAY_MS, HOUR_MS, Desk
+from support.resp import DAY_MS, HOUR_MS, Desk
 
 START_MS = 1_357_000_000_000 - 1_357_000_000_000 % HOUR_MS
 
@@ -132,7 +132,7 @@ def test_long_ranges_are_read_elsewhere_and_are_whole(desk: Desk) -> None:
 
 
 def test_long_ranges_beyond_the_bound_wait_for_their_turn_with_nothing_held_and_are_whole(desk: Desk) -> None:
-    desk.door = desk.door._replace(scans=Scans(2))
+    desk.context = desk.context._replace(scans=Scans(2))
     talks = [desk.talk() for _ in range(6)]
     for number in range(500):
         talks[0]("SET", b"%04d" % number, "v")
@@ -316,7 +316,7 @@ def test_large_keys_and_values_are_refused_and_change_nothing(desk: Desk) -> Non
 
 
 def test_steps_have_their_bounds_and_change_nothing_beyond(desk: Desk) -> None:
-    desk.door = desk.door._replace(limits=CallLimits(batch_ops=3, batch_bytes=2_000, wait_ms=50))
+    desk.context = desk.context._replace(limits=CallLimits(batch_ops=3, batch_bytes=2_000, wait_ms=50))
     talk = desk.talk()
     three, four = ["a", "b", "c"], ["a", "b", "c", "d"]
     assert talk("MSET", *[word for key in three for word in (key, "1")]) == b"OK"
@@ -346,7 +346,7 @@ def test_full_write_buffer_is_busy_until_a_commit(desk: Desk) -> None:
 
 def test_token_opens_and_limits_the_connection(desk: Desk) -> None:
     grants = {b"reader": Grant("r", write=False), b"one": Grant("o", stores=frozenset({"kv"})), b"all": Grant("a")}
-    desk.door = desk.door._replace(authenticate=grants.get)
+    desk.context = desk.context._replace(authenticate=grants.get)
     talk = desk.talk(None)
     for request in (("GET", "k"), ("SF.STATUS",), ("MULTI",), ("SELECT", 1), ("PING",), ("NIX",)):
         assert talk.refused(*request).startswith("NOAUTH")

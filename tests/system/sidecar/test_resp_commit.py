@@ -9,9 +9,9 @@ import hiredis
 import pytest
 
 import standfast as sf
-from standfast.ops.shared.reasons import NOT_ACTIVE, RESTORING, Refused
+from standfast.ops.shared.error_codes import NOT_ACTIVE, RESTORING, Refused
 from standfast.store.clock import ManualClock
-from support.door import Desk, Talk, open_session
+from support.resp import Desk, Talk, open_session
 from support.session_source import SessionSource
 
 OFFSETS = ("GROUP", "app", "OFFSETS", "flights", 0)

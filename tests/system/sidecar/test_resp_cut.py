@@ -11,7 +11,7 @@ from standfast.ops.sidecar.control.assignment import wanted_of
 from standfast.ops.sidecar.control.schema import Assignment, Source, Task
 from standfast.store.clock import ManualClock
 from standfast.store.errors import InvalidRequest, Unavailable
-from support.door import Desk
+from support.resp import Desk
 
 
 def commit(seq: int, offset: int, *more: str | int, partition: int = 0) -> tuple[Any, ...]:

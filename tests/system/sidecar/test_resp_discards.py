@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from support.door import Desk, Talk
+from support.resp import Desk, Talk
 
 OFFSETS = ("OFFSETS", "flights", 0)
 READ_FIRST = "read the source offsets (SF.OFFSETS)"

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
 from standfast.ops.sidecar.resp.protocol import LOGIN_BYTES_MAX, LOGIN_COMMAND_BYTES, LOGIN_REQUESTS_MAX
+from standfast.ops.sidecar.resp.server import RespLimits, RespServer
 from standfast.ops.sidecar.resp.stores import Grant
-from support.door import Client, DoorBench, pack
+from support.resp import Client, RespBench, pack
 
 TOKEN = b"t0ken"
 MIB = 1 << 20
 LARGE = b"x" * 500_000
 
 
-def guarded(bench: DoorBench, **limits: int) -> RespDoor:
+def guarded(bench: RespBench, **limits: int) -> RespServer:
     """A server that requires a token."""
     return bench.open(limits=RespLimits(**limits), authenticate={TOKEN: Grant("app")}.get)  # type: ignore[arg-type]
 
@@ -54,19 +54,19 @@ def rss_bytes() -> int:
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
-def test_strangers_command_is_small_and_flat(door_bench: DoorBench, data: bytes) -> None:
-    guarded(door_bench)
-    client = door_bench.client(None)
+def test_strangers_command_is_small_and_flat(resp_bench: RespBench, data: bytes) -> None:
+    guarded(resp_bench)
+    client = resp_bench.client(None)
     client.socket.sendall(data)
     (refusal,) = ends(client)
     assert str(refusal).startswith("ERR Protocol error")
-    assert login(door_bench.client(None))("PING") == b"PONG"
+    assert login(resp_bench.client(None))("PING") == b"PONG"
 
 
-def test_many_strangers_with_many_headers_take_no_room(door_bench: DoorBench) -> None:
-    guarded(door_bench)
+def test_many_strangers_with_many_headers_take_no_room(resp_bench: RespBench) -> None:
+    guarded(resp_bench)
     before = rss_bytes()
-    clients = [door_bench.client(None) for _ in range(100)]
+    clients = [resp_bench.client(None) for _ in range(100)]
     for number, client in enumerate(clients):
         client.socket.sendall(b"*16\r\n$4000\r\n" + b"x" * (4_000 - number % 2))
         client.socket.sendall(b"\r\n*99999\r\n" * 1_000 if number % 2 else b"")
@@ -76,9 +76,9 @@ def test_many_strangers_with_many_headers_take_no_room(door_bench: DoorBench) ->
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_stranger_asks_little_in_all(door_bench: DoorBench, kept: bool) -> None:
-    guarded(door_bench)
-    client = door_bench.client(None)
+def test_stranger_asks_little_in_all(resp_bench: RespBench, kept: bool) -> None:
+    guarded(resp_bench)
+    client = resp_bench.client(None)
     requests = [pack("GET", "a")] * 1_000 if kept else [pack("GET", "x" * 4_000)] * 1_000
     try:
         client.socket.sendall(b"".join(requests))
@@ -90,8 +90,8 @@ def test_stranger_asks_little_in_all(door_bench: DoorBench, kept: bool) -> None:
     assert "before AUTH: log in first" in str(last)
 
 
-def test_what_came_with_the_login_is_answered_however_it_is_cut(door_bench: DoorBench) -> None:
-    guarded(door_bench)
+def test_what_came_with_the_login_is_answered_however_it_is_cut(resp_bench: RespBench) -> None:
+    guarded(resp_bench)
     value = b"v" * 100_000
     keys = [f"k{number}" for number in range(60)]
     requests = [pack("PING"), pack("HELLO", 2, "AUTH", "kv", TOKEN), pack("SET", "a", value), pack("MSET", *keys)]
@@ -99,7 +99,7 @@ def test_what_came_with_the_login_is_answered_however_it_is_cut(door_bench: Door
     data = b"".join(requests)
     head = len(data) - len(b"".join(requests[2:]))
     for at in (*range(1, head + 12), len(data) - 7, len(data)):
-        client = Client(door_bench.path)
+        client = Client(resp_bench.path)
         client.socket.sendall(data[:at])
         client.socket.sendall(data[at:])
         refusal, hello, *found = [client.reply() for _ in requests]
@@ -109,49 +109,49 @@ def test_what_came_with_the_login_is_answered_however_it_is_cut(door_bench: Door
         client.close()
 
 
-def test_client_that_logs_in_and_asks_no_more_is_answered(door_bench: DoorBench) -> None:
-    guarded(door_bench)
-    client = door_bench.client(None)
+def test_client_that_logs_in_and_asks_no_more_is_answered(resp_bench: RespBench) -> None:
+    guarded(resp_bench)
+    client = resp_bench.client(None)
     client.socket.sendall(pack("AUTH", "kv", TOKEN) + pack("SET", "a", "1") * 1_000)
     client.socket.shutdown(1)
     assert ends(client) == [b"OK"] * 1_001
 
 
-def test_stranger_has_so_long_to_log_in(door_bench: DoorBench) -> None:
-    door = guarded(door_bench, login_s=3)
-    stranger, known = door_bench.client(None), login(door_bench.client(None))
+def test_stranger_has_so_long_to_log_in(resp_bench: RespBench) -> None:
+    server = guarded(resp_bench, login_s=3)
+    stranger, known = resp_bench.client(None), login(resp_bench.client(None))
     assert stranger.refused("PING").startswith("NOAUTH")
     for _ in range(4):
         assert stranger.refused("PING").startswith("NOAUTH")
-        door_bench.call(door.sweep)
+        resp_bench.call(server.sweep)
     assert ends(stranger) == []
     assert known("PING") == b"PONG"
     assert known("RESET") == b"RESET"
     for _ in range(4):
-        door_bench.call(door.sweep)
+        resp_bench.call(server.sweep)
     assert ends(known) == []
-    assert door_bench.call(door.engine.statistics).cut_off == {"no login": 2}
+    assert resp_bench.call(server.engine.statistics).cut_off == {"no login": 2}
 
 
-def test_strangers_make_room_and_those_who_logged_in_do_not(door_bench: DoorBench) -> None:
-    door = guarded(door_bench, connections=10)
-    known = [login(door_bench.client(None)) for _ in range(5)]
-    strangers = [door_bench.client(None) for _ in range(20)]
-    more = [login(door_bench.client(None)) for _ in range(5)]
+def test_strangers_make_room_and_those_who_logged_in_do_not(resp_bench: RespBench) -> None:
+    server = guarded(resp_bench, connections=10)
+    known = [login(resp_bench.client(None)) for _ in range(5)]
+    strangers = [resp_bench.client(None) for _ in range(20)]
+    more = [login(resp_bench.client(None)) for _ in range(5)]
     assert all(ends(one) == [] for one in strangers)
-    (refusal,) = ends(door_bench.client(None))
+    (refusal,) = ends(resp_bench.client(None))
     assert str(refusal) == "ERR max number of clients reached"
     assert all(one("PING") == b"PONG" for one in known + more)
-    assert door_bench.call(door.engine.statistics).cut_off == {"no login": 20}
+    assert resp_bench.call(server.engine.statistics).cut_off == {"no login": 20}
 
 
-def test_replies_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(door_bench: DoorBench) -> None:
-    door = door_bench.open(limits=RespLimits(outputs_bytes=16 * MIB, output_bytes=4 * MIB))
-    reader = door_bench.client()
+def test_replies_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(resp_bench: RespBench) -> None:
+    server = resp_bench.open(limits=RespLimits(outputs_bytes=16 * MIB, output_bytes=4 * MIB))
+    reader = resp_bench.client()
     assert reader("SET", "k", LARGE) == b"OK"
     reader("SF.COMMIT")
     before = rss_bytes()
-    deaf = [door_bench.client() for _ in range(20)]
+    deaf = [resp_bench.client() for _ in range(20)]
     get = pack("GET", "k") * 32
     rounds, read = 8, 0
     for _ in range(rounds):
@@ -166,36 +166,36 @@ def test_replies_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(
             assert reader.reply() == LARGE
             read += 1
         sender.join()
-        unread = door_bench.call(lambda: sum(one.unread_bytes for one in door._clients))
+        unread = resp_bench.call(lambda: sum(one.unread_bytes for one in server._clients))
         assert unread < 24 * MIB, "over the limit by what one turn of the loop may add"
     assert read == rounds * 32
     assert rss_bytes() - before < 120 * MIB
-    assert set(door_bench.call(door.engine.statistics).cut_off) == {"unread replies"}
+    assert set(resp_bench.call(server.engine.statistics).cut_off) == {"unread replies"}
 
 
-def test_client_with_most_unread_replies_is_the_one_that_is_cut_off(door_bench: DoorBench) -> None:
-    door = door_bench.open(limits=RespLimits(outputs_bytes=10 * MIB, output_bytes=8 * MIB))
-    first = door_bench.client()
+def test_client_with_most_unread_replies_is_the_one_that_is_cut_off(resp_bench: RespBench) -> None:
+    server = resp_bench.open(limits=RespLimits(outputs_bytes=10 * MIB, output_bytes=8 * MIB))
+    first = resp_bench.client()
     assert first("SET", "k", LARGE) == b"OK"
-    small = door_bench.client()
+    small = resp_bench.client()
     small.socket.sendall(pack("GET", "k") * 6)
-    large = door_bench.client()
+    large = resp_bench.client()
     large.socket.sendall(pack("GET", "k") * 18)
-    while not door_bench.call(door.engine.statistics).cut_off:
+    while not resp_bench.call(server.engine.statistics).cut_off:
         assert first("GET", "k") == LARGE
     assert [small.reply() for _ in range(6)] == [LARGE] * 6
     assert len(ends(large)) < 18
-    assert door_bench.call(door.engine.statistics).cut_off == {"unread replies": 1}
+    assert resp_bench.call(server.engine.statistics).cut_off == {"unread replies": 1}
 
 
-def test_long_ranges_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(door_bench: DoorBench) -> None:
-    door_bench.open(limits=RespLimits(outputs_bytes=16 * MIB, output_bytes=8 * MIB))
-    reader = door_bench.client()
+def test_long_ranges_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(resp_bench: RespBench) -> None:
+    resp_bench.open(limits=RespLimits(outputs_bytes=16 * MIB, output_bytes=8 * MIB))
+    reader = resp_bench.client()
     for number in range(66):
         reader("SET", f"{number:02}", b"x" * 90_000)
     reader("SF.COMMIT")
     before = rss_bytes()
-    deaf = [door_bench.client() for _ in range(80)]
+    deaf = [resp_bench.client() for _ in range(80)]
     for client in deaf:
         client.send("SF.RANGE", "kv", "", "")
     for _ in range(4):

@@ -12,7 +12,7 @@ from standfast.ops.sidecar.security.audit import Audit
 from standfast.ops.sidecar.security.tokens import Tokens
 from standfast.ops.sidecar.serve_resp import authenticator
 from standfast.store.clock import ManualClock
-from support.door import Desk, DoorBench, Talk, open_session, pack
+from support.resp import Desk, RespBench, Talk, open_session, pack
 
 GRANTS = {
     b"all": Grant("all"),
@@ -25,7 +25,7 @@ GRANTS = {
 
 @pytest.fixture
 def desk(tmp_path: Path, clock: ManualClock) -> Iterator[Desk]:
-    """As that of fix_door, where every client needs a token."""
+    """As that of support.serve, where every client needs a token."""
     with open_session(tmp_path, clock) as session:
         session.assign(active=[0])
         session.wait_ready(10)
@@ -73,22 +73,22 @@ def entry(name: str, token: str, more: str = "") -> str:
     return f'[[tokens]]\nname = "{name}"\nrole = "write"\ntoken = "{token}"\n{more}\n'
 
 
-def test_token_that_is_gone_ends_on_open_connections(door_bench: DoorBench, clock: ManualClock) -> None:
-    path = door_bench.root / "tokens.toml"
+def test_token_that_is_gone_ends_on_open_connections(resp_bench: RespBench, clock: ManualClock) -> None:
+    path = resp_bench.root / "tokens.toml"
     path.touch(mode=0o600)
     old, new = "old-token-of-the-application", "new-token-of-the-application"
     path.write_text(entry("app", old) + entry("app", new))
     tokens = Tokens(path)
-    door_bench.open(authenticate=authenticator(tokens, Audit(clock)), revision=lambda: tokens.revision)
-    before, after = door_bench.client(None), door_bench.client(None)
+    resp_bench.open(authenticate=authenticator(tokens, Audit(clock)), revision=lambda: tokens.revision)
+    before, after = resp_bench.client(None), resp_bench.client(None)
     assert before("AUTH", "kv", old) == after("AUTH", "kv", new) == b"OK"
     assert before("SET", "a", "1") == after("SET", "b", "1") == b"OK"
     assert before("SF.COMMIT") == [1, None, 2]
     assert before("SET", "a", "uncommitted") == b"OK"
-    door_bench.call(tokens.reload)
+    resp_bench.call(tokens.reload)
     assert before("SET", "a", "uncommitted too") == b"OK", "it is still there"
     path.write_text(entry("app", new, 'stores = ["kv"]'))
-    door_bench.call(tokens.reload)
+    resp_bench.call(tokens.reload)
     before.socket.sendall(pack("SET", "a", "2") + pack("SF.COMMIT") + pack("MULTI"))
     assert [str(before.reply()).split()[0] for _ in range(3)] == ["NOAUTH"] * 3
     refused = after.refused("SF.COMMIT", "OFFSETS", "t", 0, 2)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.door import Client, pack
+from support.resp import Client, pack
 from support.serve import FOUR, Sidecar, Sidecars
 
 SOAK_S = float(os.environ.get("STANDFAST_SOAK_S", "6"))

@@ -17,7 +17,7 @@ from standfast.store.errors import BadConfig, Held, InvalidRequest
 from standfast.store.task.state_dir import StateDir, check_marker, write_atomically
 
 if TYPE_CHECKING:
-    from support.door import DoorBench
+    from support.resp import RespBench
 
 OTHER_UID = 61_234
 
@@ -162,40 +162,40 @@ def test_closing_removes_only_the_socket_that_was_made_here(path: Path) -> None:
     assert names(path) == {"LOCK", "resp.sock", "moved"}
 
 
-def test_socket_at_which_another_program_listens_is_not_taken_over(door_bench: DoorBench, tmp_path: Path) -> None:
-    door = door_bench.open()
+def test_socket_at_which_another_program_listens_is_not_taken_over(resp_bench: RespBench, tmp_path: Path) -> None:
+    server = resp_bench.open()
     taken = tmp_path / "taken"
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(taken))
         theirs.listen()
         with pytest.raises(Held, match=r"another program listens at .*taken"):
-            door_bench.run(door.open(taken))
+            resp_bench.run(server.open(taken))
         assert taken.is_socket()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs:
         theirs.bind(str(tmp_path / "datagrams"))
         with pytest.raises(Held, match="another program"):
-            door_bench.run(door.open(tmp_path / "datagrams"))
+            resp_bench.run(server.open(tmp_path / "datagrams"))
 
 
 def test_socket_that_another_user_left_is_not_removed(
-    door_bench: DoorBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resp_bench: RespBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = tmp_path / "left"
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(left))
-    door = door_bench.open()
+    server = resp_bench.open()
     monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)  # as only root can give a socket away
     with pytest.raises(Held, match=rf"left is a socket of user {os.getuid()}, not ours"):
-        door_bench.run(door.open(left))
+        resp_bench.run(server.open(left))
     assert left.is_socket()
 
 
-def test_door_removes_only_the_socket_that_it_made(door_bench: DoorBench) -> None:
-    door = door_bench.open()
-    door_bench.path.unlink()
-    door_bench.path.write_text("mine")
-    door_bench.run(door.close())
-    assert door_bench.path.read_text() == "mine"
+def test_server_removes_only_the_socket_that_it_made(resp_bench: RespBench) -> None:
+    server = resp_bench.open()
+    resp_bench.path.unlink()
+    resp_bench.path.write_text("mine")
+    resp_bench.run(server.close())
+    assert resp_bench.path.read_text() == "mine"
 
 
 def test_linked_task_directory_is_refused_and_its_target_stays_as_it_is(tmp_path: Path) -> None:

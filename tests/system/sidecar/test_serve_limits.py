@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.door import Client
-from support.groups import dear
+from support.groups import costly
+from support.resp import Client
 from support.serve import FOUR, Sidecar, Sidecars
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ TOLD = {
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """A sidecar whose limits are all small and all different from the defaults."""
     made = Sidecars(tmp_path_factory.mktemp("limits"))
@@ -60,7 +60,7 @@ def test_everything_that_is_told_is_a_limit_of_this_file(small: Sidecar) -> None
     assert small.call("GET", "/v1/hello")["limits"] == TOLD
 
 
-def test_data_door_refuses_what_is_too_large_and_keeps_and_logs_nothing(small: Sidecar, client: Client) -> None:
+def test_resp_server_refuses_what_is_too_large_and_keeps_and_logs_nothing(small: Sidecar, client: Client) -> None:
     before = ends(small)
     long, large = b"k" * 65, b"v" * 4_097
     for request in (
@@ -97,7 +97,7 @@ def test_command_over_its_limit_ends_its_client(small: Sidecar, client: Client) 
     again.close()
 
 
-def test_control_door_refuses_what_is_too_large(small: Sidecar) -> None:
+def test_control_server_refuses_what_is_too_large(small: Sidecar) -> None:
     assert small.call("GET", "/v1/ready?wait=1501", status=400)["reason"] == "BAD_REQUEST"
     body = {"stores": [{"name": "x" * 100, "kind": "keyvalue"}], "pad": "x" * 2_000}
     assert small.call("PUT", "/v1/stores", body, status=413)["reason"] == "TOO_LARGE"

@@ -12,11 +12,11 @@ import pytest
 import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.client.connect import SidecarClient
-from standfast.ops.shared.reasons import LIMIT, TOO_LARGE, Refused
+from standfast.ops.shared.error_codes import LIMIT, TOO_LARGE, Refused
 from standfast.ops.sidecar.worker.protocol import Rows, order_line, parse_order, parse_report, report_line
 from standfast.ops.sidecar.worker.reads import ASKED_BYTES_MAX, ASKED_MAX, Reads
 from standfast.store.errors import Unavailable
-from support.groups import dear
+from support.groups import costly
 from support.serve import Sidecar, Sidecars, wait_for
 
 ROWS = 2_500
@@ -29,7 +29,7 @@ ONE = "/v1/stores/kv/get?key=k00007&partition=0"
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sidecar, Sidecar, SidecarClient]]:
     """Two sidecars on one log: partition 0 is active in the first and stands by in the second, without lag."""
     made = Sidecars(tmp_path_factory.mktemp("standby-rows"))

@@ -21,7 +21,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.cli.command_line import main
-from standfast.ops.client.door import TlsFiles, door_at, token_of
+from standfast.ops.client.endpoint import TlsFiles, endpoint_at, token_of
 from standfast.ops.config.types import Config, ServeSection
 from standfast.ops.shared.run_file import RunInfo
 from standfast.ops.sidecar.serve_resp import uids_let_in, uids_of_group
@@ -193,15 +193,15 @@ def test_our_clients_speak_tls_with_a_certificate_of_their_own(
 def test_address_and_its_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     for address in ("ftp://h:1", "http://h", "h:1", "https://h:x"):
         with pytest.raises(InvalidRequest, match="https://host:port"):
-            door_at(address)
+            endpoint_at(address)
     with pytest.raises(InvalidRequest, match="plain http"):
-        door_at("http://127.0.0.1:1", TlsFiles(server_name="a"))
+        endpoint_at("http://127.0.0.1:1", TlsFiles(server_name="a"))
     with pytest.raises(BadConfig, match="absent"):
-        door_at("https://127.0.0.1:1", TlsFiles(ca=tmp_path / "absent"))
+        endpoint_at("https://127.0.0.1:1", TlsFiles(ca=tmp_path / "absent"))
     with pytest.raises(BadConfig, match="without its certificate"):
-        door_at("https://127.0.0.1:1", TlsFiles(key=tmp_path / "k"))
-    assert door_at("https://0.0.0.0:5").where == "127.0.0.1:5"
-    assert door_at("http://[::1]:5").where == "[::1]:5"
+        endpoint_at("https://127.0.0.1:1", TlsFiles(key=tmp_path / "k"))
+    assert endpoint_at("https://0.0.0.0:5").where == "127.0.0.1:5"
+    assert endpoint_at("http://[::1]:5").where == "[::1]:5"
     assert RunInfo("a", "i", 1, "::1", 5, 0, "v", "https").address == "https://[::1]:5"
 
 

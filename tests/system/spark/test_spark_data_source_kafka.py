@@ -21,7 +21,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.files.manifest_files import read_manifest
-from standfast.restore.verify.take_in import take_in
+from standfast.restore.verify.import_tasks import import_tasks
 from standfast.store.specs import KeyValueStore
 from support.java import WAIT_S
 
@@ -93,7 +93,7 @@ def test_table_written_at_the_end_of_a_changelog_is_tailed_on_from(
     options: dict[str, Any] = {"app": app, "storeName": "kv", "partitionCount": 3, "log": log.address, **TEXT}
     write(spark, frame, tmp_path / "out", **options)
     assert [one.end for one in read_manifest(tmp_path / "out").partitions] == [1, 0, 0]
-    take_in(tmp_path / "state", [tmp_path / "out"], log=log)
+    import_tasks(tmp_path / "state", [tmp_path / "out"], log=log)
     log.producer().append({at: [Outgoing(b"k7", raw(700), 9)]})
     with sf.Session(
         app, log=log.address, state_dir=tmp_path / "state", stores=[SPEC], partitions=3, background=False

@@ -33,7 +33,7 @@ from standfast.restore.spark.rebuild import orphans
 from standfast.restore.spark_table.encode import Encoded
 from standfast.restore.spark_table.runs import VersionsBuilder, builder_of, merged
 from standfast.restore.spark_table.source import StandfastSource
-from standfast.restore.verify.take_in import take_in
+from standfast.restore.verify.import_tasks import import_tasks
 from standfast.store.errors import InvalidRequest, StandfastError
 from standfast.stream.topology.sinks import partition_of
 from support.pages import blocks
@@ -89,7 +89,7 @@ def test_table_of_totals_becomes_a_store_that_goes_on(spark: Any, bench: Bench, 
     write(spark, frame, tmp_path / "totals", **TOTALS)
     manifest = read_manifest(tmp_path / "totals")
     assert sum(one.entries for one in manifest.partitions) == 1_000
-    take_in(bench.root / "b", [tmp_path / "totals"])
+    import_tasks(bench.root / "b", [tmp_path / "totals"])
     spec = sf.KeyValueStore("totals", sf.serde.string, sf.serde.int64)
     session = bench.session("b", stores=[spec], partitions=4)
     session.assign(active=range(4))
@@ -147,7 +147,7 @@ def test_windows_past_retention_are_left_out_as_a_restore_leaves_them_out(spark:
     assert {one.name for one in (tmp_path / "out").glob("*.sst")} == {file.name for file in part.files}
     rows = rows_of(spark, path=tmp_path / "out", decode=True)
     assert sorted(row.value for row in rows) == list(range(76, 100))
-    (taken,) = take_in(tmp_path / "state", [tmp_path / "out"])
+    (taken,) = import_tasks(tmp_path / "state", [tmp_path / "out"])
     assert taken.digest.hex() == part.digest
 
 

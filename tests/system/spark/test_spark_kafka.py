@@ -29,8 +29,8 @@ from standfast.restore.spark.places import manifest_places
 from standfast.restore.spark.rebuild import Rebuilt, rebuild
 from standfast.restore.spark.source import SourceName
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
+from standfast.restore.verify.import_tasks import import_tasks
 from standfast.restore.verify.preflight import preflight
-from standfast.restore.verify.take_in import take_in
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StateLost
 from standfast.store.specs import KeyValueStore, StoreSpec
@@ -179,7 +179,7 @@ def test_changelogs_that_kafka_streams_wrote(
         assert one["rebuilt"]["records"] == sum(part["records"] for part in one["inspected"]) > 0
         assert sum(part["gaps"] for part in one["inspected"]) > 0  # markers of its transactions
     folders = [out / "rebuilt" / spec.name for spec in stores()]
-    taken = {(one.task.partition, one.store): one.digest for one in take_in(tmp_path / "taken", folders, log=log)}
+    taken = {(one.task.partition, one.store): one.digest for one in import_tasks(tmp_path / "taken", folders, log=log)}
     assert taken == restored(log, app, tmp_path / "restored")
 
 

@@ -32,8 +32,8 @@ from standfast.restore.spark.places import Place
 from standfast.restore.spark.rebuild import Rebuilt, orphans, rebuild
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
 from standfast.restore.spark_table.source import StandfastSource
+from standfast.restore.verify.import_tasks import import_tasks
 from standfast.restore.verify.preflight import preflight
-from standfast.restore.verify.take_in import take_in
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.stream.session.task import Task
 from support.sessions import KINDS, START_MS, Bench, four_stores, operate
@@ -66,7 +66,7 @@ def test_digest_of_rebuilt_restored_and_live_rows_is_one(spark: Any, bench: Benc
         main(["restore", "--from", str(tmp_path / "kv"), "--state-dir", str(tmp_path / "b"), "--log", bench.address])
         == 0
     )
-    taken = take_in(tmp_path / "taken", [tmp_path / name for name in KINDS], log=bench.log)
+    taken = import_tasks(tmp_path / "taken", [tmp_path / name for name in KINDS], log=bench.log)
     assert {one.store: one.digest for one in taken if one.task.partition == 0} == live
     restored = bench.active("taken")
     assert live_digests(restored.task(0)) == live
@@ -80,7 +80,7 @@ def test_instance_tails_on_from_taken_in_files(spark: Any, bench: Bench, tmp_pat
     operate(session.task(0), random.Random(3), 200)
     live = live_digests(session.task(0))
     session.close()
-    take_in(tmp_path / "taken", [tmp_path / name for name in KINDS], log=bench.log)
+    import_tasks(tmp_path / "taken", [tmp_path / name for name in KINDS], log=bench.log)
     tailing = bench.active("taken")
     assert live_digests(tailing.task(0)) == live
     reasons = {reason for _, _, reason in tailing.statistics().counters.restored_records}
@@ -300,22 +300,22 @@ def test_taking_in_refuses_what_it_must_not_touch(spark: Any, bench: Bench, tmp_
     operate(session.task(0), random.Random(8), 50)
     rebuilt(spark, bench, "kv", tmp_path / "kv")
     with pytest.raises(InvalidRequest, match="exists already"):
-        take_in(tmp_path / "a", [tmp_path / "kv"])  # a live task
+        import_tasks(tmp_path / "a", [tmp_path / "kv"])  # a live task
     session.close()
     newer = json.loads((tmp_path / "kv" / FILE_NAME).read_text())
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / FILE_NAME).write_text(json.dumps(newer | {"format": "standfast.manifest/9"}))
     with pytest.raises(InvalidRequest, match="run the newer version"):
-        take_in(tmp_path / "t1", [tmp_path / "newer"])
+        import_tasks(tmp_path / "t1", [tmp_path / "newer"])
     with pytest.raises(InvalidRequest, match=r"no manifest\.json"):
-        take_in(tmp_path / "t2", [tmp_path])
+        import_tasks(tmp_path / "t2", [tmp_path])
     file = next((tmp_path / "kv").glob("*.sst"))
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
     file.write_bytes(bytes(raw))
     with pytest.raises(Corruption, match="sha256"):
-        take_in(tmp_path / "t3", [tmp_path / "kv"])
+        import_tasks(tmp_path / "t3", [tmp_path / "kv"])
     bench.log.admin.delete_topic("app-kv-changelog")
     with pytest.raises((StateLost, UnknownStore), match="topic-missing"):
-        take_in(tmp_path / "t4", [tmp_path / "kv"], log=bench.log)
+        import_tasks(tmp_path / "t4", [tmp_path / "kv"], log=bench.log)
     assert not any((tmp_path / name).exists() for name in ("t1", "t2", "t3", "t4"))

@@ -22,7 +22,7 @@ from standfast.ops.tools.java import Java, ensure_java, find_java, java_major
 from standfast.ops.tools.java_trust import PASSWORD, key_store, trusted_certificates
 from standfast.ops.tools.kafka_probe import live_nodes
 from standfast.store.errors import Corruption, InternalError, Unavailable
-from support.groups import dear
+from support.groups import costly
 
 kafka = pytest.mark.kafka
 slow = pytest.mark.slow
@@ -110,7 +110,7 @@ def small_set() -> jars.JarSet:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def small_cache(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty cache, on a machine whose own cache has Kafka's jars."""
     return tmp_path_factory.mktemp("cache")

@@ -17,14 +17,14 @@ import pytest
 import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.http.server import OpsServer
+from standfast.ops.shared.error_codes import ERRORS, exit_code
 from standfast.ops.shared.extras import require
 from standfast.ops.shared.guard import guard
-from standfast.ops.shared.reasons import ERRORS, exit_code
 from standfast.ops.shared.run_file import RUN_FILE
 from standfast.replication.log import TopicPolicy
 from standfast.store import errors
 from standfast.store.clock import ManualClock
-from support.groups import dear
+from support.groups import costly
 from support.serve import wait_for
 from support.sessions import Bench
 
@@ -73,7 +73,7 @@ def session(bench: Bench) -> sf.Session:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Flags that find a running instance."""
     bench = Bench(tmp_path_factory.mktemp("live"), ManualClock(1_356_998_400_000))
@@ -432,7 +432,7 @@ def test_stale_info_file_names_the_process_that_left_it(run: Run, session: sf.Se
     assert run("status", "--state-dir", str(bench.root / "state"))[0] == 2
 
 
-def test_status_finds_an_application_that_opened_no_door(run: Run, session: sf.Session, bench: Bench) -> None:
+def test_status_finds_an_application_that_opened_no_server(run: Run, session: sf.Session, bench: Bench) -> None:
     where = ["--state-dir", str(bench.root / "state")]
     code, text, told = run("status", *where)
     assert code == 0 and f"app on instance {session.instance_id}" in text and "owned" in text and "in/0@4" in text
@@ -448,7 +448,7 @@ def test_status_finds_an_application_that_opened_no_door(run: Run, session: sf.S
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", [False, True])
-def test_status_finds_an_app_that_runs(run: Run, bench: Bench, *, door: bool) -> None:
+def test_status_finds_an_app_that_runs(run: Run, bench: Bench, *, server: bool) -> None:
     app = sf.App("app", log=bench.address, state_dir=bench.root / "state", stores=stores()[:1])
     bench.log.admin.create_topic("in", 1, TopicPolicy())
 
@@ -464,10 +464,10 @@ def test_status_finds_an_app_that_runs(run: Run, bench: Bench, *, door: bool) ->
 
     opened = app.open()
     runs = threading.Thread(target=app.run)
-    with OpsServer(opened) if door else nullcontext():
+    with OpsServer(opened) if server else nullcontext():
         runs.start()
         try:
-            wait_for(lambda: states() == ["running" if door else "owned"], timeout_s=60, told=states)
+            wait_for(lambda: states() == ["running" if server else "owned"], timeout_s=60, told=states)
         finally:
             app.stop()
             runs.join(60)
@@ -480,7 +480,7 @@ def test_status_finds_an_application_that_has_no_task_yet(run: Run, bench: Bench
     assert (found["instance"], found["tasks"], found["owner_pid"]) == (session.instance_id, [], os.getpid())
 
 
-def test_door_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.Session, bench: Bench) -> None:
+def test_server_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.Session, bench: Bench) -> None:
     with OpsServer(session):
         path = session.state_path / RUN_FILE
         path.write_text(json.dumps({**json.loads(path.read_text()), "instance": "another"}))

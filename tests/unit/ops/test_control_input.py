@@ -234,7 +234,7 @@ def test_half_requests_are_cut_off_and_others_are_answered_meanwhile(sidecars: S
 
 
 @pytest.mark.slow
-def test_bytes_that_are_no_request_get_an_error_and_the_door_lives(sidecars: Sidecars) -> None:
+def test_bytes_that_are_no_request_get_an_error_and_the_server_lives(sidecars: Sidecars) -> None:
     sidecar = sidecars.start()
     host = b"host: localhost\r\n"
     wrong: list[tuple[bytes, bytes]] = [

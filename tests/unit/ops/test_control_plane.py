@@ -21,7 +21,7 @@ import standfast as sf
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import ready
 from standfast.ops.observe.verdict import verdict
-from standfast.ops.shared.reasons import NOT_ACTIVE, NOT_ASSIGNED, Reason, Refused
+from standfast.ops.shared.error_codes import NOT_ACTIVE, NOT_ASSIGNED, Reason, Refused
 from standfast.ops.sidecar.control import routes as control_routes
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane

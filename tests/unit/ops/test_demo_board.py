@@ -33,7 +33,7 @@ from standfast.ops.demo.flights import Flight, read_flights
 from standfast.ops.demo.plain import PlainBoard, plain_board
 from standfast.store.clock import ManualClock
 from standfast.stream.app.testing import Driver
-from support.groups import dear
+from support.groups import costly
 
 LEAD = 20
 EVERY = 40  # of the flights of a week
@@ -53,7 +53,7 @@ def settings(flights: tuple[Flight, ...]) -> BoardSettings:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def plain(flights: tuple[Flight, ...], settings: BoardSettings) -> PlainBoard:
     return plain_board(flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
 

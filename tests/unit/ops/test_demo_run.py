@@ -27,13 +27,13 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.task.task_stores import TaskStores
-from support.groups import dear
+from support.groups import costly
 
 LIMIT = 2_500  # three days: aircraft are retired, hours close
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A folder after a run over the first flights, and the command's output."""
     folder = tmp_path_factory.mktemp("demo") / "kept"

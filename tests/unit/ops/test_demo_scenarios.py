@@ -16,7 +16,7 @@ import pytest
 from standfast.ops.cli.command_line import main
 from standfast.ops.scenarios import stage as demo_scenarios
 from standfast.ops.scenarios.stage import SCENARIOS, Stage, play, report, told
-from support.groups import dear
+from support.groups import costly
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ STEPS_MIN |= {"handover": 29, "credits": 50, "standby": 29}
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def documents() -> dict[str, dict[str, Any]]:
     """The `--json` document of each scenario."""
     return {name: play(name).to_json() for name in SCENARIOS}

@@ -19,7 +19,7 @@ from standfast.ops.http.server import OpsServer
 from standfast.ops.http.session import CONNECTIONS_MAX
 from standfast.ops.shared.run_file import RUN_FILE, read_run_file
 from standfast.store.clock import ManualClock
-from support.groups import dear
+from support.groups import costly
 from support.sessions import Bench
 
 Answer = tuple[int, dict[str, Any]]
@@ -86,7 +86,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sf.Session]:
 
 
 @pytest.fixture(scope="module")
-@dear()
+@costly()
 def server(session: sf.Session) -> Iterator[OpsServer]:
     with OpsServer(session) as server:
         yield server
@@ -367,7 +367,7 @@ def test_no_key_and_no_value_reaches_a_log(server: OpsServer, caplog: pytest.Log
     assert "'n': 1" not in caplog.text
 
 
-def test_info_file_tells_where_the_door_is_and_goes_with_it(session: sf.Session) -> None:
+def test_info_file_tells_where_the_server_is_and_goes_with_it(session: sf.Session) -> None:
     path = session.state_path / RUN_FILE
     server = OpsServer(session)
     info = read_run_file(session.state_path)
@@ -379,7 +379,7 @@ def test_info_file_tells_where_the_door_is_and_goes_with_it(session: sf.Session)
     assert not path.exists()
 
 
-def test_info_file_of_a_later_door_is_left_alone(session: sf.Session) -> None:
+def test_info_file_of_a_later_server_is_left_alone(session: sf.Session) -> None:
     first = OpsServer(session)
     with OpsServer(session) as second:
         first.close()

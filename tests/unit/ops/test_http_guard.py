@@ -94,13 +94,13 @@ def test_role_and_store_decide(guard: Guard, method: str, path: str, allowed: se
     assert reason(guard.judge(scope(method, path, (b"authorization", b"Bearer wrong")))) == "NOAUTH"
 
 
-def test_without_tokens_whoever_reaches_the_door_is_who_the_rules_say(clock: ManualClock) -> None:
-    door = Guard(nothing, GuardRules(anyone=OWNER), Tokens(), Audit(clock))
-    assert door.judge(scope("POST", "/v1/drain")) == OWNER
-    door = Guard(nothing, GuardRules(anyone=READER), Tokens(), Audit(clock))
-    assert door.judge(scope("GET", "/v1/status")) == READER
-    assert reason(door.judge(scope("PUT", "/v1/assignment"))) == "NOPERM"
-    assert reason(door.judge(scope("GET", "/v1/status", (b"authorization", b"Bearer wrong")))) == "NOAUTH"
+def test_without_tokens_whoever_reaches_the_server_is_who_the_rules_say(clock: ManualClock) -> None:
+    server = Guard(nothing, GuardRules(anyone=OWNER), Tokens(), Audit(clock))
+    assert server.judge(scope("POST", "/v1/drain")) == OWNER
+    server = Guard(nothing, GuardRules(anyone=READER), Tokens(), Audit(clock))
+    assert server.judge(scope("GET", "/v1/status")) == READER
+    assert reason(server.judge(scope("PUT", "/v1/assignment"))) == "NOPERM"
+    assert reason(server.judge(scope("GET", "/v1/status", (b"authorization", b"Bearer wrong")))) == "NOAUTH"
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -125,10 +125,10 @@ def test_without_a_token_only_users_on_the_list_are_let_in(clock: ManualClock, t
             request = scope("GET", "/v1/status")
             request |= {"client": caller.getsockname(), "server": listening.getsockname()}
             for uids, found in (({os.getuid()}, "owner"), ({os.getuid() + 1}, "NOAUTH"), (set(), "NOAUTH")):
-                door = Guard(nothing, GuardRules(uids=frozenset(uids)), Tokens(), Audit(clock))
-                assert reason(door.judge(request)) == found
-                assert door.judge(request | {"path": "/livez"}) == READER
-                unknown = door.judge(request | {"client": ("127.0.0.1", 1)})
+                server = Guard(nothing, GuardRules(uids=frozenset(uids)), Tokens(), Audit(clock))
+                assert reason(server.judge(request)) == found
+                assert server.judge(request | {"path": "/livez"}) == READER
+                unknown = server.judge(request | {"client": ("127.0.0.1", 1)})
                 assert isinstance(unknown, Refusal) and "cannot be told" in unknown.message
 
 
@@ -141,10 +141,10 @@ def test_host_of_this_machine_is_let_in(guard: Guard, host: bytes) -> None:
     "hosts", [[b"evil.example"], [b""], [], [b"localhost", b"localhost"], [b"127.0.0.1.evil.example"]]
 )
 def test_name_of_another_machine_gets_nothing(clock: ManualClock, hosts: list[bytes]) -> None:
-    door = Guard(nothing, GuardRules(hosts=frozenset({"ours.example"})), Tokens(), Audit(clock))
+    server = Guard(nothing, GuardRules(hosts=frozenset({"ours.example"})), Tokens(), Audit(clock))
     request = scope("GET", "/livez", *((b"host", host) for host in hosts), host=False)
-    assert reason(door.judge(request)) == "BAD_HOST"
-    assert door.judge(scope("GET", "/livez", (b"host", b"ours.example:1"), host=False)) == READER
+    assert reason(server.judge(request)) == "BAD_HOST"
+    assert server.judge(scope("GET", "/livez", (b"host", b"ours.example:1"), host=False)) == READER
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_only_our_own_page_may_change_something(
 
 def test_refusal_is_answered_as_json_and_audited_without_the_path_of_a_row(clock: ManualClock) -> None:
     audit = Audit(clock)
-    door = Guard(nothing, GuardRules(anyone=None), Tokens(), audit)
+    server = Guard(nothing, GuardRules(anyone=None), Tokens(), audit)
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -181,7 +181,7 @@ def test_refusal_is_answered_as_json_and_audited_without_the_path_of_a_row(clock
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("nobody reads")
 
-    asyncio.run(door(scope("GET", "/v1/stores/secret-store/get"), receive, send))
+    asyncio.run(server(scope("GET", "/v1/stores/secret-store/get"), receive, send))
     headers = dict(sent[0]["headers"])
     assert sent[0]["status"] == 401 and headers[b"www-authenticate"].startswith(b"Basic")
     assert json.loads(sent[1]["body"])["error"] == "NOAUTH"
@@ -199,9 +199,9 @@ def test_change_is_audited_with_who_asked_and_how_it_ended(clock: ManualClock, s
         await send({"type": "http.response.body", "body": b""})
 
     async def call(*requests: tuple[str, str]) -> None:
-        door = Guard(app, GuardRules(), Tokens(), audit)
+        server = Guard(app, GuardRules(), Tokens(), audit)
         for method, path in requests:
-            await door(scope(method, path), None, ignore)  # type: ignore[arg-type]
+            await server(scope(method, path), None, ignore)  # type: ignore[arg-type]
 
     async def ignore(message: Any) -> None:
         """Drops the reply."""
@@ -219,8 +219,8 @@ HEADERS = st.lists(st.tuples(NAMES, st.one_of(st.sampled_from([b"localhost", b"B
 @pytest.mark.slow
 @given(headers=HEADERS, method=st.text(max_size=12), path=st.text(max_size=60).map(lambda text: "/" + text))
 def test_any_head_is_let_in_or_refused(headers: list[tuple[bytes, bytes]], method: str, path: str) -> None:
-    door = Guard(nothing, GuardRules(anyone=None), Tokens(), Audit(ManualClock(0)))
-    found = door.judge(scope(method, path, *headers, host=False))
+    server = Guard(nothing, GuardRules(anyone=None), Tokens(), Audit(ManualClock(0)))
+    found = server.judge(scope(method, path, *headers, host=False))
     assert isinstance(found, Refusal) or (found == READER and path in ("/livez", "/startupz", "/readyz", "/metrics"))
 
 

@@ -16,8 +16,8 @@ import uvloop
 from starlette.requests import Request
 from starlette.responses import Response
 
-from standfast.ops.http.protocol import HEAD_BYTES, let_go, timed
-from standfast.ops.observe.metrics_doors import HttpNumbers, counted
+from standfast.ops.http.protocol import HEAD_BYTES, ends_with_client, timed
+from standfast.ops.observe.metrics_servers import HttpNumbers, counted
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 0.5
@@ -169,7 +169,7 @@ def test_chunk_that_cannot_be_read_ends_the_connection_without_a_traceback(
     app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"
-    with serving(app=let_go(app)) as port:
+    with serving(app=ends_with_client(app)) as port:
         answer, _ = ask(port, head, b"zz\r\n" + PIPELINED, pause_s=0.1)
         assert answer.count(b"HTTP/1.1 ") == 1
     assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
@@ -187,7 +187,7 @@ READING = threading.Event()
 def test_client_that_hangs_up_within_its_body_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     numbers = HttpNumbers()
     READING.clear()
-    with caplog.at_level("INFO"), serving(app=counted(let_go(reads), numbers)) as port:
+    with caplog.at_level("INFO"), serving(app=counted(ends_with_client(reads), numbers)) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
             sock.sendall(HEAD + b"\r\nab")
             assert READING.wait(10)

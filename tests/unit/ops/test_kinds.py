@@ -80,7 +80,7 @@ def test_changelog_of_every_kind_is_made_so_that_it_is_taken_for_one(kind: str) 
 
 
 @EVERY_KIND
-def test_verbs_of_every_kind_read_and_write_and_are_commands_of_the_data_door(kind: str) -> None:
+def test_verbs_of_every_kind_read_and_write_and_are_commands_of_the_resp_server(kind: str) -> None:
     rows = {name: (least, most, access) for name, _, least, most, access in COMMANDS}
     assert {verb.access for verb in OPS[kind].verbs} == {"read", "write"}
     for verb in OPS[kind].verbs:

@@ -50,7 +50,7 @@ def test_an_event_is_one_object_for_programs(clock: ManualClock) -> None:
     assert "ValueError: broken" in third["trace"]
 
 
-def test_the_server_of_the_http_door_writes_as_we_do_and_once_for_what_comes_again() -> None:
+def test_the_server_of_the_http_server_writes_as_we_do_and_once_for_what_comes_again() -> None:
     out = io.StringIO()
     server = logging.getLogger("uvicorn.error")
     server.disabled = True  # as logging.config leaves loggers that it does not name

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
 from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
-from standfast.ops.observe.metrics_doors import HttpNumbers, LoopLag, VerifyNumbers, counted
 from standfast.ops.observe.metrics_list import METRICS
+from standfast.ops.observe.metrics_servers import HttpNumbers, LoopLag, VerifyNumbers, counted
 from standfast.ops.observe.metrics_values import session_samples
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers, added, statistics_of
@@ -170,7 +170,7 @@ def test_scrape_holds_every_listed_metric_and_no_other(bench: Bench) -> None:
     assert set(scrape(whole_sidecar(bench))) == {metric.name for metric in METRICS}
 
 
-def test_doors_are_counted_by_method_and_code(bench: Bench) -> None:
+def test_servers_are_counted_by_method_and_code(bench: Bench) -> None:
     found = {
         (sample.labels["door"], sample.labels["method"], sample.labels["code"]): sample.value
         for sample in scrape(whole_sidecar(bench))["standfast_rpc_requests_total"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from standfast.ops.config.config import load_config
-from standfast.ops.observe.metrics_doors import HttpNumbers
+from standfast.ops.observe.metrics_servers import HttpNumbers
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.verdict import duration, size, verdict
 from standfast.ops.page.feed import NOTHING, QUEUE_MAX, Feed, Stream
@@ -212,7 +212,7 @@ def hostile(name: str) -> dict[str, Any]:
         version=name,
         config={name: name},
         health={"degraded": [name]},
-        doors=[{"door": name, "what": name, "value": name}],
+        servers=[{"door": name, "what": name, "value": name}],
         schedules=[{"task": name, "kind": name, "next_ms": 5}],
         events=[{"number": 1, "at_ms": 1, "event": name, "actor": name, "outcome": name, "fields": {name: name}}],
     )
@@ -297,7 +297,7 @@ def test_page_of_a_real_session_shows_its_stores(bench: Bench) -> None:
     assert "secret" not in html
 
 
-def test_a_sidecars_page_shows_disk_doors_events_and_settings_without_secrets(
+def test_a_sidecars_page_shows_disk_servers_events_and_settings_without_secrets(
     tmp_path: Path, clock: ManualClock, bench: Bench
 ) -> None:
     path = tmp_path / "s.toml"
@@ -310,7 +310,7 @@ def test_a_sidecars_page_shows_disk_doors_events_and_settings_without_secrets(
         state_path=tmp_path,
         audit=audit,
         loaded=load_config(path, {}),
-        http_door=http,
+        http_server=http,
         schedules=[{"task": "0_0", "kind": "wall_clock_time", "next_ms": 0, "missed": 2}],
     )
     text = read(document(found, render(found, History(), NOW_MS), NOW_MS)).text

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
-from support.door import pack
+from support.resp import pack
 
 # Values that look like the headers the guard looks for, beside ordinary ones.
 TRICKY = st.sampled_from(

@@ -16,7 +16,7 @@ from standfast.replication.log import Record
 from standfast.store import serde
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
-from standfast.store.task.cut import Cut
+from standfast.store.task.commit_record import CommitRecord
 from standfast.store.task.task_stores import TaskStores
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
@@ -80,7 +80,7 @@ def test_store_restores_the_same_rows_from_columns(timestamped: bool, batches: l
 
     def restored(given: list[list[Record]] | list[RecordColumns]) -> list[object]:
         stores = TaskStores(Path("unused"), "app", "0_0", [spec], RocksShared(1 << 20), now_ms=lambda: 0)
-        counts = [stores.apply({"rows": batch}, Cut()) for batch in given]
+        counts = [stores.apply({"rows": batch}, CommitRecord()) for batch in given]
         rows: list[object] = [*counts, *stores.stores["rows"].logical_rows()]
         stores.close()
         return rows
@@ -92,6 +92,6 @@ def test_record_without_key_among_columns_is_left_out() -> None:
     spec = KeyValueStore("rows", serde.bytes, serde.bytes, engine="memory")
     stores = TaskStores(Path("unused"), "app", "0_0", [spec], RocksShared(1 << 20), now_ms=lambda: 0)
     batch = RecordColumns(range(7, 9), [1, 1], [b"a", None], [b"x", b"y"])
-    assert stores.apply({"rows": batch}, Cut()) == 1
+    assert stores.apply({"rows": batch}, CommitRecord()) == 1
     assert list(stores.stores["rows"].logical_rows()) == [(b"a", 1, b"x")]
     stores.close()

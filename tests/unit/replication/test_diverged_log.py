@@ -19,7 +19,7 @@ import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.store.task.cut import Cut, Position
+from standfast.store.task.commit_record import CommitRecord, Position
 from support.sessions import Bench
 
 KV = TopicPartition("app-kv-changelog", 0)
@@ -207,12 +207,12 @@ def replace_tag(position: Position) -> Position:
 
 
 def test_cut_without_tags_is_written_as_before_and_read(bench: Bench) -> None:
-    cut = Cut({"kv": Position(3, -1, "id", 5, True)}, {"in/0": 7})
+    cut = CommitRecord({"kv": Position(3, -1, "id", 5, True)}, {"in/0": 7})
     assert b'"positions":{"kv":[3,-1,"id",5,true]}' in cut.encode()
     assert b"source_tags" not in cut.encode()
-    assert Cut.decode(cut.encode(), "here") == cut
+    assert CommitRecord.decode(cut.encode(), "here") == cut
     tagged = replace(cut, positions={"kv": Position(3, -1, "id", 5, False, "tag")}, source_tags={"in/0": "tag"})
-    assert Cut.decode(tagged.encode(), "here") == tagged
+    assert CommitRecord.decode(tagged.encode(), "here") == tagged
 
 
 def test_doctor_says_what_will_be_rebuilt(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

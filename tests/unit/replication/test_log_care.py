@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.sidecar.control.session import DoorSession
-from standfast.ops.sidecar.worker.worker import TailSession
+from standfast.ops.sidecar.control.session import ServerSession
+from standfast.ops.sidecar.worker.worker import WorkerSession
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable
@@ -29,7 +29,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
         def open_one(kind: type[sf.Session], state: StateDir) -> sf.Session:
             log = f"sqlite:///{tmp_path}/log"
-            given: dict[str, Any] = {"disk": DiskGuard({"state directory": tmp_path})} if kind is DoorSession else {}
+            given: dict[str, Any] = {"disk": DiskGuard({"state directory": tmp_path})} if kind is ServerSession else {}
             return stack.enter_context(
                 kind("app", log=log, state_dir=state, stores=STORES, partitions=1, background=False, **given)
             )
@@ -48,9 +48,9 @@ def cared_for_by(*sessions: sf.Session) -> list[str]:
 
 def test_worker_cares_for_the_log_while_the_server_leads(tmp_path: Path, opened: Opened) -> None:
     state = StateDir(tmp_path / "a", "app")
-    server = opened(DoorSession, state.lend("m"))
-    first, second = opened(TailSession, state.lend("m-tail0")), opened(TailSession, state.lend("m-tail1"))
-    assert isinstance(first, TailSession)
+    server = opened(ServerSession, state.lend("m"))
+    first, second = opened(WorkerSession, state.lend("m-tail0")), opened(WorkerSession, state.lend("m-tail1"))
+    assert isinstance(first, WorkerSession)
     first.cares_for = "m"
     assert cared_for_by(server, first, second) == ["m-tail0"]
     state.close()

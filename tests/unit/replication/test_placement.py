@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement import Placed, may_let_go, place_standbys
+from standfast.replication.placement import Placed, may_release, place_standbys
 from standfast.replication.takeover import MemberPlan
 
 T = [TaskId(0, number) for number in range(8)]
@@ -54,14 +54,14 @@ def test_standby_is_kept_until_its_taker_has_caught_up() -> None:
     cold: Members = {"a": plan("0123"), "b": plan("", "0123"), "c": plan("", "01")}
     placed = place_standbys(cold, 1)
     assert shown(placed) == {"a": "", "b": "23", "c": "01"}
-    assert not may_let_go("b", T[0], placed, cold)
-    assert may_let_go("b", T[0], placed, {**cold, "c": plan("", "01", "0")})
-    assert not may_let_go("b", T[1], placed, {**cold, "c": plan("", "01", "0")})
+    assert not may_release("b", T[0], placed, cold)
+    assert may_release("b", T[0], placed, {**cold, "c": plan("", "01", "0")})
+    assert not may_release("b", T[1], placed, {**cold, "c": plan("", "01", "0")})
 
 
 def test_standby_that_nobody_takes_over_is_let_go() -> None:
     members: Members = {"a": plan("0"), "b": plan("", "0")}
-    assert may_let_go("b", T[0], place_standbys(members, 0), members)
+    assert may_release("b", T[0], place_standbys(members, 0), members)
 
 
 @st.composite
@@ -110,7 +110,7 @@ def test_members_that_act_one_by_one_come_to_rest_and_no_task_loses_its_standby_
         one = members[name]
         placed = place_standbys(members, replicas)
         kept = {task for task in one.standby if task not in one.active}
-        gone = {t for t in kept - placed.standbys[name] if may_let_go(name, t, placed, members)}
+        gone = {t for t in kept - placed.standbys[name] if may_release(name, t, placed, members)}
         mine = frozenset((kept - gone) | placed.standbys[name])
         for task in kept - mine:
             takers = [other for other, held in placed.standbys.items() if task in held]
@@ -134,7 +134,7 @@ def test_members_that_act_at_once_come_to_rest_evenly(group: tuple[Members, int]
         placed = place_standbys(members, replicas)
         after = {}
         for name, one in members.items():
-            stays = {t for t in one.standby - one.active if not may_let_go(name, t, placed, members)}
+            stays = {t for t in one.standby - one.active if not may_release(name, t, placed, members)}
             mine = frozenset(stays | placed.standbys[name])
             after[name] = MemberPlan(one.active, mine, warm=frozenset(one.standby & mine))
         if after == members:

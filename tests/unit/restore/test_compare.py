@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from standfast.restore import compare
 from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome, Tally, merged, named, row_side
 from standfast.restore.digest import LogicalRow, digest_rows
-from standfast.restore.judgement import LogFacts, conclude, is_beyond, judge
+from standfast.restore.verdict import LogFacts, conclude, is_beyond, judge
 from standfast.store.errors import InternalError
 
 EXPECTED: list[LogicalRow] = [(b"a", 1, b"1"), (b"b", 2, b"2"), (b"c", 3, b"3"), (b"d", 4, b"4")]

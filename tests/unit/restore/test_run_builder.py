@@ -19,7 +19,7 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task.cut import INGESTING_KEY, Cut, Position, StoreTimes, encode_ingesting
+from standfast.store.task.commit_record import INGESTING_KEY, CommitRecord, Position, StoreTimes, encode_ingesting
 from standfast.store.task.task_stores import TaskStores
 
 KV = KeyValueStore("kv", serde.string, serde.string)
@@ -62,7 +62,7 @@ def open_stores(tmp_path: Path) -> Iterator[Callable[..., TaskStores]]:
 
 def take(stores: TaskStores, name: str, folder: Path, run: ManifestPartition) -> None:
     files = [(file.family, folder / file.name) for file in run.files]
-    cut = Cut(positions={**stores.cut.positions, name: Position(run.end)})
+    cut = CommitRecord(positions={**stores.cut.positions, name: Position(run.end)})
     stores.ingest(name, files, StoreTimes(run.observed_ms, run.sequence), cut)
 
 
@@ -122,7 +122,7 @@ def test_runs_give_the_rows_of_batches(tmp_path: Path, open_stores: Callable[...
         take(in_runs, "win", tmp_path, run)
     for first in range(0, 600, 70):
         piece = records[first : first + 70]
-        by_batches.apply({"win": piece}, Cut(positions={"win": Position(piece[-1].offset + 1)}))
+        by_batches.apply({"win": piece}, CommitRecord(positions={"win": Position(piece[-1].offset + 1)}))
     assert sorted(in_runs.store("win").logical_rows()) == sorted(by_batches.store("win").logical_rows())
     assert in_runs.cut.stores == by_batches.cut.stores
     assert in_runs.store("win").families() == by_batches.store("win").families()
@@ -153,7 +153,7 @@ def test_store_that_is_found_marked_begins_anew_and_the_others_stay(
     with closing(open_stores(KV, OTHER)) as stores:
         for name in ("kv", "other"):
             stores.store(name).put("a", name, 1)
-        stores.commit(Cut(positions={"kv": Position(1), "other": Position(1)}))
+        stores.commit(CommitRecord(positions={"kv": Position(1), "other": Position(1)}))
         (run,) = build(tmp_path, KV, [Record(1, 1, b"b", b"2")])
         stores.engine.write({DEFAULT_FAMILY: {INGESTING_KEY: encode_ingesting("kv")}})
         stores.engine.ingest("kv", [tmp_path / run.files[0].name])
@@ -170,7 +170,7 @@ def test_files_into_a_store_in_memory_are_refused_and_change_nothing(
     memory = KeyValueStore("mem", serde.string, serde.string, engine="memory")
     stores = open_stores(KV, memory)
     with pytest.raises(InvalidRequest, match="takes no files in"):
-        stores.ingest("mem", [("mem", tmp_path / "x.sst")], StoreTimes(), Cut(positions={"mem": Position(1)}))
+        stores.ingest("mem", [("mem", tmp_path / "x.sst")], StoreTimes(), CommitRecord(positions={"mem": Position(1)}))
     assert stores.poisoned is None and not stores.cut.positions
 
 
@@ -179,7 +179,9 @@ def test_failed_ingest_poisons_the_task_and_leaves_the_mark(
 ) -> None:
     stores = open_stores(KV)
     with pytest.raises(Exception, match="absent"):
-        stores.ingest("kv", [("kv", tmp_path / "absent.sst")], StoreTimes(), Cut(positions={"kv": Position(9)}))
+        stores.ingest(
+            "kv", [("kv", tmp_path / "absent.sst")], StoreTimes(), CommitRecord(positions={"kv": Position(9)})
+        )
     assert stores.poisoned is not None
     assert stores.engine.get(DEFAULT_FAMILY, INGESTING_KEY) is not None
     stores.close()

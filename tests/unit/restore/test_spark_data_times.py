@@ -19,7 +19,7 @@ from standfast.restore.spark_table.stores import CHUNK_BYTES, STEP_ROWS, read_ro
 from standfast.restore.verify.at_rest import StoreAtRest, view
 from standfast.store.memory import MemoryEngine
 from standfast.store.results import VALID_TO_UNDEFINED
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 from support.stores import keyvalue, session, versioned, window
 
 SPEC = versioned()

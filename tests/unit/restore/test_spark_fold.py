@@ -17,17 +17,17 @@ from standfast.replication.log import Record
 from standfast.restore.compare import Outcome, RowSide
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import ManifestFile
-from standfast.restore.judgement import LogFacts
 from standfast.restore.spark.batches import StoreShape
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rebuild import RebuildJob, write_partition
 from standfast.restore.spark.rows import partitions_of
+from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.at_rest import view
-from standfast.restore.verify.take_in import link_files
+from standfast.restore.verify.import_tasks import link_files
 from standfast.store import session_key, window_key
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import Cut, StoreTimes
+from standfast.store.task.commit_record import CommitRecord, StoreTimes
 from standfast.store.task.task_stores import TaskStores
 from support.spark_folds import sorted_batches
 from support.stores import keyvalue, session, versioned, window
@@ -64,7 +64,7 @@ def applied(folder: Path, spec: StoreSpec, records: list[Record]) -> TaskStores:
     """A task that applied the records one batch after the other."""
     stores = TaskStores(folder, "app", "0_0", [spec], SHARED, now_ms=lambda: 0)
     for at in range(0, len(records), 5):
-        stores.apply({spec.name: records[at : at + 5]}, Cut())
+        stores.apply({spec.name: records[at : at + 5]}, CommitRecord())
     return stores
 
 
@@ -91,7 +91,7 @@ def test_rebuilt_rows_have_the_digest_of_rows_that_were_applied(kind: str, draws
         live = applied(folder / "live", spec, records)
         taken = TaskStores(folder / "taken", "app", "0_0", [spec], SHARED, now_ms=lambda: 0)
         linked = link_files(folder / "out", files, folder / "linked")
-        taken.ingest(spec.name, linked, StoreTimes(facts.observed_ms, facts.sequence), Cut())
+        taken.ingest(spec.name, linked, StoreTimes(facts.observed_ms, facts.sequence), CommitRecord())
         rows, view_of = live.committed_view(spec.name).rows, taken.committed_view(spec.name)
         assert view_of.rows.observed_ms == rows.observed_ms
         assert view_of.rows.sequence == rows.sequence

@@ -19,12 +19,12 @@ from unit.restore.test_spark_fold import SPECS, applied, logical, made, shape_of
 
 from standfast.replication.log import Record
 from standfast.restore.compare import Outcome
-from standfast.restore.judgement import LogFacts
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rows import partitions_of
+from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.at_rest import view
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.task_stores import TaskStores
 from support.spark_folds import sorted_batches
 

@@ -20,14 +20,14 @@ from unit.restore.test_spark_fold import DRAWS, KIND, SHARED, SPECS, applied, ma
 from standfast.replication.log import Record
 from standfast.restore.compare import Outcome
 from standfast.restore.files.manifest import ManifestFile
-from standfast.restore.judgement import LogFacts
 from standfast.restore.spark.batches import StoreShape
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rebuild import PartitionWriter, RebuildJob, Seen, buckets_added_up, ingest_files
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, spark_hash, split_at, tickets_of
 from standfast.restore.spark.verify_rows import added_up
-from standfast.restore.verify.take_in import link_files
+from standfast.restore.verdict import LogFacts
+from standfast.restore.verify.import_tasks import link_files
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.specs import StoreSpec
 from support.spark_folds import sorted_buckets

@@ -17,16 +17,16 @@ from unit.restore.test_spark_fold import shape_of
 from standfast.replication.log import Record
 from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome, row_side
 from standfast.restore.digest import row_hash
-from standfast.restore.judgement import LogFacts
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.report import differences_table
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.spark.verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
+from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.at_rest import view
 from standfast.store.engine import Engine
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 from support.spark_folds import sorted_batches
 from support.stores import keyvalue
 

@@ -13,7 +13,7 @@ import hiredis
 import pytest
 
 import standfast as sf
-from standfast.ops.shared.reasons import COMMIT_UNKNOWN, DISK_FULL, UNAVAILABLE, message_of, reason_of
+from standfast.ops.shared.error_codes import COMMIT_UNKNOWN, DISK_FULL, UNAVAILABLE, message_of, reason_of
 from standfast.ops.sidecar.control.session import failure_of
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
@@ -25,7 +25,7 @@ from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
 from standfast.stream.session.task import TaskState
 from support.disk import fill, free_bytes
-from support.door import Desk, open_session
+from support.resp import Desk, open_session
 from support.sessions import Bench
 
 Mount = Callable[[int], Path]

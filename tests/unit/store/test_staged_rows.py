@@ -15,7 +15,7 @@ from standfast.store import session_key, window_key
 from standfast.store.errors import Corruption
 from standfast.store.rocks.sst import write_sorted
 from standfast.store.specs import StoreSpec
-from standfast.store.task.cut import StoreTimes
+from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.task_stores import TaskStores
 from support.stores import MINUTE_MS, Open, at, keyvalue, session, versioned, window
 

@@ -13,7 +13,7 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Backpressure, Closed, Corruption, InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore
-from standfast.store.task.cut import CUT_KEY, Cut, Position, StoreTimes
+from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
 from support.stores import MINUTE_MS, TEXT, Open, at, keyvalue, rows_on_disk, session, versioned, window
 
 # The cut
@@ -24,7 +24,7 @@ def test_rows_positions_and_times_come_back_as_one_cut(open_task: Open) -> None:
     task.store("kv").put("a", "1", timestamp=5)
     task.store("win").put("a", "1", 30_000)
     task.store("win").put("a", "2", 30_000)
-    cut = Cut(
+    cut = CommitRecord(
         positions={"kv": Position(9, 2, "topic-id", 44)},
         sources={"flights/0": 4711},
         stream_times={"flights/0": 12},
@@ -163,9 +163,9 @@ def test_rows_without_a_changelog_are_not_dropped_with_their_store(
 def test_store_without_a_changelog_and_without_rows_may_go(open_task: Open) -> None:
     task = open_task(keyvalue("s", logging=False), window("w", logging=False))
     task.store("s").put("a", "1")
-    task.commit(Cut())
+    task.commit(CommitRecord())
     task.store("s").put("a", None)
-    task.commit(Cut())
+    task.commit(CommitRecord())
     task.close()
     assert set(open_task(keyvalue()).stores) == {"kv"}
 
@@ -202,7 +202,7 @@ def test_a_failed_write_poisons_the_task_until_it_is_opened_again(open_task: Ope
             write()
     task.close()
     again = open_task(keyvalue())
-    assert (list(again.store("kv").all()), again.cut) == ([], Cut())
+    assert (list(again.store("kv").all()), again.cut) == ([], CommitRecord())
 
 
 def test_a_record_of_an_unknown_format_changes_nothing_in_any_store(open_task: Open) -> None:
@@ -210,7 +210,7 @@ def test_a_record_of_an_unknown_format_changes_nothing_in_any_store(open_task: O
     good, bad = Record(0, 5, b"a" + bytes(12), b"1"), Record(4, 5, b"short", b"1")
     with pytest.raises(Corruption, match="no key of a session store"):
         task.apply({"win": [good], "ses": [bad]}, at(5, "win", "ses"))
-    assert task.cut == Cut()
+    assert task.cut == CommitRecord()
     assert task.store("win").rows.observed_ms == -1
     assert list(task.store("win").all()) == []
     task.commit(at(0))  # it is not poisoned: nothing was written

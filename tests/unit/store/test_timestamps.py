@@ -21,7 +21,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem, writable
 from standfast.stream.session.task import Task
 from support.apps import Running, create, headers_of, text_of, write, written
-from support.door import Desk
+from support.resp import Desk
 from support.sessions import Bench, four_stores
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64

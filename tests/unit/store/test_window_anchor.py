@@ -15,7 +15,7 @@ import pytest
 
 from standfast.store import serde
 from standfast.store.specs import WindowStore
-from standfast.store.task.cut import Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes
 from support.stores import Open
 
 MINUTE_MS = 60_000
@@ -28,7 +28,7 @@ import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 from standfast.store import serde
-from standfast.store.task.cut import Position
+from standfast.store.task.commit_record import Position
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import WindowStore
 from standfast.store.task.task_stores import TaskStores

@@ -115,7 +115,7 @@ def test_a_store_is_read_by_its_name_whatever_its_group(bench: Bench) -> None:
         session.read("nope", 0)
 
 
-def test_http_door_reads_a_store_of_any_group(bench: Bench) -> None:
+def test_http_server_reads_a_store_of_any_group(bench: Bench) -> None:
     session = running(bench)
     session.task(ONE).store("totals").put("k", "v")
     session.task(ONE).commit()

@@ -24,7 +24,7 @@ from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, WindowStore
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.session.task import Task
-from support.door import Client
+from support.resp import Client
 from support.serve import Sidecars
 from support.stores import TEXT, Open, at
 

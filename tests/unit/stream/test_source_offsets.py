@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.shared.reasons import BAD_BATCH, Refused
+from standfast.ops.shared.error_codes import BAD_BATCH, Refused
 from standfast.ops.sidecar.engine.commit import CommitRequest
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.stream.session.source_offsets import checked_source_offsets
-from support.door import Desk
+from support.resp import Desk
 from support.sessions import Bench
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
@@ -106,7 +106,7 @@ def test_one_error_names_everything_that_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("bad", ["below 0", "partition -1", "huge partition", "huge offset", "offset beyond the logs"])
-def test_request_at_the_data_door_has_the_same_rule(bad: str) -> None:
+def test_request_at_the_resp_server_has_the_same_rule(bad: str) -> None:
     offsets, problem = BAD[bad]
     with pytest.raises(Refused, match=problem) as refused:
         CommitRequest(offsets=offsets)
@@ -114,7 +114,7 @@ def test_request_at_the_data_door_has_the_same_rule(bad: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["another task's partition", "back", "offset beyond the logs", "one of several"])
-def test_commit_at_the_data_door_has_the_same_rule(desk: Desk, bad: str) -> None:
+def test_commit_at_the_resp_server_has_the_same_rule(desk: Desk, bad: str) -> None:
     offsets, problem = BAD[bad]
     talk = desk.talk()
     talk("SF.OFFSETS")

@@ -47,7 +47,7 @@ class Board(sf.Processor):
             print(total)
 
 
-def own_loop() -> None:
+def external_consumer() -> None:
     with sf.Session("own", log=LOG, state_dir="./state", stores=declared(), lease_ms=3_000) as session:
         session.assign(active=[0])
         session.wait_ready(30)
@@ -72,7 +72,7 @@ def shared(minutes: int) -> sf.Session:
     return sf.Session("own", log=LOG, state_dir="./state", lease_ms=minutes * 60_000)  # mistake: minutes -> MINUTE
 
 
-async def own_loop_async() -> None:
+async def external_consumer_async() -> None:
     session = sf.aio.Session("own", log=LOG, state_dir=".", take_over=True)  # mistake: take_over -> takeover
     async with session:
         await session.wait_ready(30)
@@ -88,4 +88,4 @@ def test_board() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(own_loop_async())
+    asyncio.run(external_consumer_async())

@@ -4,8 +4,8 @@
 
 One folder for each store of the application; stores without one are restored from the log when the instance starts.
 
-Rules of this file: arguments and a table; the work is in `standfast.restore.verify.take_in`. Existing tasks are not
-touched.
+Rules of this file: arguments and a table; the work is in `standfast.restore.verify.import_tasks`. Existing tasks are
+not touched.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_restore(args: argparse.Namespace, out: Output) -> int:
     """restore."""
-    from standfast.restore.verify.take_in import take_in
+    from standfast.restore.verify.import_tasks import import_tasks
     from standfast.store.errors import InvalidRequest
 
     settings = settings_of(args)
@@ -61,7 +61,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
         if settings.log is not None:
             log = log_of(args)
             stack.callback(log.close)
-        taken = take_in(Path(settings.state_dir), folders, log=log, group=args.group)
+        taken = import_tasks(Path(settings.state_dir), folders, log=log, group=args.group)
     rows = [(one.store, str(one.task), one.position, one.rows, one.digest.hex()) for one in taken]
     columns = ("store", "task", "position", "rows", "digest")
     out.document({"schema": SCHEMA, "stores": [dict(zip(columns, row, strict=True)) for row in rows]})

@@ -21,17 +21,17 @@ OVERHEAD_BYTES = 200  # estimate for the entry and its tuple
 
 # (number of the last update, row at the last flush, headers and timestamp of the last update)
 Held: TypeAlias = tuple[int, bytes | None, Headers, int]
-LetGo: TypeAlias = Callable[[bytes, bytes | None, Headers, int], None]
+Emit: TypeAlias = Callable[[bytes, bytes | None, Headers, int], None]
 
 
-class HeldUpdates:
-    """The suppressed rows; the flush calls `let_go(row_key, old row, headers, timestamp)` for each updated row."""
+class Suppression:
+    """The suppressed rows; the flush calls `emit(row_key, old row, headers, timestamp)` for each updated row."""
 
-    __slots__ = ("_buffer", "_held", "_let_go", "_number")
+    __slots__ = ("_buffer", "_emit", "_held", "_number")
 
-    def __init__(self, buffer: WriteBuffer, let_go: LetGo) -> None:
+    def __init__(self, buffer: WriteBuffer, emit: Emit) -> None:
         self._buffer = buffer
-        self._let_go = let_go
+        self._emit = emit
         self._held: dict[bytes, Held] = {}
         self._number = 0
 
@@ -57,4 +57,4 @@ class HeldUpdates:
         held = sorted(self._held.items(), key=itemgetter(1))
         self._held.clear()
         for row_key, (_, old_row, headers, timestamp) in held:
-            self._let_go(row_key, old_row, headers, timestamp)
+            self._emit(row_key, old_row, headers, timestamp)

@@ -20,10 +20,10 @@ import uvloop
 
 import standfast as sf
 from standfast.ops.sidecar.engine.engine import Engine
-from standfast.ops.sidecar.resp.connection import Authenticate, Connection, Door, Offload
-from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
+from standfast.ops.sidecar.resp.connection import Authenticate, Connection, Offload, RespContext
 from standfast.ops.sidecar.resp.requests import RequestReader
 from standfast.ops.sidecar.resp.scans import Cursors
+from standfast.ops.sidecar.resp.server import RespLimits, RespServer
 from standfast.ops.sidecar.resp.table import Table
 from standfast.store.clock import ManualClock
 from support.session_source import SessionSource
@@ -67,7 +67,7 @@ def connected(path: Path) -> socket.socket:
             return made
         except BlockingIOError:
             made.close()
-            assert time.monotonic() < deadline, "the door takes no connection"
+            assert time.monotonic() < deadline, "the server takes no connection"
             time.sleep(0.005)
 
 
@@ -121,7 +121,7 @@ def open_session(root: Path, clock: ManualClock, **settings: Any) -> sf.Session:
     return sf.Session("app", **{**arguments, **settings})
 
 
-class DoorBench:
+class RespBench:
     """One sidecar's RESP server over a session without background threads."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
@@ -129,7 +129,7 @@ class DoorBench:
         self.clock = clock
         self.path = root / "s"
         self._clients: list[Client] = []
-        self.doors: list[RespDoor] = []
+        self.servers: list[RespServer] = []
         self._sessions: list[sf.Session] = []
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="door", daemon=True)
@@ -144,7 +144,7 @@ class DoorBench:
     def open(
         self, *, active: tuple[int, ...] = (0, 1), limits: RespLimits | None = None, session: sf.Session | None = None,
         **options: Any,
-    ) -> RespDoor:  # fmt: skip
+    ) -> RespServer:  # fmt: skip
         """A server over a session that runs these partitions, restored."""
         if session is None:
             session = self.session()
@@ -152,10 +152,10 @@ class DoorBench:
             session.wait_ready(TIMEOUT_S)
         self.current = session
         engine = Engine(SessionSource(session), session.clock, source_group="app")
-        door = RespDoor(engine, self.loop, limits=limits, **options)
-        self.doors.append(door)
-        self.run(door.open(self.path))
-        return door
+        server = RespServer(engine, self.loop, limits=limits, **options)
+        self.servers.append(server)
+        self.run(server.open(self.path))
+        return server
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's loop."""
@@ -180,8 +180,8 @@ class DoorBench:
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        for door in self.doors:
-            self.run(door.close())
+        for server in self.servers:
+            self.run(server.close())
         for session in self._sessions:
             session.close()
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -190,9 +190,9 @@ class DoorBench:
 
 
 @pytest.fixture
-def door_bench(tmp_path: Path, clock: ManualClock) -> Iterator[DoorBench]:
+def resp_bench(tmp_path: Path, clock: ManualClock) -> Iterator[RespBench]:
     """A RESP server on a Unix socket in a temporary directory."""
-    bench = DoorBench(tmp_path, clock)
+    bench = RespBench(tmp_path, clock)
     yield bench
     bench.close()
 
@@ -205,7 +205,7 @@ class Talk:
         self._reader = hiredis.Reader()
         self._requests = RequestReader()
         self.resumed = 0
-        self.connection = Connection(desk.door, len(desk.talks), self._resume)
+        self.connection = Connection(desk.context, len(desk.talks), self._resume)
         desk.talks.append(self)
 
     def _resume(self) -> None:
@@ -261,7 +261,9 @@ class Desk:
         self.held: list[tuple[Connection, Offload]] = []
         self.hold = False
         table = Table(self.engine.counters)
-        self.door = Door(self.engine, table.commands, table.find, self._offload, Cursors(), "test", authenticate)
+        self.context = RespContext(
+            self.engine, table.commands, table.find, self._offload, Cursors(), "test", authenticate
+        )
 
     def talk(self, store: str | None = "kv", partition: int = 0) -> Talk:
         """A new connection, bound to a partition and a default store."""

@@ -31,7 +31,7 @@ KNOWN_ROOTS = frozenset({"/", "/metrics", "/livez", "/readyz", "/startupz", "/ev
 HTTP_METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
 
 
-class DataDoor(Protocol):
+class RespNumbers(Protocol):
     """Counters of the RESP server; `EngineStatistics` of the sidecar's engine is one."""
 
     @property
@@ -169,34 +169,34 @@ class LoopLag:
             self.seconds.observe(max(loop.time() - due, 0.0))
 
 
-def data_door_samples(door: DataDoor) -> Iterator[Sample]:
+def resp_server_samples(server: RespNumbers) -> Iterator[Sample]:
     """Samples of the RESP server."""
     refused = Counter[str]()
-    for (method, reason), count in sorted(door.refusals.items()):
+    for (method, reason), count in sorted(server.refusals.items()):
         refused[method] += count
         yield "rpc_requests_total", (RESP, method, reason), count
-    for method, calls in sorted(door.calls.items()):
+    for method, calls in sorted(server.calls.items()):
         # Calls and refusals are read one after the other while the server counts on.
         yield "rpc_requests_total", (RESP, method, OK), max(calls - refused[method], 0)
-    for method, seconds in sorted(door.call_seconds.items()):
+    for method, seconds in sorted(server.call_seconds.items()):
         yield "rpc_duration_seconds", (RESP, method), buckets(seconds)
-    yield "rpc_batch_ops", (RESP,), buckets(door.batches)
-    yield "rpc_inflight", (RESP,), door.committing
-    yield "rpc_received_bytes_total", (RESP,), door.bytes_in
-    yield "rpc_sent_bytes_total", (RESP,), door.bytes_out
-    yield "sessions", ("bound",), door.bound
-    yield "sessions", ("unbound",), max(door.sessions - door.bound, 0)
-    yield "sessions_refused_total", (), door.refused_connections
-    for reason, count in sorted(door.cut_off.items()):
+    yield "rpc_batch_ops", (RESP,), buckets(server.batches)
+    yield "rpc_inflight", (RESP,), server.committing
+    yield "rpc_received_bytes_total", (RESP,), server.bytes_in
+    yield "rpc_sent_bytes_total", (RESP,), server.bytes_out
+    yield "sessions", ("bound",), server.bound
+    yield "sessions", ("unbound",), max(server.sessions - server.bound, 0)
+    yield "sessions_refused_total", (), server.refused_connections
+    for reason, count in sorted(server.cut_off.items()):
         yield "sessions_cut_off_total", (reason,), count
 
 
-def http_door_samples(door: HttpNumbers) -> Iterator[Sample]:
+def http_server_samples(server: HttpNumbers) -> Iterator[Sample]:
     """Samples of the HTTP server."""
-    for (method, code), count in sorted(door.requests.items()):
+    for (method, code), count in sorted(server.requests.items()):
         yield "rpc_requests_total", (HTTP, method, code), count
-    for method, seconds in sorted(door.seconds.items()):
+    for method, seconds in sorted(server.seconds.items()):
         yield "rpc_duration_seconds", (HTTP, method), buckets(seconds)
-    yield "rpc_inflight", (HTTP,), door.inflight
-    yield "rpc_sent_bytes_total", (HTTP,), door.bytes_out
-    yield "event_streams", (), door.streams
+    yield "rpc_inflight", (HTTP,), server.inflight
+    yield "rpc_sent_bytes_total", (HTTP,), server.bytes_out
+    yield "event_streams", (), server.streams

@@ -27,8 +27,8 @@ from support.places import EXAMPLES
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
-NAMES = ("own_loop", "own_loop_asyncio")
-LINES_MAX = {"own_loop": 20, "own_loop_asyncio": 21}
+NAMES = ("external_consumer", "external_consumer_asyncio")
+LINES_MAX = {"external_consumer": 20, "external_consumer_asyncio": 21}
 WAIT_S = 90.0
 PARTITIONS = 3
 DOWN_S = 3.0
@@ -137,10 +137,10 @@ def test_example_is_short(name: str) -> None:
 
 
 def test_readme_shows_the_example_as_it_is(repo_root: Path) -> None:
-    text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
+    text = (EXAMPLES / "external_consumer.py").read_text(encoding="utf-8")
     assert f"```python\n{text}```" in (repo_root / "docs/guide/external-consumer.md").read_text(encoding="utf-8")
     page = (repo_root / "docs/guide/examples.md").read_text(encoding="utf-8")
-    assert "examples/own_loop.py counts kafka://" in page  # as the tests below start it
+    assert "examples/external_consumer.py counts kafka://" in page  # as the tests below start it
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -162,9 +162,9 @@ def test_example_killed_in_the_middle_and_started_again_counts_each_record_once(
 
 def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(application: Application) -> None:
     application.feed(300)
-    first = application.start("own_loop", "a")
+    first = application.start("external_consumer", "a")
     application.until(lambda: application.committed() >= 300, "the first counts all")
-    application.start("own_loop", "b")
+    application.start("external_consumer", "b")
 
     def shared() -> bool:
         """Wait until each task runs in one process and has a caught-up standby in the other."""

@@ -25,7 +25,7 @@ from standfast.restore.files.manifest_files import check_files, fsync_folder, re
 from standfast.restore.verify.verify import mismatch
 from standfast.store.errors import Corruption, InvalidRequest, StateLost
 from standfast.store.rocks.engine import RocksShared
-from standfast.store.task.cut import Cut, Position, StoreTimes
+from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.types.kinds import definition_spec
@@ -45,7 +45,9 @@ class Taken:
     digest: Digest
 
 
-def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None, group: int = 0) -> tuple[Taken, ...]:
+def import_tasks(
+    state_dir: Path, folders: Sequence[Path], *, log: Log | None = None, group: int = 0
+) -> tuple[Taken, ...]:
     """Make the tasks of these folders (one for each store of the application) in a state directory.
 
     With `log`, it must hold the changelogs that the folders were made from, and their positions. Raises InvalidRequest
@@ -109,7 +111,7 @@ def _make(work: Path, app: str, task: TaskId, manifests: Mapping[Path, Manifest]
             files = link_files(folder, part.files, work / "files" / f"{task}-{name}")
             # A logged store's rows are the log's again only beyond converge_offset; the end of the log is beyond it.
             position = Position(part.end, -1, manifest.topic_id, manifest.made.at_ms)
-            cut = Cut(
+            cut = CommitRecord(
                 positions={**stores.cut.positions, name: position},
                 stores=stores.cut.stores,
             )

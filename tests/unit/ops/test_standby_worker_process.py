@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from standfast.ops.observe.health import HEARTBEAT_MS_MAX
-from standfast.ops.sidecar.worker.process import SILENT_MS, START_MS, TailWorker
+from standfast.ops.sidecar.worker.process import SILENT_MS, START_MS, StandbyWorker
 from standfast.ops.sidecar.worker.protocol import Open
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
@@ -26,7 +26,7 @@ START_S = 60.0
 
 
 @pytest.fixture
-def worker(tmp_path: Path, clock: ManualClock) -> Iterator[TailWorker]:
+def worker(tmp_path: Path, clock: ManualClock) -> Iterator[StandbyWorker]:
     state = StateDir(tmp_path, "app")
     # The server creates the log before it starts its worker: a worker creates none where the file is gone.
     open_log(f"sqlite:///{tmp_path}/log").close()
@@ -41,7 +41,7 @@ def worker(tmp_path: Path, clock: ManualClock) -> Iterator[TailWorker]:
         stores=(KEYVALUE,),
         settings=settings,
     )
-    made = TailWorker(order, clock)
+    made = StandbyWorker(order, clock)
     yield made
     if made.pid is not None:
         os.kill(made.pid, signal.SIGCONT)
@@ -49,18 +49,18 @@ def worker(tmp_path: Path, clock: ManualClock) -> Iterator[TailWorker]:
     state.close()
 
 
-def spoke(worker: TailWorker) -> bool:
+def spoke(worker: StandbyWorker) -> bool:
     worker.poll()
     return worker.settled
 
 
-def ended(worker: TailWorker) -> bool:
+def ended(worker: StandbyWorker) -> bool:
     worker.poll()
     return worker.pid is None
 
 
 def test_worker_that_gets_little_processor_time_is_not_killed_before_its_first_word(
-    worker: TailWorker, clock: ManualClock
+    worker: StandbyWorker, clock: ManualClock
 ) -> None:
     """A worker whose start took longer than the allowed silence was killed each time, and no restore ever began."""
     worker.poll()
@@ -76,7 +76,7 @@ def test_worker_that_gets_little_processor_time_is_not_killed_before_its_first_w
     wait_for(lambda: spoke(worker), START_S)
 
 
-def test_worker_that_does_not_start_at_all_is_started_again(worker: TailWorker, clock: ManualClock) -> None:
+def test_worker_that_does_not_start_at_all_is_started_again(worker: StandbyWorker, clock: ManualClock) -> None:
     worker.poll()
     pid = worker.pid
     assert pid is not None
@@ -88,7 +88,7 @@ def test_worker_that_does_not_start_at_all_is_started_again(worker: TailWorker, 
     assert worker.restarts == 1
 
 
-def test_worker_that_falls_silent_is_started_again(worker: TailWorker, clock: ManualClock) -> None:
+def test_worker_that_falls_silent_is_started_again(worker: StandbyWorker, clock: ManualClock) -> None:
     wait_for(lambda: spoke(worker), START_S)
     pid = worker.pid
     assert pid is not None
@@ -100,7 +100,7 @@ def test_worker_that_falls_silent_is_started_again(worker: TailWorker, clock: Ma
 
 
 def test_worker_that_is_killed_again_and_again_is_started_within_two_seconds(
-    worker: TailWorker, clock: ManualClock
+    worker: StandbyWorker, clock: ManualClock
 ) -> None:
     """A task that it is to restore opens within five seconds, however often it was killed before."""
     for kills in range(7):

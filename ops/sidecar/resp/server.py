@@ -24,10 +24,10 @@ from pathlib import Path
 
 from standfast._version import __version__
 from standfast.ops.config.rules import SOCKET_PATH_MAX
-from standfast.ops.shared.reasons import NOPERM
+from standfast.ops.shared.error_codes import NOPERM
 from standfast.ops.shared.serve_files import Identity, identity, remove_own
 from standfast.ops.sidecar.engine.engine import Engine
-from standfast.ops.sidecar.resp.connection import USUAL, Authenticate, CallLimits, Connection, Door, Offload
+from standfast.ops.sidecar.resp.connection import USUAL, Authenticate, CallLimits, Connection, Offload, RespContext
 from standfast.ops.sidecar.resp.protocol import RespProtocol
 from standfast.ops.sidecar.resp.replies import error
 from standfast.ops.sidecar.resp.requests import COMMAND_DEFAULT_BYTES
@@ -68,7 +68,7 @@ class RespLimits:
     calls: CallLimits = USUAL
 
 
-class RespDoor:
+class RespServer:
     """See above. `uids`: the users who may connect; None: those whom the socket's mode admits."""
 
     def __init__(
@@ -96,8 +96,8 @@ class RespDoor:
         self._sweeper: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
         table = Table(engine.counters)
-        shared = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__)
-        self._door = shared._replace(
+        shared = RespContext(engine, table.commands, table.find, self._offload, Cursors(), __version__)
+        self._context = shared._replace(
             authenticate=authenticate, revision=revision, limits=self._limits.calls, scans=Scans(SCANS)
         )
 
@@ -249,7 +249,7 @@ class RespDoor:
         """Add a client."""
         self._clients.add(client)
         self._numbers += 1
-        return Connection(self._door, self._numbers, on_resume)
+        return Connection(self._context, self._numbers, on_resume)
 
     def disconnect(self, client: RespProtocol) -> None:
         """Remove a client that is gone."""

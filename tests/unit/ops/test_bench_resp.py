@@ -12,8 +12,8 @@ import pytest
 
 @pytest.mark.slow
 def test_small_run_measures_sets_gets_and_a_restore(repo_root: Path, tmp_path: Path) -> None:
-    out = tmp_path / "door.json"
-    command = [sys.executable, repo_root / "benchmarks/door.py", "--rounds", "1", "--sets", "4000", "--singles", "100"]
+    out = tmp_path / "server.json"
+    command = [sys.executable, repo_root / "benchmarks/resp.py", "--rounds", "1", "--sets", "4000", "--singles", "100"]
     command += ["--restore", "20000", "--partitions", "2", "--json", out, "--core", "0", "--client-core", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

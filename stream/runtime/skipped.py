@@ -36,7 +36,7 @@ DEAD_LETTER_PREFIX = "__streams.errors."
 TEXT_MAX_BYTES = 4_096  # of a message or a stack trace, where the whole text would be too large for the log
 
 
-class LeftOut:
+class Skipped:
     """The skipped records and results of one task."""
 
     def __init__(self, task: Task, guard: Guard, in_hand: InHand, partitions_of: Mapping[str, int]) -> None:

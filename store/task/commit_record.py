@@ -49,7 +49,7 @@ class StoreTimes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CommitRecord:
     """One consistent point of a task. Sources, their tags and stream times are keyed `topic/partition`, else by store.
 
     `source_tags` are the epoch tags of the records before the source offsets, where the log has epochs.
@@ -82,7 +82,7 @@ class Cut:
         )
 
     @classmethod
-    def decode(cls, raw: bytes, where: str) -> Cut:
+    def decode(cls, raw: bytes, where: str) -> CommitRecord:
         """Inverse of encode; `where` names the database in errors."""
         fields = decode_record(raw, where)
         try:

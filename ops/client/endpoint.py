@@ -1,6 +1,6 @@
 """Client connection settings of an HTTP server: address, TLS, credentials.
 
-    door_at("https://127.0.0.1:8443", TlsFiles(ca=Path("ca.pem"), server_name="sidecar.example")) -> Door
+    endpoint_at("https://127.0.0.1:8443", TlsFiles(ca=Path("ca.pem"), server_name="sidecar.example")) -> Endpoint
 
 Rules of this file: the standard library only; it makes connections and sends nothing. The certificate is always
 checked: against the authorities given, else against the machine's own.
@@ -58,7 +58,7 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Endpoint:
     """An address and its TLS context (None: plain HTTP)."""
 
     host: str
@@ -105,7 +105,7 @@ class _Named(HTTPSConnection):
             raise
 
 
-def door_at(address: str, tls: TlsFiles | None = None) -> Door:
+def endpoint_at(address: str, tls: TlsFiles | None = None) -> Endpoint:
     """The server at `http://host:port` or `https://host:port`. Raises InvalidRequest, BadConfig."""
     tls = tls or TlsFiles()
     split = urlsplit(address)
@@ -117,11 +117,11 @@ def door_at(address: str, tls: TlsFiles | None = None) -> Door:
         raise InvalidRequest(f"address {address!r} is not usable: write http://host:port or https://host:port")
     host = _UNSPECIFIED.get(split.hostname, split.hostname)
     if split.scheme == "https":
-        return Door(host, port, tls.context(), tls.server_name)
+        return Endpoint(host, port, tls.context(), tls.server_name)
     # Files for TLS on a plain address: the caller believes in an encryption that is not there.
     if tls.given:
         raise InvalidRequest(f"{address} is plain http, which has no certificates: write https, or leave them out")
-    return Door(host, port)
+    return Endpoint(host, port)
 
 
 def token_of(path: Path) -> str:

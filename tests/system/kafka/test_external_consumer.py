@@ -1,7 +1,7 @@
 """An external consumer on a real broker: its group decides which member is active, no record is lost or doubled.
 
-Rules of this file: every member is a thread with its own loop, consumer, session and state directory, as a process
-would have. Checked are the committed records of the changelog.
+Rules of this file: every member is a thread with a consumer, session and state directory of its own, as a process would
+have. Checked are the committed records of the changelog.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records counted by key under one's own consumer: own_loop.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIRECTORY."""
+"""Records counted by key under an own consumer: external_consumer.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIR."""
 
 import sys
 from contextlib import suppress

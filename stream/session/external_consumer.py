@@ -66,7 +66,7 @@ class Given(Protocol):
     def partition(self) -> int | None: ...
 
 
-class OwnLoop:
+class ExternalConsumer:
     """One external consumer beside one session."""
 
     def __init__(self, host: Host) -> None:
@@ -254,7 +254,7 @@ class OwnLoop:
 
     # -- background checks, without a call to the consumer ------------------------------------------------------------
 
-    def look_after(self) -> None:
+    def monitor(self) -> None:
         """Warn of a loop that leaves restored partitions paused; raise BadConfig if another process commits."""
         now_ms = self._host.clock.monotonic_ms()
         if not self.in_use or now_ms < self._next_look_ms:

@@ -1,4 +1,4 @@
-"""Records counted by key, from asyncio: own_loop_asyncio.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIRECTORY."""
+"""Records counted by key, from asyncio: external_consumer_asyncio.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIR."""
 
 import asyncio
 import sys
