@@ -98,7 +98,7 @@ __all__ = [
     "Windowed",
     "VALID_TO_UNDEFINED",
     "PUT_NOT_VALID",
-    # state under an external consumer, and the library's external consumer
+    # state under an external consumer, and the library's own loop
     "Session",
     "connect",
     "Replica",

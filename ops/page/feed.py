@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from standfast.ops.observe.verdict import Json
+from standfast.ops.page.history import History
 from standfast.ops.page.html import Page, changes, document, render, verdict_block, whole
-from standfast.ops.page.model import History
 from standfast.ops.shared.in_thread import in_thread
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError

@@ -17,19 +17,21 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of, verdict
+from standfast.ops.page.history import CALLS, Bar, History, bars, call_key, lag_key, restore_key, server_key, task_key
 from standfast.ops.page.model import (
-    History,
+    StoreSum,
     age,
-    bars,
     clock_text,
     count,
     facts,
     log_share,
+    per_second,
     points,
     promotable,
     store_sums,
     tiles,
 )
+from standfast.ops.shared.kinds import OPS
 
 DATA = Path(__file__).with_name("data")
 ROWS_MAX = 200
@@ -54,7 +56,7 @@ class TableSpec:
 TABLES = (
     TableSpec(
         *("restores", "Restores", "Stores on their way to the end of their changelog, slowest first."),
-        ("task", "store", "progress", "#position", "#end", "#left", "#records/s", "#time left", "why"),
+        ("task", "store", "progress", "#position", "#end", "#left", "#records/s", "last 5 min", "#time left", "why"),
         "No store is being restored.",
     ),
     TableSpec(
@@ -75,7 +77,7 @@ TABLES = (
     ),
     TableSpec(
         *("standbys", "Standbys", "Copies that follow, and how soon one could take over."),
-        ("task", "store", "#behind", "last minute", "#limit", "state", "#promotable in", "at the end"),
+        ("task", "store", "#behind", "last 5 min", "#limit", "state", "#promotable in", "at the end"),
         "No standby is held here.",
     ),
     TableSpec(
@@ -100,14 +102,14 @@ TABLES = (
         ("task", "kind", "#every", "next (UTC)", "#missed"),
         "",
     ),
-    TableSpec(*("doors", "Doors", "Clients and their calls."), ("door", "what", "#value"), ""),
+    TableSpec(*("servers", "Servers", "Clients and their calls."), ("server", "number", "#value"), ""),
     TableSpec(
         *("events", "Events", "What happened, the newest first."),
         ("time (UTC)", "event", "who", "outcome", "about"),
         "Nothing has happened yet.",
     ),
 )
-OPTIONAL = {"schedules", "doors"}  # left out when empty; the others say that there is none
+OPTIONAL = {"schedules", "servers"}  # left out when empty; the others say that there is none
 LIMITS = {"tasks": TASKS_MAX}
 
 
@@ -126,7 +128,7 @@ def render(status: Json, history: History, now_ms: int) -> Page:
     tables = {name: dict(_limited(name, rows)) for name, rows in _rows(status, history, now_ms).items()}
     blocks = {
         "verdict": verdict_block(found.level, found.word, found.text),
-        "tiles": str(PARTS.tiles(tiles(status))),
+        "tiles": str(PARTS.tiles(tiles(status, history))),
         "facts": str(PARTS.facts(facts(status))),
     }
     return Page(f"{found.word} · {status['app']}", blocks, tables)
@@ -173,7 +175,13 @@ def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: 
     shown = [spec for spec in TABLES if spec.name in page.tables]
     shown = [spec for spec in shown if spec.name not in OPTIONAL or page.tables[spec.name]]
     values = {"status": status, "page": page, "specs": shown, "now_ms": now_ms, "seen": seen, "actions": actions}
+    values["lookups"] = lookups(status) if status.get("peek") else {}
     return template("page.html", title=page.title, up="", **values)
+
+
+def lookups(status: Json) -> dict[str, str]:
+    """The call of /v1/stores that finds the rows of a key: `get` or `fetch`, by store."""
+    return {name: "get" if OPS[one.kind].get is not None else "fetch" for name, one in store_sums(status).items()}
 
 
 Row = tuple[str, object, tuple[Any, ...]]  # key, first cell, and the values of the other cells
@@ -186,15 +194,17 @@ def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row
     # A table is cut at ROWS_MAX, which must not hide the changelogs that retention may overtake.
     risky_first = sorted(stores_of(status), key=lambda one: not log_share(one[1])[1])
     found: dict[str, Iterable[Row]] = {
-        "restores": ((bar.key, bar.task, (bar,)) for bar in bars(status, history)),
-        "tasks": ((task["task"], task["task"], (task, now_ms)) for task in status["tasks"]),
+        "restores": (_restore_row(bar, history) for bar in bars(status, history)),
+        "tasks": (
+            (task["task"], task["task"], (task, history.rate(task_key(task)), now_ms)) for task in status["tasks"]
+        ),
         "standbys": (_standby_row(task, store, history, now_ms) for task, store in standbys),
-        "stores": ((name, name, (one,)) for name, one in store_sums(status).items()),
+        "stores": (_store_row(name, one, history) for name, one in store_sums(status).items()),
         "changelogs": (_changelog_row(status, task, store) for task, store in risky_first),
         "schedules": (
             (f"{one['task']}/{one.get('id', one['kind'])}", one["task"], (one,)) for one in status.get("schedules", ())
         ),
-        "doors": ((f"{one['door']}/{one['what']}", one["door"], (one,)) for one in status.get("doors", ())),
+        "servers": (_server_row(one, history) for one in status.get("servers", ())),
     }
     if "events" in status:
         found["events"] = ((str(one["number"]), clock_text(one["at_ms"]), (one,)) for one in events)
@@ -203,7 +213,20 @@ def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row
 
 def _standby_row(task: Json, store: Json, history: History, now_ms: int) -> Row:
     key = store_key(task, store)
-    return key, task["task"], (store, list(history.lags.get(key, ())), history.rates.get(key, 0.0), now_ms)
+    return key, task["task"], (store, history.chart(lag_key(key)), history.rate(key), now_ms)
+
+
+def _restore_row(bar: Bar, history: History) -> Row:
+    return bar.key, bar.task, (bar, history.chart(restore_key(bar.key)))
+
+
+def _store_row(name: str, one: StoreSum, history: History) -> Row:
+    return name, name, (one, [history.rate(call_key(name, call)) for call in CALLS])
+
+
+def _server_row(one: Json, history: History) -> Row:
+    server, what = one["server"], one["what"]
+    return f"{server}/{what}", server, (one, history.rate(server_key(server, what)))
 
 
 def _changelog_row(status: Json, task: Json, store: Json) -> Row:
@@ -229,6 +252,7 @@ _FILTERS: dict[str, Any] = {
     "clock": clock_text,
     "count": count,
     "duration": duration,
+    "per_second": per_second,
     "points": points,
     "promotable": promotable,
     "size": size,

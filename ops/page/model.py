@@ -1,6 +1,6 @@
 """The facts of the ops page, from the status document that `/v1/status` and the command line print as well.
 
-    status document (+ a sidecar's additions) ──> restores, tasks, standbys, stores, changelogs
+    status document (+ a sidecar's additions) and its history ──> tiles, stores, changelogs, facts; texts of numbers
 
     A sidecar may add: sidecar {draining, ...}, version, health {degraded: [..]}, disk {free_bytes, total_bytes,
     floor_bytes}, servers [{server, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
@@ -13,109 +13,17 @@ coarse, so that a row changes only when there is news.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import NamedTuple
 
-from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of
+from standfast.ops.observe.verdict import Json, duration, size, stores_of
+from standfast.ops.page.history import STEPS, History
 
 BEHIND_MS = 60_000
 RISK = 0.1  # this bound and the next are those of the alert StandfastRetentionRisk
 RISK_RECORDS = 1_000
-LAGS_KEPT = 60  # a minute, at a sample a second
-DONE_KEPT = 20
-DONE_MS = 60_000
-SAMPLE_MS = 900  # a little below a tick of the feed, which may come early
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A restore: `percent` 0 to 100; `state` running, stuck or done."""
-
-    key: str
-    task: str
-    store: str
-    reason: str
-    percent: int
-    state: Literal["running", "stuck", "done"]
-    position: int
-    end: int
-    remaining: int
-    rate: float
-    seconds_left: float | None
-
-
-@dataclass(slots=True)
-class History:
-    """Facts that the page keeps between two readings: lags of standbys, and restores that ended."""
-
-    lags: dict[str, deque[int]] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)  # records per second that a standby applies
-    running: dict[str, Bar] = field(default_factory=dict)
-    done: dict[str, tuple[int, Bar]] = field(default_factory=dict)
-    at_ms: int = 0
-    positions: dict[str, int] = field(default_factory=dict)
-
-    def look(self, status: Json, now_ms: int) -> None:
-        """Add a document; one that comes within SAMPLE_MS of the last only ends restores."""
-        self._ended(status, now_ms)
-        if now_ms - self.at_ms < SAMPLE_MS:
-            return
-        seconds, self.at_ms = (now_ms - self.at_ms) / 1_000, now_ms
-        seen = {}
-        for task, store in stores_of(status):
-            if task["role"] == "standby":
-                key = store_key(task, store)
-                seen[key] = store["position"]
-                self.lags.setdefault(key, deque(maxlen=LAGS_KEPT)).append(store["lag"])
-                self.rates[key] = max(store["position"] - self.positions.get(key, store["position"]), 0) / seconds
-        for gone in self.lags.keys() - seen.keys():
-            del self.lags[gone]
-            self.rates.pop(gone, None)
-        self.positions = seen
-
-    def _ended(self, status: Json, now_ms: int) -> None:
-        now = {bar.key: bar for bar in map(_bar, status["restores"])}
-        whole = {task["task"] for task in status["tasks"] if task["state"] in ("running", "standby")}
-        for key, bar in self.running.items():
-            # A restore whose task failed or was revoked did not end well, and is not shown as done.
-            if key not in now and bar.task in whole:
-                self.done[key] = (now_ms, _finished(bar))
-        self.running = now
-        kept = [(key, one) for key, one in self.done.items() if key not in now and now_ms - one[0] < DONE_MS]
-        self.done = dict(kept[-DONE_KEPT:])
-
-
-def bars(status: Json, history: History) -> list[Bar]:
-    """Running restores, slowest first, then restores that ended."""
-    running = [_bar(one) for one in status["restores"]]
-    # An unknown remaining time counts as the slowest.
-    running.sort(key=lambda bar: (-(bar.seconds_left if bar.seconds_left is not None else 1e12), bar.key))
-    keys = {bar.key for bar in running}
-    return running + [bar for key, (_, bar) in reversed(history.done.items()) if key not in keys]
-
-
-def _bar(one: Json) -> Bar:
-    percent = 100 if not one["remaining"] else min(int(one["fraction"] * 100), 99)  # never 100 before the end
-    return Bar(
-        key=f"{one['task']}/{one['store']}",
-        task=one["task"],
-        store=one["store"],
-        reason=one["reason"],
-        percent=percent,
-        state="done" if not one["remaining"] else "stuck" if one["stuck"] else "running",
-        position=one["position"],
-        end=one["end"],
-        remaining=one["remaining"],
-        rate=one["rate"],
-        seconds_left=one["seconds_left"],
-    )
-
-
-def _finished(bar: Bar) -> Bar:
-    return Bar(bar.key, bar.task, bar.store, bar.reason, 100, "done", bar.end, bar.end, 0, bar.rate, 0.0)
 
 
 @dataclass(slots=True)
@@ -170,8 +78,18 @@ def log_share(store: Json) -> tuple[int, bool]:
     return int(share * 100), risk
 
 
-def tiles(status: Json) -> list[tuple[str, str, str]]:
-    """The most important numbers: (name, number, detail)."""
+class Tile(NamedTuple):
+    """One of the most important numbers; `chart`: its last five minutes, described by `about`."""
+
+    name: str
+    number: str
+    detail: str
+    chart: Sequence[float] = ()
+    about: str = ""
+
+
+def tiles(status: Json, history: History) -> list[Tile]:
+    """The most important numbers."""
     tasks = status["tasks"]
     active = [task for task in tasks if task["role"] == "active"]
     whole = sum(task["state"] == "running" for task in active)
@@ -180,20 +98,24 @@ def tiles(status: Json) -> list[tuple[str, str, str]]:
     lag = max((store["lag"] for store in standbys), default=0)
     files = sum(max(store["sst_bytes"], 0) + max(store["memtable_bytes"], 0) for _, store in stores_of(status))
     rows = sum(max(store["keys_estimate"], 0) for _, store in stores_of(status))
+    left_text = "records" if left else "nothing is being restored"
+    lag_text = f"at most {count(lag)} records behind"
+    changes = per_second(history.changes(status)) or "0/s"
     found = [
-        ("active tasks", f"{whole} of {len(active)}", "whole"),
-        ("left to restore", count(left), "records" if left else "nothing is being restored"),
-        ("standby tasks", count(len(tasks) - len(active)), f"at most {count(lag)} records behind"),
-        ("rows", count(rows), f"about, in {size(files)}"),
+        Tile("active tasks", f"{whole} of {len(active)}", "whole"),
+        Tile("left to restore", count(left), left_text, history.chart("left"), "records left to restore"),
+        Tile("standby tasks", count(len(tasks) - len(active)), lag_text, history.chart("lag"), "records behind"),
+        Tile("changes", changes, "written to changelogs", history.chart("changes"), "changes a second"),
+        Tile("rows", count(rows), f"about, in {size(files)}"),
     ]
     acknowledged = status.get("counters", {}).get("ack_seconds")
     if acknowledged and acknowledged["count"]:
         waiting = sum(task.get("inflight_records", 0) for task in tasks)
-        found.append(("99 % of commits", percentile(acknowledged, 0.99), f"{count(waiting)} records in flight"))
+        found.append(Tile("99 % of commits", percentile(acknowledged, 0.99), f"{count(waiting)} records in flight"))
     disk = status.get("disk")
     if disk and disk["total_bytes"]:
         share = disk["free_bytes"] * 100 // disk["total_bytes"]
-        found.append(("disk free", f"{share} %", f"{size(disk['free_bytes'])} of {size(disk['total_bytes'])}"))
+        found.append(Tile("disk free", f"{share} %", f"{size(disk['free_bytes'])} of {size(disk['total_bytes'])}"))
     return found
 
 
@@ -233,11 +155,13 @@ def facts(status: Json) -> list[tuple[str, object]]:
     return [(name, value) for name, value in found if value not in ("", None)]
 
 
-def points(lags: Sequence[int], width: int, height: int) -> str:
-    """The points of an SVG line of lags within a picture of this size."""
-    most, step = max(*lags, 1), width / (LAGS_KEPT - 1)
+def points(values: Sequence[float], width: int, height: int) -> str:
+    """The points of an SVG line within a picture of this size; the newest value stands at the right end."""
+    shown = values if len(values) > 1 else (*values, *values)  # a line needs two points
+    most, step, first = max(*shown, 1), width / (STEPS - 1), STEPS - len(shown)
     return " ".join(
-        f"{number * step:.0f},{height - 1 - lag * (height - 2) / most:.0f}" for number, lag in enumerate(lags)
+        f"{(first + number) * step:.0f},{height - 1 - value * (height - 2) / most:.0f}"
+        for number, value in enumerate(shown)
     )
 
 
@@ -253,14 +177,27 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def per_second(rate: float) -> str:
+    """`1,200/s`, to two digits, so that a steady rate does not change the page each second; empty below 0.1."""
+    if rate < 0.1:
+        return ""
+    if rate < 10:
+        return f"{rate:.1f}/s"
+    unit = 10 ** (len(str(int(rate))) - 2)
+    return f"{count(round(rate / unit) * unit)}/s"
+
+
 def age(at_ms: int, now_ms: int) -> str:
-    """The time since `at_ms`, coarse."""
+    """`5 min ago`, coarse: a cell that no commit changes is sent again every few minutes only."""
     if at_ms <= 0:
         return "never"
-    for limit, text in ((10_000, "under 10 s"), (60_000, "under 1 min"), (300_000, "under 5 min")):
-        if now_ms - at_ms < limit:
-            return text
-    return duration((now_ms - at_ms) // 300_000 * 300)  # steps of 5 minutes
+    seconds = max(now_ms - at_ms, 0) // 1_000
+    if seconds < 60:
+        return "just now" if seconds < 10 else "under 1 min ago"
+    if seconds < 3_600:
+        minutes = seconds // 60
+        return f"{minutes if minutes < 5 else minutes // 5 * 5} min ago"
+    return f"{seconds // 3_600} h ago" if seconds < 172_800 else f"{seconds // 86_400} d ago"
 
 
 def clock_text(at_ms: int | None) -> str:

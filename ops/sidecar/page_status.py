@@ -43,7 +43,7 @@ def page_status(
         **status,
         "version": __version__,
         "disk": status.get("disk") or _disk(state_path, disk_floor_bytes),
-        "doors": [*_resp_server(resp_server), *_http_server(http_server)],
+        "servers": [*_resp_server(resp_server), *_http_server(http_server)],
         "events": [] if audit is None else [event.document() for event in audit.recent()],
         "schedules": list(schedules),
         "config": {} if loaded is None else _settings(loaded),
@@ -87,7 +87,7 @@ def _resp_server(server: RespNumbers | None) -> list[Json]:
         ("connections turned away", server.refused_connections),
         ("connections cut off", sum(server.cut_off.values())),
     )
-    return [{"door": "RESP", "what": what, "value": value} for what, value in told]
+    return [{"server": "RESP", "what": what, "value": value} for what, value in told]
 
 
 def _http_server(server: HttpNumbers | None) -> list[Json]:
@@ -100,4 +100,4 @@ def _http_server(server: HttpNumbers | None) -> list[Json]:
         ("streams of events", server.streams),
         ("answers 5xx", bad),
     )
-    return [{"door": "HTTP", "what": what, "value": value} for what, value in told]
+    return [{"server": "HTTP", "what": what, "value": value} for what, value in told]

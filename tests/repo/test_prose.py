@@ -1,4 +1,4 @@
-"""Docstrings and comments name their subject: phrases that hide it are counted, and their number only falls.
+"""Docstrings, comments and messages name their subject: phrases that hide it are counted, and their number only falls.
 
 Rules of this file: a room's limit is per 1,000 words of prose. Changes lower the limits and never raise them.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.prose import code_lines, comments_of, hidden, prose_of, words
+from support.prose import code_lines, comments_of, hidden, messages_of, prose_of, words
 
 ROOT = Path(__file__).parents[2]
 # Phrases per 1,000 words of docstrings and comments, at most.
@@ -28,6 +28,23 @@ def test_prose_of_a_room_hides_its_subject_no_more_often_than_before(room: str) 
     assert counted > 100
     rate = 1_000 * len(found) / counted
     assert rate <= LIMITS[room], f"{rate:.2f} per 1,000 words; name the subject in:\n" + "\n".join(found[-20:])
+
+
+@pytest.mark.parametrize("room", (*ROOMS, "docs"))
+def test_messages_of_a_room_name_their_subject(room: str) -> None:
+    found, counted = [], 0
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for line, text in messages_of(path.read_text(encoding="utf-8")):
+            found += [f"{path.relative_to(ROOT)}:{line}: {phrase!r}" for phrase in hidden(text)]
+            counted += 1
+    assert counted > 5
+    assert not found, "name the subject in:\n" + "\n".join(found)
+
+
+def test_texts_of_pages_name_their_subject() -> None:
+    paths = [path for end in ("html", "js", "css", "md") for path in sorted(ROOT.glob(f"ops/*/data/*.{end}"))]
+    found = {path.name: hidden(path.read_text(encoding="utf-8")) for path in paths}
+    assert len(found) > 5 and not any(found.values()), found
 
 
 def test_comments_are_a_twentieth_of_the_code() -> None:
@@ -56,3 +73,13 @@ def test_phrases_that_hide_a_subject_are_found_in_docstrings_and_comments() -> N
     found = [(line, hidden(text)) for line, text in prose_of(source)]
     assert found == [(1, ["What is", "somebody"]), (2, ["who has", "tells", "what comes", "anew"])]
     assert [line for line, _ in comments_of(source)] == [2, 3, 4]
+
+
+def test_phrases_that_hide_a_subject_are_found_in_messages() -> None:
+    source = (
+        '"""What is a docstring."""\n'
+        "def f(n):\n    'nobody'\n    raise E(f'{n} is {n}: nobody reads {n}, what comes anew')\n"
+        "x = 'told', 'what is here'\n"
+    )
+    found = [(line, hidden(text)) for line, text in messages_of(source)]
+    assert found == [(5, ["what is"]), (4, ["nobody", "what comes", "anew"])]

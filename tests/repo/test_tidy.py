@@ -34,6 +34,7 @@ PURE = {
     "ops/sidecar/control/assignment.py",
     "ops/sidecar/control/schema.py",
     "ops/observe/health.py",
+    "ops/page/history.py",
     "ops/page/model.py",
     "ops/doctor/reset_plan.py",
     "ops/sidecar/worker/moves.py",

@@ -1,6 +1,7 @@
 """The prose of the sources: docstrings and comments, and the phrases in it that hide their subject.
 
     prose_of(text)  ──> (line, text) of each docstring and each run of comment lines
+    messages_of(text) > (line, text) of each other string of several words: errors, log lines, help, pages
     hidden(text)    ──> phrases such as "what is", "who has", "tells", "somebody", "anew"
 
 Rules of this file: it reads text and counts; the limits stand in tests/repo/test_prose.py.
@@ -69,6 +70,27 @@ def code_lines(source: str) -> int:
             first = node.body[0]
             lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return len(lines)
+
+
+def messages_of(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each string of several words that is no docstring; the values of an f-string are left out."""
+    tree = ast.parse(source)
+    skipped = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, _DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part for part in node.values if isinstance(part, ast.Constant)]
+            skipped |= set(map(id, parts))
+            text = " … ".join(str(part.value) for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            text = node.value
+        else:
+            continue
+        if len(WORD.findall(text)) > 1:
+            yield node.lineno, text
 
 
 def hidden(text: str) -> list[str]:

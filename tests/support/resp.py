@@ -132,7 +132,7 @@ class RespBench:
         self.servers: list[RespServer] = []
         self._sessions: list[sf.Session] = []
         self.loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="door", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="resp", daemon=True)
         self._thread.start()
 
     def session(self, **settings: Any) -> sf.Session:

@@ -1,5 +1,5 @@
 // Keeps the page up to date: a stream of changes, and where there is none, a question every few seconds.
-// What comes is HTML that the server escaped; it is put in by key, so that nothing jumps and nothing loses its focus.
+// The server sends HTML that it escaped; the script puts it in by key, so that nothing jumps and nothing loses its focus.
 "use strict";
 (() => {
   const POLL_MS = 3000, REOPEN_MS = 2000, SILENT_MS = 10000;
@@ -70,7 +70,7 @@
   }
 
   function lost() {
-    say("connection lost: this is what was at " + new Date(heard).toLocaleTimeString() + "; trying again", true);
+    say("connection lost: the page shows the state at " + new Date(heard).toLocaleTimeString() + "; trying again", true);
   }
 
   function stop() {
@@ -92,7 +92,7 @@
   }
 
   const ACTS = {
-    verify: {ask: () => ({}), tell: (found) => {
+    verify: {ask: () => ({}), text: (found) => {
       const counts = {}, bad = [];
       for (const one of found.verdicts) {
         counts[one.verdict] = (counts[one.verdict] || 0) + 1;
@@ -101,8 +101,8 @@
       return "Verified: " + Object.entries(counts).map(([word, many]) => many + " " + word).concat(bad).join("; ");
     }},
     snapshots: {ask: () => ({name: document.getElementById("snapshot-name").value}),
-      tell: (found) => "Snapshot " + found.name + " holds " + Object.keys(found.positions).length + " tasks"},
-    drain: {ask: () => ({}), tell: () => "Drained: every task is closed"},
+      text: (found) => "Snapshot " + found.name + " holds " + Object.keys(found.positions).length + " tasks"},
+    drain: {ask: () => ({}), text: () => "Drained: every task is closed"},
   };
 
   async function act(button, result) {
@@ -114,7 +114,7 @@
       const answer = await fetch("v1/" + what, {method: "POST", headers: {"content-type": "application/json"},
         body: JSON.stringify(ACTS[what].ask())});
       const found = await answer.json();
-      result.textContent = answer.ok ? ACTS[what].tell(found) : "Refused: " + (found.message || answer.status);
+      result.textContent = answer.ok ? ACTS[what].text(found) : "Refused: " + (found.message || answer.status);
     } catch (error) {
       result.textContent = "No answer: " + error.message;
     }
@@ -127,6 +127,63 @@
     for (const button of actions.querySelectorAll("button"))
       button.addEventListener("click", () => act(button, document.getElementById("act-result")));
     actions.hidden = document.getElementById("to-actions").hidden = false;
+  }
+
+  // The rows of a key. Names, keys and values are put in as text, never as HTML.
+  function cell(kind, text) {
+    const made = document.createElement(kind);
+    if (kind === "th") made.scope = "col";
+    made.textContent = typeof text === "string" || typeof text === "number" ? text : JSON.stringify(text);
+    return made;
+  }
+
+  function showRows(rows) {
+    const table = document.getElementById("lookup-rows"), head = document.createElement("tr");
+    const names = rows.length ? Object.keys(rows[0]) : [];
+    head.append(...names.map((name) => cell("th", name)));
+    table.tHead.replaceChildren(head);
+    table.tBodies[0].replaceChildren(...rows.map((one) => {
+      const row = document.createElement("tr");
+      row.append(...names.map((name) => cell("td", one[name])));
+      return row;
+    }));
+    table.hidden = !rows.length;
+  }
+
+  let asked = 0; // answers of older look-ups are dropped
+
+  async function lookUp(result) {
+    const store = document.getElementById("lookup-store"), verb = store.selectedOptions[0].dataset.verb;
+    const query = new URLSearchParams({key: document.getElementById("lookup-key").value, stale: "1",
+      key_format: document.getElementById("lookup-format").value});
+    const mine = ++asked;
+    result.textContent = "Asked …";
+    let rows = [], text;
+    try {
+      const answer = await fetch("v1/stores/" + encodeURIComponent(store.value) + "/" + verb + "?" + query);
+      const found = await answer.json();
+      if (answer.ok) rows = found.rows;
+      const behind = answer.ok ? Math.max(0, ...found.partitions.map((one) => one.lag_records)) : 0;
+      text = !answer.ok ? found.message || String(answer.status)
+        : (rows.length ? rows.length + (found.truncated ? " rows, and more" : rows.length > 1 ? " rows" : " row")
+          : "No row of this key in the partitions of this instance")
+          + (behind ? "; a standby among them is " + behind.toLocaleString("en") + " records behind" : "");
+    } catch (error) {
+      text = "No answer: " + error.message;
+    }
+    if (mine !== asked) return;
+    result.textContent = text;
+    showRows(rows);
+  }
+
+  const lookup = document.getElementById("lookup");
+  if (lookup) {
+    const result = document.getElementById("lookup-result");
+    document.getElementById("lookup-ask").addEventListener("click", () => lookUp(result));
+    document.getElementById("lookup-key").addEventListener("keydown", (event) => {
+      if (event.key === "Enter") lookUp(result);
+    });
+    lookup.hidden = document.getElementById("to-lookup").hidden = false;
   }
 
   setInterval(() => { // a stream that says nothing, not even that it lives, is dead

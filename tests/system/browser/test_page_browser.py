@@ -307,6 +307,51 @@ def test_buttons_verify_snapshot_and_drain_and_a_changelog_can_be_looked_at(side
         expect(tab.locator("#verdict")).to_contain_text("DRAINING", timeout=WAIT_MS)
 
 
+def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(sidecars: Sidecars, tab: Page) -> None:
+    sidecar = sidecars.start(http__peek="true")
+    stores = [
+        sf.KeyValueStore("kv", sf.serde.string, sf.serde.string),
+        sf.WindowStore("win", sf.serde.string, sf.serde.string, window_size_ms=60_000, retention_ms=3_600_000),
+    ]
+    with sf.connect(sidecar.run_dir, stores=stores, partitions=2) as app:
+        app.assign(active=[0, 1])
+        app.wait_ready(30)
+        app.task(1).store("kv").put(EVIL, EVIL)
+        for start in (0, 60_000):
+            app.task(1).store("win").put("k", str(start), start)
+        app.task(1).commit({("in", 1): 1})
+        tab.goto(sidecar.info["http"])
+        result, rows = tab.locator("#lookup-result"), tab.locator("#lookup-rows tbody tr")
+        tab.locator("#lookup-key").fill(EVIL)
+        tab.locator("#lookup-key").press("Enter")
+        expect(result).to_have_text("1 row", timeout=WAIT_MS)
+        expect(rows).to_have_count(1)
+        expect(rows.first.locator("td").last).to_have_text(EVIL)
+        assert tab.locator("#lookup img").count() == 0
+        tab.get_by_label("Store").select_option("win")
+        tab.locator("#lookup-key").fill("6b")
+        tab.get_by_label("as", exact=True).select_option("hex")
+        tab.get_by_role("button", name="Look up").click()
+        expect(result).to_have_text("2 rows", timeout=WAIT_MS)
+        expect(tab.locator("#lookup-rows thead th")).to_contain_text(["partition", "key", "start", "end", "value"])
+        tab.locator("#lookup-key").fill("xyz")
+        tab.get_by_role("button", name="Look up").click()
+        expect(result).to_contain_text("hex", timeout=WAIT_MS)
+        expect(tab.locator("#lookup-rows")).to_be_hidden()
+
+
+def test_keys_are_not_looked_up_unless_the_settings_say_so(sidecars: Sidecars, tab: Page) -> None:
+    sidecar = sidecars.start()
+    with sf.connect(
+        sidecar.run_dir, stores=[sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)], partitions=1
+    ) as app:
+        app.assign(active=[0])
+        app.wait_ready(30)
+        tab.goto(sidecar.info["http"])
+        expect(row(tab, "stores", "kv")).to_be_visible()
+        assert tab.locator("#lookup, #to-lookup").count() == 0
+
+
 def test_only_who_may_is_shown_buttons(sidecars: Sidecars, chromium: Browser, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     both = (("reader", "read"), ("boss", "admin"))
@@ -344,7 +389,7 @@ def test_page_of_an_application_shows_its_tasks_at_work_and_says_when_it_is_gone
         with closing(open_log(log)) as opened:
             opened.producer().append({TopicPartition("in", 0): [Outgoing(b"k", b"1", 1)]})
         expect(row(tab, "tasks", "0_0")).to_contain_text("in/0 at 1", timeout=WAIT_MS)
-        assert tab.locator("button, #events, #doors, #schedules").count() == 0
+        assert tab.locator("button, #events, #servers, #schedules").count() == 0
         link = tab.get_by_role("link", name="status").get_attribute("href")
         assert app.session is not None
         assert tab.request.get(f"{address}/{link}").json()["instance"] == app.session.instance_id

@@ -447,7 +447,7 @@ def test_status_finds_an_application_that_opened_no_server(run: Run, session: sf
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", [False, True])
+@pytest.mark.parametrize("server", [False, True])
 def test_status_finds_an_app_that_runs(run: Run, bench: Bench, *, server: bool) -> None:
     app = sf.App("app", log=bench.address, state_dir=bench.root / "state", stores=stores()[:1])
     bench.log.admin.create_topic("in", 1, TopicPolicy())

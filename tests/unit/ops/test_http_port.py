@@ -79,7 +79,7 @@ def test_page_of_a_session_leaves_out_what_only_a_sidecar_has(session: sf.Sessio
     page = ask(session.http_address, "/")[1]
     sections = re.findall(r'<section id="([a-z]+)"', page)
     assert {"restores", "tasks", "standbys", "stores", "changelogs"} <= set(sections)
-    assert not {"events", "schedules", "doors", "actions"} & set(sections) and "<button" not in page
+    assert not {"events", "schedules", "servers", "actions"} & set(sections) and "<button" not in page
     links = re.findall(r'href="([a-z][^"]*)"', page)
     assert "v1/status" in links
     for link in links:

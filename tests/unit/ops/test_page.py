@@ -21,8 +21,9 @@ from standfast.ops.observe.metrics_servers import HttpNumbers
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.verdict import duration, size, verdict
 from standfast.ops.page.feed import NOTHING, QUEUE_MAX, Feed, Stream
+from standfast.ops.page.history import DONE_MS, RATE_MS, STEP_MS, STEPS, History, Meter, Series, bars
 from standfast.ops.page.html import changes, document, render, whole
-from standfast.ops.page.model import DONE_MS, History, age, bars, log_share
+from standfast.ops.page.model import age, log_share, per_second, points
 from standfast.ops.page.page import FILES, OpsPage
 from standfast.ops.sidecar.page_status import page_status
 from standfast.ops.sidecar.security.audit import Audit
@@ -150,12 +151,68 @@ def test_restores_stand_slowest_first_and_those_that_ended_stay_a_minute() -> No
 
 def test_lag_is_remembered_for_standbys_that_are_held() -> None:
     history = History()
-    for second in range(3):
-        held = store(lag=30 - 10 * second, position=70 + 10 * second)
-        history.look(status(task(1, "standby", "standby", held)), NOW_MS + 1_000 * second)
-    assert list(history.lags["0_1/kv"]) == [30, 20, 10] and history.rates["0_1/kv"] == 10.0
-    history.look(status(), NOW_MS + 9_000)
-    assert history.lags == {}
+    for number in range(3):
+        held = store(lag=30 - 10 * number, position=70 + 10 * number)
+        history.look(status(task(1, "standby", "standby", held)), NOW_MS + STEP_MS * number)
+    assert list(history.chart("lag 0_1/kv")) == [30, 20, 10] == list(history.chart("lag"))
+    assert history.rate("0_1/kv") == pytest.approx(10 * 1_000 / STEP_MS)
+    history.look(status(), NOW_MS + 4 * STEP_MS)
+    assert history.chart("lag 0_1/kv") == () and history.rate("0_1/kv") == 0.0
+
+
+def test_series_keeps_the_highest_value_of_each_step_and_begins_again_after_a_pause() -> None:
+    series = Series()
+    for at_ms, value in ((0, 1), (1, 7), (STEP_MS - 1, 3)):
+        series.add(at_ms, value)
+    assert list(series.values) == [3]
+    for at_ms, value in ((STEP_MS, 2), (STEP_MS + 1, 1)):
+        series.add(at_ms, value)
+    assert list(series.values) == [7, 1]
+    series.add(3 * STEP_MS, 5)
+    assert list(series.values) == [5]
+    for number in range(4, 4 + 2 * STEPS):
+        series.add(number * STEP_MS, number)
+    assert len(series.values) == STEPS
+
+
+def test_rate_is_that_of_the_last_seconds_and_of_one_counter() -> None:
+    meter = Meter()
+    for second in range(60):
+        meter.add(second * 1_000, 1_000 if second < 30 else 1_000 + 50 * (second - 29))
+    assert meter.rate == 50.0
+    meter.add(60_000, 10)  # a counter that began again
+    assert meter.rate == 0.0
+    meter.add(60_000 + RATE_MS, 10 + 3 * RATE_MS // 1_000)
+    assert meter.rate == 3.0
+
+
+def test_rates_stand_beside_counts_and_restores_and_lags_have_charts() -> None:
+    def found(second: int) -> dict[str, Any]:
+        held = store(position=100 * second, ops={"put": 20 * second, "get": 5})
+        behind = store(lag=7, position=100)
+        return status(
+            *(task(0, "active", "running", held), task(1, "standby", "standby", behind), task(2, state="restoring")),
+            restores=[restore(2, 10 * second, rate=10.0)],
+            servers=[{"server": "RESP", "what": "commands", "value": 40 * second}],
+        )
+
+    history = History()
+    for second in (1, 6):
+        history.look(found(second), NOW_MS + 1_000 * second)
+    page = render(found(6), history, NOW_MS + 6_000)
+    text = {name: read("".join(rows.values())).text for name, rows in page.tables.items()}
+    assert "600 100/s" in text["tasks"] and "120 20/s" in text["stores"] and "240 40/s" in text["servers"]
+    assert "records behind: highest 7, now 7" in page.tables["standbys"]["0_1/kv"]
+    assert "records a second: highest 10, now 10" in page.tables["restores"]["0_2/kv"]
+    for about in ("records left to restore: highest 90, now 40", "records behind: highest 7", "changes a second"):
+        assert about in page.blocks["tiles"], about
+
+
+def test_line_of_a_chart_stays_within_its_picture_with_the_newest_value_at_the_right() -> None:
+    for values in ([5.0], [0.0, 0.0], [float(one) for one in range(STEPS)]):
+        line = [tuple(map(int, point.split(","))) for point in points(values, 90, 18).split()]
+        assert len(line) >= 2 and line[-1][0] == 90
+        assert all(0 <= x <= 90 and 0 <= y < 18 for x, y in line), line
 
 
 def test_position_near_the_start_of_a_log_that_deletes_is_at_risk() -> None:
@@ -172,8 +229,11 @@ def test_numbers_are_told_for_people() -> None:
     assert [duration(seconds) for seconds in (0.25, 38, 240, 7_200, None)] == [
         *("0.2 s", "38 s", "4 min", "2.0 h", "unknown"),
     ]
-    assert [age(NOW_MS - ago, NOW_MS) for ago in (1, 15_000, 200_000, 900_000)] == [
-        *("under 10 s", "under 1 min", "under 5 min", "15 min"),
+    assert [age(NOW_MS - 1_000 * ago, NOW_MS) for ago in (1, 15, 200, 500, 3_700, 400_000, -5)] == [
+        *("just now", "under 1 min ago", "3 min ago", "5 min ago", "1 h ago", "4 d ago", "just now"),
+    ]
+    assert [per_second(rate) for rate in (0.0, 0.04, 2.25, 47.8, 1_234.0, 987_654.0)] == [
+        *("", "", "2.2/s", "48/s", "1,200/s", "990,000/s"),
     ]
     assert age(-1, NOW_MS) == "never"
 
@@ -212,7 +272,7 @@ def hostile(name: str) -> dict[str, Any]:
         version=name,
         config={name: name},
         health={"degraded": [name]},
-        servers=[{"door": name, "what": name, "value": name}],
+        servers=[{"server": name, "what": name, "value": name}],
         schedules=[{"task": name, "kind": name, "next_ms": 5}],
         events=[{"number": 1, "at_ms": 1, "event": name, "actor": name, "outcome": name, "fields": {name: name}}],
     )

@@ -13,8 +13,9 @@ from starlette.applications import Starlette
 from standfast.ops.config.types import HttpSection
 from standfast.ops.observe.status import status_document
 from standfast.ops.page.feed import NOTHING
+from standfast.ops.page.history import History
 from standfast.ops.page.html import render
-from standfast.ops.page.model import History, percentile, restore_phases
+from standfast.ops.page.model import percentile, restore_phases
 from standfast.ops.page.page import OpsPage
 from standfast.ops.page.peek import RECORDS_MAX, Look, look
 from standfast.ops.sidecar.control.events import Events
