@@ -76,7 +76,7 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
             f"directory {path}",
             "cannot be used",
             why,
-            "do what the reason says; or stop the application and move the directory away: stores with a changelog are "
+            "remove the cause; or stop the application and move the directory away: stores with a changelog are "
             "restored from it (the moved directory keeps the rows of the others)",
             f"mv {path} {path}.bad",
         )
