@@ -55,7 +55,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("read", "point gets and scans"),
         ("restore", "restore a store from its changelog"),
         ("standby", "follow changelogs, and take over"),
-        ("failover", "kill an application process, until its standby goes on"),
+        ("failover", "kill an application process, until its standby processes a record"),
         ("process", "count records per key and window"),
     ):
         command = commands.add_parser(name, help=text, description=f"Measure: {text}.")
@@ -75,7 +75,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             add("--lease", metavar="DURATION", help="how long a member may be silent, as 500ms (an application's)")
         if name == "restore":
             add("--workers", metavar="LIST", help="processes of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
-            add("--restore-memory", metavar="SIZE", help="what they may hold of rows, as 512MiB (a session's)")
+            add("--restore-memory", metavar="SIZE", help="memory for rows in all of them, as 512MiB (a session's)")
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
         prints(command, run_bench, "json", "wide")
@@ -131,7 +131,7 @@ def show(document: Json, out: Output) -> None:
         if one.get("peak_rss_bytes") is not None:
             out.line(
                 f"{one['name']}: largest resident size {one['peak_rss_bytes'] >> 20} MiB "
-                f"(its memory settings and what comes beside them: {one['peak_rss_bound_bytes'] >> 20} MiB)"
+                f"(its memory settings and the allowance beside them: {one['peak_rss_bound_bytes'] >> 20} MiB)"
             )
     for ratio in document["ratios"]:
         out.line(

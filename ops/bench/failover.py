@@ -131,7 +131,7 @@ class Life:
             ended = self._child.ended
             if ended is not None or clock.monotonic_ms() >= until_ms:
                 how = "" if ended is None else f"; it ended with {ended}:\n{ended.words}"
-                raise Unavailable(f"a process of the benchmark did not come to {wanted}: {self.lines[-3:]}{how}")
+                raise Unavailable(f"a process of the benchmark did not report {wanted}: {self.lines[-3:]}{how}")
 
     def kill(self) -> int:
         """Send SIGKILL; returns the monotonic time just before."""
@@ -171,7 +171,8 @@ def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) ->
                 if early > EARLY_MAX:
                     raise Unavailable(
                         f"the standby took over before the owner was killed, {early} times: this machine does not "
-                        f"renew a lease of {lease_ms} ms in time; give a longer --lease, or repeat it when it is quiet"
+                        f"renew a lease of {lease_ms} ms in time; give a longer --lease, or repeat it when "
+                        "the machine is quiet"
                     )
                 continue
             found.append(parts)

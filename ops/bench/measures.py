@@ -30,8 +30,8 @@ GUARANTEES = {
     "at_least_once": "changelog acknowledged, then the local batch, then the source offset",
 }
 READS = {
-    "get": "get of keys that are there, in random order",
-    "get_absent": "get of keys that are not there",
+    "get": "get of present keys, in random order",
+    "get_absent": "get of absent keys",
     "scan": "all(): every row in key order",
     "scan_reverse": "all(reverse=True)",
 }
@@ -78,7 +78,7 @@ class Bench:
             case = replace(case, folder=str(folder), app=f"{self.log.prefix}-{name.removeprefix('restore_')}")
             self._run(replace(case, step="fill"), f"fill the log: {what}")
             yardstick, read = (
-                ("log", "fetched and thrown away") if self.log.kind == SQLITE else ("bare", "consumed by a bare loop")
+                ("log", "fetched and discarded") if self.log.kind == SQLITE else ("bare", "consumed by a bare loop")
             )
             ways = self._ways(name, case)
             sides = [(f"{yardstick}: {what}", replace(case, step=yardstick))]
@@ -126,7 +126,7 @@ class Bench:
             self._measure(f"take_over_{name}", f"{what}; {text}", [one["take_over"] for one in runs], "ms")
             for name, text, runs in (("standby", "standbys at the ends", warm), ("cold", "an empty directory", cold))
         )
-        return [tailed, followed, started], [self._ratio(followed, started, "how many times sooner a standby runs")]
+        return [tailed, followed, started], [self._ratio(followed, started, "how many times faster a standby runs")]
 
     def failover(self) -> tuple[list[Json], list[Json]]:
         """Kill an application process, again and again."""
@@ -150,7 +150,7 @@ class Bench:
             self._measure("process_idle", "the same records to a processor that does nothing", idle),
         ]
         return measures, [
-            self._ratio(measures[0], measures[1], "what is left of the loop's speed with a windowed count in it")
+            self._ratio(measures[0], measures[1], "share of the loop's speed with a windowed count in it")
         ]
 
     # -- runs ---------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def load_config(path: Path | None, env: Mapping[str, str], flags: Mapping[str, A
         problems += together(loaded.config, loaded.origins)
     if problems:
         more = len(problems) - PROBLEMS_MAX
-        raise BadConfig(problems[:PROBLEMS_MAX] + ([f"and {more} problems more"] if more > 0 else []))
+        raise BadConfig(problems[:PROBLEMS_MAX] + ([f"and {more} more problems"] if more > 0 else []))
     return loaded
 
 

@@ -38,12 +38,12 @@ def kafka_name(name: str, folded: bool = False) -> str:
             return secret + FILE
     if name in SECRETS:
         raise ValueError(
-            f"a secret does not stand in a file of settings: put it into a file, and its path at {name}_file"
+            f"a settings file must not hold a secret: put it into a file of its own, and its path into {name}_file"
         )
     if name in OURS:
-        raise ValueError("is set by standfast and cannot be changed (brokers stand in app.log): leave it out")
+        raise ValueError("is set by standfast and cannot be changed (app.log names the brokers): leave it out")
     if not _KAFKA_NAME.fullmatch(name):
-        raise ValueError("is no name of a librdkafka setting")
+        raise ValueError("is not the name of a librdkafka setting")
     return name
 
 
@@ -60,7 +60,7 @@ Problems = Iterator[tuple[str, str]]
 def _of_log(config: Config) -> Problems:
     log = config.app.log or ""
     if config.kafka and not log.startswith("kafka://"):
-        yield f"kafka.{next(iter(config.kafka))}", "goes with a log at kafka:// only: set app.log, or leave [kafka] out"
+        yield f"kafka.{next(iter(config.kafka))}", "needs a log at kafka://: set app.log, or leave [kafka] out"
 
 
 def _of_http(config: Config) -> Problems:
@@ -83,7 +83,10 @@ def _of_http(config: Config) -> Problems:
     # An authority signs many clients; without names each of them would be let in.
     if (http.client_ca is None) != (not http.client_names):
         given = "client_ca" if http.client_names == () else "client_names"
-        yield f"http.{given}", "http.client_ca and http.client_names go together: who is let in is said by name"
+        yield (
+            f"http.{given}",
+            "http.client_ca and http.client_names go together: set both (clients are allowed by name)",
+        )
     for name in http.client_names:
         if not _SAN.fullmatch(name):
             yield "http.client_names", f"{name!r} is not DNS:name, URI:address or IP:number"
@@ -98,7 +101,7 @@ def _of_serve(config: Config) -> Problems:
     if serve.group is not None and _below_state(config):
         yield (
             "serve.group",
-            "its users cannot come to the run directory below the state directory, ours alone: set serve.run_dir",
+            "its users cannot enter the run directory inside the private state directory: set serve.run_dir",
         )
     if serve.socket in RUN_FILES:
         yield "serve.socket", f"{serve.socket} is the name of another file of the run directory: choose another name"

@@ -82,12 +82,12 @@ def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)  # a device such as /dev/zero has no end
         if len(raw) > FILE_BYTES_MAX:
-            problems.append(f"{path}: larger than {FILE_BYTES_MAX >> 10} KiB: no file of settings is")
+            problems.append(f"{path}: larger than {FILE_BYTES_MAX >> 10} KiB, the limit of a settings file")
             return None
         text = raw.decode()
         long = next((at for at, line in enumerate(text.split("\n"), 1) if len(line) > LINE_CHARS_MAX), None)
         if long is not None:
-            problems.append(f"{path}:{long}: longer than {LINE_CHARS_MAX} characters: no line of settings is")
+            problems.append(f"{path}:{long}: longer than {LINE_CHARS_MAX} characters, the limit of a line")
             return None
         return tomllib.loads(text), text
     except OSError as error:
@@ -95,7 +95,7 @@ def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:
     except UnicodeDecodeError as error:
         problems.append(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}")
     except RecursionError:
-        problems.append(f"{path}: nested too deep: no setting is")
+        problems.append(f"{path}: nested deeper than any setting")
     except ValueError as error:  # TOMLDecodeError, and a plain ValueError for numbers and dates out of range
         line = _TOML_LINE.search(str(error))
         where = f"{path}:{line[1]}" if line else str(path)
@@ -116,7 +116,7 @@ def _leaves(table: Mapping[str, Any], prefix: Name) -> Iterator[tuple[Name, Any]
 
 def _filled(value: Any, env: Mapping[str, str], missing: list[str], depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
-        missing.append("nested too deep: no setting is")
+        missing.append("nested deeper than any setting")
         return None
     if isinstance(value, list):
         return [_filled(one, env, missing, depth + 1) for one in value]

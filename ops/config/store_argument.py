@@ -67,7 +67,7 @@ def parse_store(text: str) -> StoreArgument:
     except InvalidRequest as error:
         problems.append(str(error))
     if kind not in OPTIONS:
-        problems.append(f"its kind is {kind!r}{_nearest(kind, OPTIONS)}")
+        problems.append(f"unknown kind {kind!r}{_nearest(kind, OPTIONS)}")
         raise _refused(text, problems)
     found: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
@@ -116,7 +116,7 @@ def _from_topic(store: StoreArgument, setting: Setting, kept_ms: int) -> int:
     if kept_ms < SLACK_MS + setting.least:
         raise BadConfig(
             [
-                f"store {store.name!r}: the settings of its changelog do not tell its {setting.word}: give it, "
+                f"store {store.name!r}: the settings of its changelog give no {setting.word}: set it, "
                 f"as {store.name}:{store.kind}:{setting.word}=2d"
             ]
         )

@@ -73,16 +73,20 @@ class AppSection:
         None, Reader(_log_address, {"type": "string"}), "address of the log: sqlite:/// or kafka://"
     )
     state_dir: Path | None = shown(None, PATH, "folder of the stores' files")
-    guarantee: Guarantee = shown("exactly_once", one_of("exactly_once", "at_least_once"), "what a crash may repeat")
+    guarantee: Guarantee = shown(
+        "exactly_once", one_of("exactly_once", "at_least_once"), "whether records may be processed again after a crash"
+    )
     standby_replicas: int = shown(0, number(0), "standbys of each task")
-    partitions: int | None = shown(None, number(1), "number of tasks; left out: as many as the changelogs have")
-    commit_interval_ms: int = shown(1_000, _INTERVAL, "time between the commits of an application's external consumer")
+    partitions: int | None = shown(
+        None, number(1), "number of tasks; left out: as many as the changelogs have partitions"
+    )
+    commit_interval_ms: int = shown(1_000, _INTERVAL, "time between the commits of an application's tasks")
     gate: Literal["all", "task"] = shown(
-        "all", one_of("all", "task"), "process when all tasks are whole, or each alone"
+        "all", one_of("all", "task"), "process when all tasks are restored, or each task on its own"
     )
     # "off" and not a missing value, because TOML has no null.
     discovery_interval_ms: int | None = shown(
-        60_000, or_off(_INTERVAL), "how often new source partitions are looked for"
+        60_000, or_off(_INTERVAL), "time between two checks for new source partitions"
     )
 
 
@@ -90,10 +94,10 @@ class AppSection:
 class StoreSection:
     """[store]: memory of all stores together."""
 
-    memory_bytes: int = shown(256 << 20, at_least(SIZE, "1MiB"), "block cache and write buffers")
+    memory_bytes: int = shown(256 << 20, at_least(SIZE, "1MiB"), "memory of block cache and write buffers")
     cache_bytes: int = shown(10 << 20, SIZE, "record caches of all tasks; 0: every put is logged")
     # Below the 1,048,588 bytes of a batch that a Kafka broker takes by default.
-    value_max_bytes: int = shown(1_000_000, at_least(SIZE, "1B"), "the largest value")
+    value_max_bytes: int = shown(1_000_000, at_least(SIZE, "1B"), "largest size of a value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,7 @@ class GroupSection:
     lease_ms: int = shown(1_500, at_least(DURATION, "100ms"), "how long a member may be silent")
     # The process that renews would go on for an owner that hangs, and no standby would take over.
     max_stall_ms: int = shown(
-        30_000, at_least(DURATION, "100ms"), "without progress for so long, a member does not renew its lease"
+        30_000, at_least(DURATION, "100ms"), "after this time without progress a member stops renewing its lease"
     )
 
 
@@ -112,8 +116,8 @@ class GroupSection:
 class OpsSection:
     """[ops]: the small read-only HTTP server of an instance that is a library in an application's process."""
 
-    host: str = shown("127.0.0.1", TEXT, "address of that server")
-    metrics_port: int | None = shown(None, number(0, 65_535), "its port; 0 takes a free one")
+    host: str = shown("127.0.0.1", TEXT, "address of the server")
+    metrics_port: int | None = shown(None, number(0, 65_535), "port of the server; 0 takes a free one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,20 +125,24 @@ class StateSection:
     """[state]: the disk, and restores."""
 
     # Writes end before the disk is full, so that deletes, commits and flushes, which make room, can go on.
-    disk_floor_bytes: int = shown(256 << 20, SIZE, "with less free space the sidecar is not ready and refuses writes")
+    disk_floor_bytes: int = shown(256 << 20, SIZE, "below this free space the sidecar is not ready and refuses writes")
     restore_workers: int | None = shown(
-        None, number(0, 64), "processes of a bulk restore; left out: one a core, at most 4"
+        None, number(0, 64), "processes of a bulk restore; left out: one per core, at most 4"
     )
     # Much memory makes few files (500,000 rows of 112 bytes make two), and compacting many costs as much as folding.
-    restore_memory_bytes: int = shown(512 << 20, at_least(SIZE, "16MiB"), "rows that these processes may hold together")
+    restore_memory_bytes: int = shown(
+        512 << 20, at_least(SIZE, "16MiB"), "memory for rows in all processes of a bulk restore"
+    )
     # Below a million records, batches are faster than workers on two cores.
-    bulk_restore_records: int | None = shown(None, number(1), "records from which a cold store is restored in bulk")
+    bulk_restore_records: int | None = shown(
+        None, number(1), "number of records from which a cold store is restored in bulk"
+    )
     # Consent to data loss, which nothing else may give: rows beside an empty log may be the last copy, and below the
     # head of a compacted log records are missing because a person removed them.
-    accept_empty_log: bool = shown(False, SWITCH, "an operator's word that rows beside an empty log may go")
-    accept_missing_history: bool = shown(False, SWITCH, "an operator's word that a log without its head is enough")
+    accept_empty_log: bool = shown(False, SWITCH, "the operator's consent to lose rows beside an empty log")
+    accept_missing_history: bool = shown(False, SWITCH, "the operator's consent to restore from a log without its head")
     accept_unreadable_rows: bool = shown(
-        False, SWITCH, "an operator's word that damaged rows of a store without a changelog may go"
+        False, SWITCH, "the operator's consent to lose damaged rows of a store without a changelog"
     )
 
 
@@ -143,17 +151,19 @@ class ServeSection:
     """[serve]: the sidecar's process and its RESP server."""
 
     run_dir: Path | None = shown(None, PATH, "folder of sockets, lock and info file; left out: STATE_DIR/APP/run")
-    socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP server in the run folder")
+    socket: str = shown(SOCKET_NAME, named("socket"), "socket file of the RESP server in the run folder")
     # The default run directory lies below the application's, of mode 0700, which the group cannot enter.
     group: str | None = shown(None, GROUP, "group that may use the socket (mode 0660); needs its own run_dir")
     uids: tuple[int, ...] = shown(
         (),
         list_of(number(0, (1 << 32) - 2)),
-        "users that may connect beside our own and root; none: the group",
+        "users that may connect besides root and the sidecar's own; empty: the group",
     )
-    lease_ms: int = shown(10_000, at_least(DURATION, "100ms"), "how long the app may be silent before its tasks close")
+    lease_ms: int = shown(
+        10_000, at_least(DURATION, "100ms"), "how long the application may be silent before its tasks close"
+    )
     # One deadline for all steps: several that overlap add up to no bound at all.
-    drain_timeout_ms: int = shown(20_000, _INTERVAL, "the one deadline of an orderly stop")
+    drain_timeout_ms: int = shown(20_000, _INTERVAL, "one deadline for all steps of an orderly stop")
     workers: int = shown(1, number(1, 64), "processes for restores and standbys")
 
 
@@ -162,19 +172,17 @@ class HttpSection:
     """[http]: control, health, metrics and the page."""
 
     host: str = shown("127.0.0.1", TEXT, "address; beyond loopback only with allow_remote, TLS and tokens")
-    port: int = shown(0, number(0, 65_535), "port; 0 takes a free one, the info file tells which")
+    port: int = shown(0, number(0, 65_535), "port; 0 takes a free one, which the info file names")
     allow_remote: bool = shown(False, SWITCH, "whether host may be reachable from other machines")
-    tls_certificate: Path | None = shown(None, PATH, "our certificate and its chain, PEM")
-    tls_key_file: Path | None = shown(None, PATH, "its private key, PEM")
+    tls_certificate: Path | None = shown(None, PATH, "certificate of the server and its chain, PEM")
+    tls_key_file: Path | None = shown(None, PATH, "private key of the certificate, PEM")
     # Secrets by file only: values of settings reach logs, process lists and `config show`.
-    tls_key_password_file: Path | None = shown(None, PATH, "password of that key")
+    tls_key_password_file: Path | None = shown(None, PATH, "password of the private key")
     client_ca: Path | None = shown(None, PATH, "authorities of clients' certificates, PEM: turns mutual TLS on")
     client_names: tuple[str, ...] = shown(
-        (), list_of(TEXT), "clients let in, as DNS:name, URI:address or IP:number of the SAN"
+        (), list_of(TEXT), "clients that may connect, as DNS:name, URI:address or IP:number of the SAN"
     )
-    origins: tuple[str, ...] = shown(
-        (), list_of(TEXT), "pages of other origins that may change something, https://host:port"
-    )
+    origins: tuple[str, ...] = shown((), list_of(TEXT), "other origins whose pages may make changes, https://host:port")
     page: bool = shown(True, SWITCH, "whether the ops page is served")
     allow_quit: bool = shown(False, SWITCH, "whether POST /quitquitquit drains as POST /v1/drain does")
     # Off, because no other page, log line or metric shows a key or a value.
@@ -187,19 +195,21 @@ class LimitsSection:
 
     connections: int = shown(1_000, number(1, 100_000), "connections of the RESP server")
     # Not for connections that took part in their task's session: a quiet topic must end no application.
-    idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a quiet connection is closed, unless it writes")
-    command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
+    idle_timeout_ms: int = shown(
+        300_000, at_least(DURATION, "1s"), "a connection idle for so long is closed, unless it writes"
+    )
+    command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "time for one command to arrive whole")
     key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key; with its 16 bytes of times")
     # Checked at the headers, since hiredis makes room for their numbers: 12 bytes reserved 0.8 GB.
     command_max_bytes: int = shown(8 << 20, at_least(SIZE, "1KiB"), "one command with all its arguments")
     batch_ops: int = shown(10_000, number(1, 1 << 20), "commands of one MULTI, or keys of one command")
-    batch_max_bytes: int = shown(16 << 20, at_least(SIZE, "1KiB"), "their bytes")
+    batch_max_bytes: int = shown(16 << 20, at_least(SIZE, "1KiB"), "bytes of all commands of one MULTI")
     reply_max_bytes: int = shown(
-        32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"
+        32 << 20, at_least(SIZE, "1KiB"), "unread replies of one client; more closes its connection"
     )
     # Twenty clients that read nothing took 1.1 GB, each within its own limit.
     replies_max_bytes: int = shown(
-        256 << 20, at_least(SIZE, "64KiB"), "those of all clients together; more cuts off who has most of them"
+        256 << 20, at_least(SIZE, "64KiB"), "unread replies of all clients; more closes the connection with the most"
     )
     uncommitted_max_bytes: int = shown(
         64 << 20, at_least(SIZE, "64KiB"), "writes of one task that are not committed yet"
@@ -207,18 +217,16 @@ class LimitsSection:
     http_connections: int = shown(64, number(1, 10_000), "connections of the HTTP server")
     http_head_max_bytes: int = shown(32 << 10, at_least(SIZE, "1KiB"), "request line and headers")
     http_body_max_bytes: int = shown(1 << 20, at_least(SIZE, "1KiB"), "body of a request")
-    http_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a request must have come by then")
+    http_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "time for one request to arrive whole")
     wait_max_ms: int = shown(60_000, at_least(DURATION, "1ms"), "longest wait that a client may ask for")
-    event_streams: int = shown(16, number(1, 1_000), "streams of events that are open at a time")
+    event_streams: int = shown(16, number(1, 1_000), "event streams that are open at a time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSection:
     """[auth]: permissions of clients, where a socket's mode does not settle them."""
 
-    tokens_file: Path | None = shown(
-        None, PATH, "tokens with their roles, mode 0600; left out: no tokens are asked for"
-    )
+    tokens_file: Path | None = shown(None, PATH, "tokens with their roles, mode 0600; left out: clients need no token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +234,9 @@ class LoggingSection:
     """[logging]: lines on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = shown(
-        "info", one_of("debug", "info", "warning", "error"), "what is logged; read again at SIGHUP"
+        "info", one_of("debug", "info", "warning", "error"), "least severe lines that are logged; read again at SIGHUP"
     )
-    format: Literal["text", "json"] = shown("text", one_of("text", "json"), "for people or for programs")
+    format: Literal["text", "json"] = shown("text", one_of("text", "json"), "lines for people or for programs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +245,11 @@ class StoreConfig:
 
     kind: str = shown("keyvalue", one_of(*TRAITS), "keyvalue, window, ...")
     timestamped: bool | None = shown(None, SWITCH, "whether each value carries a timestamp; left out: as the kind does")
-    engine: Literal["rocksdb", "memory"] = shown("rocksdb", one_of("rocksdb", "memory"), "where the rows are")
+    engine: Literal["rocksdb", "memory"] = shown(
+        "rocksdb", one_of("rocksdb", "memory"), "where the store keeps its rows"
+    )
     caching: bool | None = shown(None, SWITCH, "whether puts of one key are joined before they are logged")
-    logging: bool = shown(True, SWITCH, "whether there is a changelog; without it a lost disk is a lost store")
+    logging: bool = shown(True, SWITCH, "whether the store has a changelog; without it a lost disk is a lost store")
     source_topic: str | None = shown(None, TEXT, "keyvalue: a topic that serves as the changelog")
     window_size_ms: int | None = shown(None, _INTERVAL, "window: length of a window")
     retention_ms: int | None = shown(None, _INTERVAL, "window, session: how long rows are kept")

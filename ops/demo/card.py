@@ -151,7 +151,7 @@ def _counted(result: DemoResult) -> tuple[str, str]:
     counted = f"{comparison.flights_counted:,} flights counted of {result.fed.records:,} fed"
     if comparison.exact:
         return "exactly once", counted
-    return "at least once", f"{counted}; behind the kill {comparison.again:,} were counted again by airport, none lost"
+    return "at least once", f"{counted}; after the kill {comparison.again:,} were counted again by airport, none lost"
 
 
 def _rest(result: DemoResult) -> list[tuple[str, str]]:
@@ -170,7 +170,7 @@ def _rest(result: DemoResult) -> list[tuple[str, str]]:
 def _topics(result: DemoResult) -> str:
     log = result.log
     if log.removed:
-        return f"the {len(log.topics)} that it made were removed"
+        return f"the demo removed its {len(log.topics)}"
     return f"{len(log.topics)} are kept; remove them with: {removal_line(log.address, log.prefix)}"
 
 

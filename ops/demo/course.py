@@ -225,8 +225,8 @@ class Course:
                 moved, deadline_ms = self._marks(), now_ms + STALL_MS_MAX
             elif now_ms > deadline_ms:
                 raise Unavailable(
-                    f"nothing moved for {STALL_MS_MAX} ms while the demo waited for {what}: see the worker logs in "
-                    f"{self._folder} (choose it with --dir to keep it)"
+                    f"the demo made no progress for {STALL_MS_MAX / 1_000:.0f} s while it waited for {what}: see the "
+                    f"worker logs in {self._folder} (give the folder with --dir to keep it)"
                 )
             self._clock.sleep_ms(POLL_MS)
         self._show()

@@ -66,7 +66,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--remove",
         action="store_true",
-        help="on your own broker: list what a demo with this prefix left there; with --yes delete it",
+        help="on your own broker: list the topics that a demo with this prefix left there; with --yes delete them",
     )
     parser.add_argument("--yes", action="store_true", help="with --remove: do it")
     parser.add_argument(
@@ -78,7 +78,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--lease-ms",
         type=_whole,
         metavar="N",
-        help="milliseconds for which a process that is gone counts as there (1200): the take-over waits for them",
+        help="milliseconds for which a killed process still counts as alive (1200): the take-over waits for them",
     )
     parser.add_argument("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
     parser.add_argument(
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         with _terminated(), _folder(arguments.dir) as folder:
             result = _run(arguments, folder)
     except KeyboardInterrupt:
-        print("demo stopped; its processes are gone", file=sys.stderr)
+        print("demo stopped, with all of its processes", file=sys.stderr)
         return EXIT_INTERRUPTED
     return report(result, as_json=arguments.json)
 

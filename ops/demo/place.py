@@ -34,7 +34,7 @@ KAFKA = "kafka"
 PREFIX_DEFAULT = "standfast-demo"
 MEMBERS = "-standfast-members"
 SHOWN_MAX = 3
-ADDRESS_FORMS = "leave it out (a file), write kafka (a broker is started), or kafka://host:9092 (yours)"
+ADDRESS_FORMS = "leave it out (a file), write kafka (the demo starts a broker), or kafka://host:9092 (yours)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,8 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
             f"directory {path}",
             "cannot be used",
             why,
-            "do what the reason says; or stop the application and move the directory away: stores with a changelog are "
-            "restored from it (rows of the others are in what was moved away)",
+            "remove the cause; or stop the application and move the directory away: stores with a changelog are "
+            "restored from it (the moved directory keeps the rows of the others)",
             f"mv {path} {path}.bad",
         )
         for path, why in facts.unreadable
@@ -88,7 +88,7 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
             "warning",
             f"directory {path}",
             f"was set aside and holds {size} bytes",
-            "it is the copy from before its task was read anew from the log, kept until the new one is whole",
+            "it is the task's copy from before a restore from the log, kept until the restore is complete",
             "start the application and wait until the task runs, which removes it; or keep a copy elsewhere",
         )
         for path, size in facts.aside
@@ -116,7 +116,7 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
                 f"file {path}",
                 "holds no id, and the next start is refused",
                 facts.bad_instance,
-                "write back what it held, or remove it: then this instance is a new one",
+                "restore its content, or remove the file: this instance then starts with a new id",
                 f"rm {path}",
             )
         )
@@ -126,8 +126,8 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
                 "temporary-directory",
                 "warning",
                 f"directory {facts.path}",
-                "lies where temporary files are",
-                "it may be cleared at a reboot or by a cleaner, and is then restored from the beginning of the log",
+                "is in the folder of temporary files",
+                "a reboot or a cleaner may clear it, and the next start then restores it from the beginning of the log",
                 "give the application another state_dir, such as /var/lib/NAME",
             )
         )

@@ -78,7 +78,7 @@ def refuse_running(log: Log, app: str) -> None:
         who = "; ".join([*(f"instance {one}" for one in members), *(f"consumer {one}" for one in consumers)])
         raise NotReady(
             f"application {app!r} is running ({who}): stop every instance first; one that was killed is forgotten "
-            "after its lease (3 s unless set), a consumer after its session timeout"
+            "after its lease (1.5 s unless set), a consumer after its session timeout"
         )
 
 

@@ -106,7 +106,7 @@ def parse_target(text: str) -> Target:
     if dash and topic and number.isdecimal():
         return Target(topic, int(number), given)
     if isinstance(given, int):
-        raise BadConfig([f"--to {text!r}: an offset is of one partition: write {where}-0={given}"])
+        raise BadConfig([f"--to {text!r}: an offset needs a partition: write {where}-0={given}"])
     return Target(where, None, given)
 
 
@@ -161,8 +161,8 @@ def _target_problems(targets: Sequence[Target], bounds: Mapping[TopicPartition, 
         if not fits:
             what = one.topic if one.partition is None else f"{one.topic}-{one.partition}"
             problems.append(
-                f"--to {what}=...: it is no source of the application (there are {', '.join(names) or 'none'}): name a "
-                "further one with --source"
+                f"--to {what}=...: not a source of the application (sources: {', '.join(names) or 'none'}): name a "
+                "further source with --source"
             )
     if sum(one.topic is None for one in targets) > 1:
         problems.append("--to earliest and --to latest are both given for all other partitions: give one")

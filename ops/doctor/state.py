@@ -59,8 +59,8 @@ def log_finding(log: str, error: StandfastError) -> Finding:
         "error",
         f"log {log}",
         f"cannot be written to: {error}",
-        "commits of every application on this log wait for it, or are refused; nothing is lost meanwhile",
-        "continue the process that has the lock, or end it: what it had not committed is rolled back",
+        "commits of every application on this log wait for the lock, or are refused; nothing is lost meanwhile",
+        "continue the process that has the lock, or end it: its uncommitted writes are rolled back",
     )
 
 
@@ -70,7 +70,7 @@ def _damage(log: str, what: str) -> Finding:
         "error",
         f"log {log}",
         f"is damaged: {what}",
-        "what is damaged is never given out: tasks that must read it fail, others go on",
+        "the log never returns damaged data: tasks that must read it fail, others go on",
         "stop the application, set the file aside and restore a copy of it; check disk and memory of the machine",
     )
 
@@ -111,7 +111,7 @@ def _finding(one: Kept, plan: Plan) -> Finding | None:
             "error",
             where,
             f"will not be opened: changelog {plan.where}: {plan.what}",
-            "standfast removes no rows that the log cannot give back; the task stays closed until a person decides",
+            "standfast removes no rows that the log cannot give back; the task stays closed until the operator decides",
             plan.fix,
         )
     if isinstance(plan, Reinitialise):
@@ -121,7 +121,7 @@ def _finding(one: Kept, plan: Plan) -> Finding | None:
             where,
             f"will be set aside and read again: position {one.position.offset} does not fit changelog "
             f"{plan.topic_partition} any more",
-            "reading takes as long as the changelog is, and rows that the log no longer holds are not in it",
-            "start the application; or put the log back to what it was, if it should not have changed",
+            "the restore reads the whole changelog, and rows that the log no longer holds are not in it",
+            "start the application; or bring the former log back, if it should not have changed",
         )
     return None

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from standfast.ops.observe.verdict import duration
+
 HEARTBEAT_MS_MAX = 10_000
 CONTROL_MS_MAX = 300_000  # opening many tasks over a slow log is one job
 SCHEMA = "standfast.health/1"
@@ -136,17 +138,19 @@ def live(facts: Facts, exclude: Iterable[str] = ()) -> Health:
     worker_ms = facts.worker_age_ms
     checks = (
         Check(
-            "loop", facts.loop_age_ms < HEARTBEAT_MS_MAX, f"the event loop was last heard {facts.loop_age_ms} ms ago"
+            "loop",
+            facts.loop_age_ms < HEARTBEAT_MS_MAX,
+            f"the last heartbeat of the event loop was {_ago(facts.loop_age_ms)}",
         ),
         Check(
             "worker",
             worker_ms is None or worker_ms < HEARTBEAT_MS_MAX,
-            f"the worker for restores and standbys was last heard {worker_ms} ms ago",
+            f"the last heartbeat of the standby worker was {_ago(worker_ms)}",
         ),
         Check(
             "control",
             facts.control_age_ms < CONTROL_MS_MAX,
-            f"the control thread had its last round {facts.control_age_ms} ms ago",
+            f"the last round of the control thread was {_ago(facts.control_age_ms)}",
         ),
         Check("fatal", not facts.fatal, facts.fatal),
     )
@@ -163,7 +167,7 @@ def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
         Check("tasks", not wrong, "; ".join(wrong[:5])),
         Check("fatal", not facts.fatal, facts.fatal),
         Check("lease", not facts.idle, f"IDLE: {facts.idle}"),
-        Check("draining", not facts.draining, "the sidecar is being stopped"),
+        Check("draining", not facts.draining, "the sidecar is stopping"),
         Check(
             "disk",
             not facts.disk_full and (free is None or free >= floor),
@@ -180,6 +184,10 @@ def of_session(what: str, wrong: Sequence[str], exclude: Iterable[str] = ()) -> 
     """Health of a session in its own process; each line of `wrong` is a reason against it."""
     check = Check("session", not wrong, "; ".join(wrong[:5]), lines=tuple(wrong))
     return Health(what, (check,), tuple(exclude))
+
+
+def _ago(age_ms: int | None) -> str:
+    return "unknown" if age_ms is None else f"{duration(age_ms / 1_000)} ago"
 
 
 def _log_degraded(facts: Facts) -> bool:

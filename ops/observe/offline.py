@@ -65,7 +65,7 @@ def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
     path = find_app(directory, app)
     found = read_marker(path)
     if found is None:
-        raise InvalidRequest(f"{path} is no state directory of standfast (it has no {MARKER} marker)")
+        raise InvalidRequest(f"{path} is not a state directory of standfast (it has no {MARKER} marker)")
     tasks = tasks_of(found.app, path)
     if not tasks:
         raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
@@ -104,11 +104,11 @@ class OfflineStores:
             known = ", ".join(sorted(self.definitions)) or "none"
             raise UnknownStore(f"task {self.task.task} in {self.task.path} has no store {name!r}: it has {known}")
         if definition["engine"] == "memory":
-            raise InvalidRequest(f"store {name!r} is kept in memory: it leaves nothing in files, ask the live instance")
+            raise InvalidRequest(f"store {name!r} is kept in memory and has no files: ask the live instance")
         if name in self.ingesting:
             raise NotReady(
-                f"store {name!r} in {self.task.path} was taking files in: its position does not fit its rows; wait for "
-                "the restore, or start the application again, which restores it"
+                f"store {name!r} in {self.task.path} has an unfinished import: its position does not fit its rows; "
+                "wait for the restore, or start the application again, which restores it"
             )
         key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
         spec = definition_spec(name, definition)
@@ -207,4 +207,4 @@ def _task(app: str, path: Path) -> OfflineTask:
     try:
         return OfflineTask(app, TaskId.parse(path.name), path)
     except ValueError as error:
-        raise InvalidRequest(f"{path} is not named as a task is, such as 0_3: give it its name back") from error
+        raise InvalidRequest(f"{path} does not have the name of a task, such as 0_3: rename it back") from error

@@ -147,7 +147,9 @@ def parse_place(token: str) -> tuple[int, bytes | int]:
         if not isinstance(partition, int) or not isinstance(place, bytes | int) or (key is None and count < 0):
             raise ValueError
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest("`after` is none that an answer gave: take it from the answer before, as it is") from error
+        raise InvalidRequest(
+            "`after` is not from an answer: send the `after` of the previous answer unchanged"
+        ) from error
     return partition, place
 
 
@@ -169,7 +171,7 @@ def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[J
     if not set(store.families()) <= part.rows.engine.families():
         return  # declared, but nothing was ever written
     if isinstance(told, bytes) != by_key and told != 0:
-        raise InvalidRequest("`after` is of another store: begin without it")
+        raise InvalidRequest("`after` belongs to another store: begin without it")
     if key is None or isinstance(told, bytes):
         found = ops.scan(store, Bounds(low, high, prefix, told if isinstance(told, bytes) else None))
     elif request.verb == "get":

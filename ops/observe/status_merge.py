@@ -110,7 +110,7 @@ class WorkerNumbers:
         try:
             self._now[worker] = statistics_of(status)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"worker {worker} sent what is no status: {error!r}") from error
+            raise ValueError(f"worker {worker} sent a document that is not a status: {error!r}") from error
 
     def gone(self, worker: str) -> None:
         """Remove a worker that has ended with its tasks; its counters stay in the sum."""

@@ -34,7 +34,7 @@ def verdict(status: Json) -> Verdict:
     active = [task for task in tasks if task["role"] == "active"]
     whole = sum(task["state"] == "running" for task in active)
     if not status.get("live", True):
-        return Verdict("DOWN", "bad", "the instance does not run; what is shown was read from its files")
+        return Verdict("DOWN", "bad", "the instance is not running; these values come from its files")
     if status.get("draining") or status.get("sidecar", {}).get("draining"):
         return Verdict("DRAINING", "busy", f"{len(tasks)} tasks to close")
     # Before readiness: a sidecar without tasks, because its application fell silent, must not be READY.
@@ -59,11 +59,11 @@ def verdict(status: Json) -> Verdict:
 def _degraded(status: Json) -> Iterable[str]:
     yield from status.get("health", {}).get("degraded", ())
     if status.get("standbys_missing"):
-        yield f"{status['standbys_missing']} standbys have no instance to be on"
+        yield f"no live instance can hold {status['standbys_missing']} standbys"
     # The lock's holder explains the log's error, so only one of the two is named.
     lock = status.get("log_lock")
     if lock:
-        yield f"process {lock['pid']} has kept everybody from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
+        yield f"process {lock['pid']} has kept all others from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
     elif status.get("log_error"):
         yield f"the log: {status['log_error']}"
     disk = status.get("disk")

@@ -114,7 +114,7 @@ class Cast:
 
         with seen:
             if not seen.wait_for(all_known, STUCK_AFTER_S):
-                raise InternalError(f"hand-over: {[one.name for one in self._asked]} neither answered nor wait")
+                raise InternalError(f"hand-over: {[one.name for one in self._asked]} neither answered nor waiting")
         told = []
         for one in list(self._asked):
             if one.outcome is not None:

@@ -65,7 +65,7 @@ class Bounds(Player):
 
     def windows(self, *times: str) -> list[list[Window]]:
         """The windows of a record at each of these times."""
-        assert not isinstance(self.kind, SessionWindows), "sessions are made by their records"
+        assert not isinstance(self.kind, SessionWindows), "records decide where sessions lie"
         return [list(self.kind.windows_for(int(time))) for time in times]
 
     def value(self, answer: Any) -> Any:

@@ -299,7 +299,7 @@ def test_bad_input_is_refused_before_spark_starts_and_changes_nothing(
         ([*log, "--snapshot", str(newer), *out], 2, "run the newer version"),
         ([*log, "--store", "kv:keyvalue", *out], 2, "which application?"),
         ([*log, "--app", "app", "--store", "none:keyvalue", *out], 2, "has no topic app-none-changelog"),
-        ([*log, "--app", "app", "--store", "kv:table", *out], 78, "its kind is 'table'"),
+        ([*log, "--app", "app", "--store", "kv:table", *out], 78, "unknown kind 'table'"),
         ([*log, "--app", "app", "--store", "kv:keyvalue", "--store", "kv:keyvalue", *out], 2, "names a store twice"),
         (["--log", f"sqlite:///{tmp_path}/nothing", *state, *out], 69, "does not exist"),
         ([*log, "--state-dir", "no-such-scheme://x/y", *out], 78, "cannot be used"),

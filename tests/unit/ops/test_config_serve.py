@@ -148,16 +148,19 @@ def test_variables_reach_stores_and_librdkafka(tmp_path: Path) -> None:
         ),
         (
             '[app]\nlog = "sqlite:///./l"\n[kafka]\nclient.id = "x"\n',
-            ":4: kafka.client.id: goes with a log at kafka://",
+            ":4: kafka.client.id: needs a log at kafka://",
         ),
         ('[kafka]\nbootstrap.servers = "x"\n', ":2: kafka.bootstrap.servers: is set by standfast"),
-        ('[kafka]\n"a b" = "x"\n', ":2: kafka.a b: is no name of a librdkafka setting"),
+        ('[kafka]\n"a b" = "x"\n', ":2: kafka.a b: is not the name of a librdkafka setting"),
         ('[app]\nname = "${NO_SUCH}"\n', ":2: 'app.name': environment variable NO_SUCH is not set"),
         ('[app]\nname = "${not a name}"\n', ":2: 'app.name': ${...} must hold the name of an environment variable"),
         ('[app]\n"${NAME}" = "x"\n', ":2: app.${NAME}: no such setting"),
         ("[serve]\nrun_dir = '/" + "x" * 100 + "'\n", ":2: serve.run_dir: the path of the socket has 111 bytes"),
         ('[serve]\nsocket = "INFO.json"\n', ":2: serve.socket: INFO.json is the name of another file"),
-        ('[app]\nname = "a"\nstate_dir = "s"\n[serve]\ngroup = "g"\n', ":5: serve.group: its users cannot come to"),
+        (
+            '[app]\nname = "a"\nstate_dir = "s"\n[serve]\ngroup = "g"\n',
+            ":5: serve.group: its users cannot enter the run directory",
+        ),
         ('[app]\n"na\\u001bme" = 1\n', r":1: 'app.na\x1bme': no such setting"),
     ],
 )

@@ -323,7 +323,7 @@ def test_card_says_what_was_counted_again(result: DemoResult) -> None:
     out = StringIO()
     print_card(replace(result, comparison=BoardComparison((), 10, 10, 7, 5, exact=False)), out)
     assert "nothing is lost; the standby took over" in out.getvalue()
-    assert "at least once 10 flights counted of 10 fed; behind the kill 2 were counted again" in out.getvalue()
+    assert "at least once 10 flights counted of 10 fed; after the kill 2 were counted again" in out.getvalue()
 
 
 # --- where the log is
@@ -352,7 +352,7 @@ def test_place_that_means_nothing_is_refused(log: str | None, prefix: str | None
             "started for this run in 3.1 s, pid 7",
         ),
         (LogUsed("kafka", "kafka://h:1", "x", topics=("x-a",)), "--log kafka://h:1 --prefix x --remove"),
-        (LogUsed("kafka", "kafka://h:1", "x", topics=("x-a",), removed=True), "the 1 that it made were removed"),
+        (LogUsed("kafka", "kafka://h:1", "x", topics=("x-a",), removed=True), "the demo removed its 1"),
     ],
 )
 def test_card_says_where_the_log_was_and_what_became_of_it(result: DemoResult, used: LogUsed, words: str) -> None:

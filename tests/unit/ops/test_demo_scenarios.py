@@ -161,7 +161,7 @@ def test_batch_in_the_slot_comes_before_the_error(seen: Callable[..., list[Any]]
 
 
 def test_slow_partition_is_paused_and_the_other_is_not(seen: Callable[..., list[Any]]) -> None:
-    steps = seen("credits", "Nobody applies a")
+    steps = seen("credits", "Partition a stands still")
     assert [step["pause"] for step in steps if "pause" in step] == [["a"]]
     sent = [batch.rstrip("~") for step in steps for batch in step.get("sent", ())]
     assert [batch for batch in sent if batch[0] == "b"] == ["b1", "b2", "b3", "b4", "b5", "b6"]

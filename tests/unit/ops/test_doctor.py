@@ -212,7 +212,7 @@ def test_changelog_of_another_application_with_a_longer_name_is_not_ours(bench: 
     [
         (["--log", "sqlite:///nowhere"], 69, "does not exist"),
         (["--log", "kafka://127.0.0.1:1?timeout.ms=200"], 69, "127.0.0.1:1"),
-        (["--log", "sqlite:///{root}/log", "--store", "kv"], 78, "--store 'kv': its kind is ''"),
+        (["--log", "sqlite:///{root}/log", "--store", "kv"], 78, "--store 'kv': unknown kind ''"),
         (["--log", "sqlite:///{root}/log", "--source", "a/b"], 2, "topic name 'a/b'"),
         (["--log", "sqlite:///{root}/log", "--state-dir", "{root}"], 2, "holds nothing of application 'app'"),
     ],

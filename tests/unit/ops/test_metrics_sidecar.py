@@ -112,7 +112,7 @@ def test_what_is_no_status_leaves_the_one_before(bench: Bench) -> None:
     numbers = WorkerNumbers()
     numbers.take("1", document(worker))
     for bad in ({}, {"app": 1}, {**document(worker), "tasks": [1]}, {**document(worker), "counters": None}):
-        with pytest.raises(ValueError, match="no status"):
+        with pytest.raises(ValueError, match="not a status"):
             numbers.take("1", bad)
     assert len(numbers.merged(server.statistics()).tasks) == 2
 

@@ -111,7 +111,7 @@ def status(*tasks: Any, restores: Any = (), **changed: Any) -> dict[str, Any]:
         (status(task(state="failed"), task(1, state="restoring")), "FAILED", "task 0_0"),
         (status(task(), draining=True), "DRAINING", "1 tasks to close"),
         (status(task(), ready=False, missing=["the log did not answer"]), "NOT READY", "the log did not answer"),
-        (status(task(), standbys_missing=2), "DEGRADED", "2 standbys have no instance to be on"),
+        (status(task(), standbys_missing=2), "DEGRADED", "no live instance can hold 2 standbys"),
         (
             status(task(1, "standby", "standby", store(lag=20_000))),
             "DEGRADED",
@@ -119,7 +119,7 @@ def status(*tasks: Any, restores: Any = (), **changed: Any) -> dict[str, Any]:
         ),
         (status(disk={"free_bytes": 5 << 30, "total_bytes": 100 << 30}), "DEGRADED", "5.0 GiB free on the disk"),
         (status(health={"degraded": ["the log is slow"]}), "DEGRADED", "the log is slow"),
-        (status(live=False), "DOWN", "the instance does not run; what is shown was read from its files"),
+        (status(live=False), "DOWN", "the instance is not running; these values come from its files"),
     ],
 )
 def test_verdict_is_one_word_and_why(document: dict[str, Any], word: str, text: str) -> None:

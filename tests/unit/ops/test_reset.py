@@ -119,13 +119,13 @@ def test_nearest_target_counts(to: list[str], offsets: list[int]) -> None:
     [
         (["in-0=2"], "in-0=2: the log holds 3 to 10"),
         (["in-0=11"], "in-0=11: the log holds 3 to 10"),
-        (["in-2=0"], "in-2=...: it is no source of the application (there are in)"),
-        (["out=latest"], "out=...: it is no source"),
+        (["in-2=0"], "in-2=...: not a source of the application (sources: in)"),
+        (["out=latest"], "out=...: not a source"),
         (["earliest", "latest"], "both given"),
         (["middle"], "write earliest, latest"),
         (["in-0=-1"], "write earliest, latest"),
         (["=4"], "write earliest, latest"),
-        (["in=4"], "an offset is of one partition: write in-0=4"),
+        (["in=4"], "an offset needs a partition: write in-0=4"),
     ],
 )
 def test_target_that_does_not_fit_is_refused(to: list[str], told: str) -> None:

@@ -61,15 +61,15 @@ def test_retention_is_that_of_the_changelog_less_its_slack(spec: StoreSpec) -> N
 @pytest.mark.parametrize("kept_ms", [-1, 0, SLACK_MS])
 def test_a_changelog_that_tells_no_retention_needs_it_given(kept_ms: int) -> None:
     policy = TopicPolicy(frozenset({"compact"}), retention_ms=kept_ms)
-    with pytest.raises(BadConfig, match="its retention: give it, as a:session:retention=2d"):
+    with pytest.raises(BadConfig, match="give no retention: set it, as a:session:retention=2d"):
         store_spec(parse_store("a:session"), policy)
 
 
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("a", ["its kind is '', there are keyvalue, window, session, versioned"]),
-        ("a:windows", ["its kind is 'windows', did you mean 'window'?"]),
+        ("a", ["unknown kind '', there are keyvalue, window, session, versioned"]),
+        ("a:windows", ["unknown kind 'windows', did you mean 'window'?"]),
         ("../a:session", ["store name '../a' is not usable"]),
         ("a:window", ["a window store needs its window size, as size=1h"]),
         ("a:session:size=1h", ["a session store has no option 'size', there are key, value, retention"]),

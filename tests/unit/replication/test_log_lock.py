@@ -175,7 +175,7 @@ def test_session_reads_and_stands_by_and_names_the_process(
         assert samples["log_lock_held_seconds"] >= 1
         document = status_document(statistics)
         assert statistics_of(document).log_lock == statistics.log_lock
-        assert f"process {holder.pid} has kept everybody from writing" in verdict(document).text
+        assert f"process {holder.pid} has kept all others from writing" in verdict(document).text
         began_s = time.monotonic()
         assert read() == "1"
         assert active.task(0).store("kv").get("k") == "1"
