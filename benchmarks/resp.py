@@ -1,7 +1,7 @@
 """The RESP server: sets and gets a second, and the time of a single get, beside redis-server in the same run.
 
     python benchmarks/resp.py                                    everything, a few minutes
-    python benchmarks/resp.py --rounds 1 --sets 100000 --restore 0 --json /tmp/server.json
+    python benchmarks/resp.py --rounds 1 --sets 100000 --restore 0 --json /tmp/resp.json
 
 The server is `standfast serve`, pinned to one core, with RocksDB and its changelog on the embedded log, which syncs
 every commit. The client is another process on the other core. It uses little of it: its bytes are made beforehand, and
@@ -95,7 +95,7 @@ class Sidecar(Server):
     """`standfast serve` with a control client; one partition more than it serves waits for the restore measure."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes], partitions: int, worker_core: int) -> None:
-        run = folder / "state/server/run"
+        run = folder / "state/resp/run"
         wait_for(run / "INFO.json", process)
         super().__init__("standfast", run / "resp.sock", process, commits=True)
         self.partitions = partitions
@@ -111,7 +111,7 @@ class Sidecar(Server):
 def our_server(folder: Path, core: int, worker_core: int, partitions: int) -> Iterator[Sidecar]:
     """Start the sidecar on one core, its worker on the other."""
     settings = {
-        "app.name": "door",
+        "app.name": "resp",
         "app.log": f"sqlite:///{folder}/log",
         "app.state_dir": folder / "state",
         "app.partitions": partitions + 1,
@@ -283,7 +283,7 @@ def measure(server: Server, args: argparse.Namespace) -> dict[str, Figures]:
 @contextmanager
 def writing(server: Server, depth: int, commit: int, pause_s: float) -> Iterator[None]:
     """Let another process set and commit meanwhile; a thread would share this one's interpreter lock."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import server; server.writer(sys.argv[2:])"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import resp; resp.writer(sys.argv[2:])"
     command = [sys.executable, "-c", code, str(HERE), str(server.path), server.name, str(depth), str(commit)]
     with subprocess.Popen([*command, str(pause_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -310,7 +310,7 @@ def writer(arguments: list[str]) -> None:
 def fill(folder: Path, partitions: int, records: int) -> None:
     """Write the records to restore, as another instance of the application would."""
     with sf.Session(
-        "door", log=f"sqlite:///{folder}/log", state_dir=folder / "fill", stores=STORES, partitions=partitions + 1,
+        "resp", log=f"sqlite:///{folder}/log", state_dir=folder / "fill", stores=STORES, partitions=partitions + 1,
         take_over=False,
     ) as session:  # fmt: skip
         session.assign(active=[partitions])
@@ -325,7 +325,7 @@ def fill(folder: Path, partitions: int, records: int) -> None:
 
 def measure_restore(server: Sidecar, folder: Path, args: argparse.Namespace) -> Figures:
     """Take single gets while the worker restores a partition."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import server, pathlib; server.fill(pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))"  # fmt: skip  # noqa: E501
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import resp, pathlib; resp.fill(pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))"  # fmt: skip  # noqa: E501
     subprocess.run(
         [sys.executable, "-c", code, str(HERE), str(folder), str(server.partitions), str(args.restore)], check=True
     )
@@ -385,7 +385,7 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     program = find_redis()
     rounds = []
-    with tempfile.TemporaryDirectory(prefix="standfast-server-") as name:
+    with tempfile.TemporaryDirectory(prefix="standfast-resp-") as name:
         for number in range(args.rounds):
             folder = Path(name) / str(number)
             folder.mkdir()

@@ -55,12 +55,12 @@ class TableSpec:
 
 TABLES = (
     TableSpec(
-        *("restores", "Restores", "Stores on their way to the end of their changelog, slowest first."),
+        *("restores", "Restores", "Stores that read their changelog to its end, slowest first."),
         ("task", "store", "progress", "#position", "#end", "#left", "#records/s", "last 5 min", "#time left", "why"),
         "No store is being restored.",
     ),
     TableSpec(
-        *("tasks", "Tasks", "Every task of this instance: who writes it, how far it is, what it has read."),
+        *("tasks", "Tasks", "Every task of this instance: role, state, changelog positions and source offsets."),
         (
             "task",
             "role",
@@ -76,7 +76,7 @@ TABLES = (
         "No task is assigned.",
     ),
     TableSpec(
-        *("standbys", "Standbys", "Copies that follow, and how soon one could take over."),
+        *("standbys", "Standbys", "Copies that follow the changelogs, and how soon each could take over."),
         ("task", "store", "#behind", "last 5 min", "#limit", "state", "#promotable in", "at the end"),
         "No standby is held here.",
     ),
@@ -92,7 +92,7 @@ TABLES = (
         *(
             "changelogs",
             "Changelogs",
-            "From the first offset that the log still has to its end; what is filled is applied here.",
+            "From the first offset that the log still has to its end; the filled part is applied here.",
         ),
         ("task", "store", "applied", "#first", "#applied to", "#end"),
         "No changelog is followed.",
@@ -104,9 +104,9 @@ TABLES = (
     ),
     TableSpec(*("servers", "Servers", "Clients and their calls."), ("server", "number", "#value"), ""),
     TableSpec(
-        *("events", "Events", "What happened, the newest first."),
+        *("events", "Events", "Changes of tasks and calls of operators, the newest first."),
         ("time (UTC)", "event", "who", "outcome", "about"),
-        "Nothing has happened yet.",
+        "No event yet.",
     ),
 )
 OPTIONAL = {"schedules", "servers"}  # left out when empty; the others say that there is none

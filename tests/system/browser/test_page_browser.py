@@ -307,7 +307,9 @@ def test_buttons_verify_snapshot_and_drain_and_a_changelog_can_be_looked_at(side
         expect(tab.locator("#verdict")).to_contain_text("DRAINING", timeout=WAIT_MS)
 
 
-def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(sidecars: Sidecars, tab: Page) -> None:
+def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(
+    sidecars: Sidecars, tab: Page, chromium: Browser
+) -> None:
     sidecar = sidecars.start(http__peek="true")
     stores = [
         sf.KeyValueStore("kv", sf.serde.string, sf.serde.string),
@@ -328,16 +330,25 @@ def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(sidecars: Side
         expect(rows).to_have_count(1)
         expect(rows.first.locator("td").last).to_have_text(EVIL)
         assert tab.locator("#lookup img").count() == 0
-        tab.get_by_label("Store").select_option("win")
+        tab.locator("#lookup-store").select_option("win")
         tab.locator("#lookup-key").fill("6b")
-        tab.get_by_label("as", exact=True).select_option("hex")
+        tab.locator("#lookup-format").select_option("hex")
         tab.get_by_role("button", name="Look up").click()
         expect(result).to_have_text("2 rows", timeout=WAIT_MS)
         expect(tab.locator("#lookup-rows thead th")).to_contain_text(["partition", "key", "start", "end", "value"])
-        tab.locator("#lookup-key").fill("xyz")
+        tab.locator("#lookup-key").fill("6c")
         tab.get_by_role("button", name="Look up").click()
-        expect(result).to_contain_text("hex", timeout=WAIT_MS)
+        expect(result).to_have_text("No row of this key in the partitions of this instance", timeout=WAIT_MS)
         expect(tab.locator("#lookup-rows")).to_be_hidden()
+        # A tab without the fixture's look at the console, where Chromium notes every answer 400.
+        other = chromium.new_page()
+        other.goto(sidecar.info["http"])
+        other.locator("#lookup-key").fill("xyz")
+        other.locator("#lookup-format").select_option("hex")
+        other.get_by_role("button", name="Look up").click()
+        expect(other.locator("#lookup-result")).to_contain_text("hex", timeout=WAIT_MS)
+        expect(other.locator("#lookup-rows")).to_be_hidden()
+        other.close()
 
 
 def test_keys_are_not_looked_up_unless_the_settings_say_so(sidecars: Sidecars, tab: Page) -> None:
