@@ -2,7 +2,7 @@
 
     make docs-pictures      ──> docs/pictures/*.png, *.svg        needs Debian's chromium
 
-A log of 400,000 changes is written, an instance with an empty directory restores it and serves its page, and Chromium
+A log of 4,800,000 changes is written, an instance with an empty directory restores it and serves its page, and Chromium
 takes pictures while it restores and once it runs, in light and dark, and as wide as a phone. Then `standfast pipeline`
 checks the instance's files on Spark, and commands run in a terminal of 80 columns.
 
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.terminal import lines_shown
 
 PICTURES = Path(__file__).parent / "pictures"
-PARTITIONS, KEYS, VERSIONS = 4, 25_000, 4
+PARTITIONS, KEYS, VERSIONS = 4, 400_000, 3
+HISTORY_S = 15.0  # so long a page has been open before its pictures, for its lines
 HOUR_MS = 3_600_000
 AT_MS = 1_357_020_000_000
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -69,12 +71,32 @@ def fill() -> None:
 
 def page_pictures(root: Path) -> None:
     """The ops page of an instance that restores, and of the same one once it runs."""
-    with browser() as chromium, session("state", http_port=0, restore_workers=0) as running:
-        running.assign(active=range(PARTITIONS))
+    last = PARTITIONS - 1
+    with (
+        browser() as chromium,
+        session("writer") as writer,
+        session("state", http_port=0, restore_workers=0) as running,
+    ):
+        reader = chromium.new_page()
+        reader.goto(running.http_address)
+        writer.assign(active=[last])
+        writer.wait_ready(60)
+        running.assign(active=range(last), standby=[last])
+        reader.locator("#restores polyline").first.wait_for(state="attached")
         for look in ("light", "dark"):
             picture(chromium, running.http_address, f"page-restoring-{look}", look, WIDE)
         picture(chromium, running.http_address, "page-restoring-phone", "light", PHONE)
         running.wait_ready(120)
+        until = time.monotonic() + HISTORY_S
+        number = 0
+        while time.monotonic() < until:
+            number += 1
+            for partition in range(PARTITIONS):
+                task = (writer if partition == last else running).task(partition)
+                for one in range(200):
+                    task.store("aircraft").put(f"N{one}", {"airport": "EWR", "flight": number}, AT_MS + number)
+                task.commit(source_offsets={("flights", partition): KEYS * VERSIONS + number})
+            reader.wait_for_timeout(100)
         picture(chromium, running.http_address, "page", "light", WIDE)
         picture(chromium, running.http_address, "page-phone", "light", PHONE)
         terminal(root, "status", "status --state-dir state")

@@ -110,7 +110,8 @@ class History:
         levels = dict(_levels(status)) | {"changes": self.changes(status)}
         for name, level in levels.items():
             self.series.setdefault(name, Series()).add(now_ms, level)
-        self.series = {name: self.series[name] for name in levels}
+        kept = levels.keys() | {restore_key(key) for key in self.done}
+        self.series = {name: series for name, series in self.series.items() if name in kept}
 
     def rate(self, key: str) -> float:
         """Of a total, a second."""
@@ -124,7 +125,7 @@ class History:
 
     def changes(self, status: Json) -> float:
         """Changes a second that the active tasks write to changelogs."""
-        return sum(self.rate(task_key(task)) for task in status["tasks"] if task["state"] == "running")
+        return sum(self.rate(task_key(task)) for task in status["tasks"])
 
     def _ended(self, status: Json, now_ms: int) -> None:
         now = {bar.key: bar for bar in map(_bar, status["restores"])}
@@ -176,7 +177,9 @@ def _totals(status: Json) -> Iterator[tuple[str, int]]:
     """Totals that only grow."""
     calls: dict[str, int] = {}
     for task in status["tasks"]:
-        yield task_key(task), sum(store["position"] for store in task["stores"])
+        # Not while it restores: the positions of the log's old records would count as changes that it writes.
+        if task["state"] == "running":
+            yield task_key(task), sum(store["position"] for store in task["stores"])
         for store in task["stores"]:
             if task["role"] == "standby":
                 yield store_key(task, store), store["position"]

@@ -19,11 +19,12 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from standfast.ops.observe.verdict import Json, duration, size, stores_of
-from standfast.ops.page.history import STEPS, History
+from standfast.ops.page.history import History
 
 BEHIND_MS = 60_000
 RISK = 0.1  # this bound and the next are those of the alert StandfastRetentionRisk
 RISK_RECORDS = 1_000
+STEPS_SHOWN = 12  # of a series, at least: a minute
 
 
 @dataclass(slots=True)
@@ -158,9 +159,10 @@ def facts(status: Json) -> list[tuple[str, object]]:
 def points(values: Sequence[float], width: int, height: int) -> str:
     """The points of an SVG line within a picture of this size; the newest value stands at the right end."""
     shown = values if len(values) > 1 else (*values, *values)  # a line needs two points
-    most, step, first = max(*shown, 1), width / (STEPS - 1), STEPS - len(shown)
+    # The picture's width is a minute at least, so that the first points are no full line, and five minutes at most.
+    most, steps = max(*shown, 1), max(len(shown), STEPS_SHOWN) - 1
     return " ".join(
-        f"{(first + number) * step:.0f},{height - 1 - value * (height - 2) / most:.0f}"
+        f"{width - (len(shown) - 1 - number) * width / steps:.0f},{height - 1 - value * (height - 2) / most:.0f}"
         for number, value in enumerate(shown)
     )
 

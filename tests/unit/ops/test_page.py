@@ -160,6 +160,15 @@ def test_lag_is_remembered_for_standbys_that_are_held() -> None:
     assert history.chart("lag 0_1/kv") == () and history.rate("0_1/kv") == 0.0
 
 
+def test_line_of_a_restore_stays_as_long_as_the_restore_is_shown() -> None:
+    history = History()
+    history.look(status(task(0, state="restoring"), restores=[restore(0, 50)]), NOW_MS)
+    history.look(status(task(0)), NOW_MS + 1_000)
+    assert history.chart("restore 0_0/kv") == (10.0,)
+    history.look(status(task(0)), NOW_MS + 1_000 + DONE_MS)
+    assert history.chart("restore 0_0/kv") == ()
+
+
 def test_series_keeps_the_highest_value_of_each_step_and_begins_again_after_a_pause() -> None:
     series = Series()
     for at_ms, value in ((0, 1), (1, 7), (STEP_MS - 1, 3)):
