@@ -29,7 +29,7 @@ from standfast.store.task.commit_record import parse_source_key
 from standfast.store.types.kinds import definition_spec
 
 _NAMED_MAX = 8  # applications that an error lists
-_UNTOLD_MS = 10 * 24 * 3_600_000  # replaces a time that was not given, and is not judged
+_UNKNOWN_MS = 10 * 24 * 3_600_000  # replaces a time that was not given, and is not judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ def need_of(app: str, store: StoreArgument) -> Changelog:
     """The needs of a store of the command line for its changelog; missing times need nothing."""
     given = store.options
     # A definition needs all of its times: the missing ones get a stand-in, whose needs are taken out again below.
-    untold = [one.word for one in store.from_topic if one.word not in given]
-    given = {**given, **dict.fromkeys(untold, max(_UNTOLD_MS, given.get("size", 0)))}
+    unknown = [one.word for one in store.from_topic if one.word not in given]
+    given = {**given, **dict.fromkeys(unknown, max(_UNKNOWN_MS, given.get("size", 0)))}
     need = changelog_need(app, store_spec(replace(store, options=given), TopicPolicy()))
-    if not untold:
+    if not unknown:
         return need
     return replace(need, policy=replace(need.policy, retention_ms=0, min_compaction_lag_ms=0))
 

@@ -71,7 +71,7 @@ class StoredAt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """One store over its partitions: the ranges to read, and in `untold` verdicts where the log cannot speak."""
+    """One store over its partitions: the ranges to read, and in `unread` verdicts where the log cannot speak."""
 
     app: str
     spec: StoreSpec
@@ -79,7 +79,7 @@ class StorePlan:
     info: TopicInfo | None
     stored: Mapping[int, StoredAt]
     what: Preflight | None
-    untold: tuple[StoreVerdict, ...] = ()
+    unread: tuple[StoreVerdict, ...] = ()
 
     @property
     def records_max(self) -> int:
@@ -142,7 +142,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     spec = definition_spec(name, definition)
     topic = spec.changelog_of(app)
     info = log.admin.describe_topic(topic)
-    untold: list[StoreVerdict] = []
+    unread: list[StoreVerdict] = []
     ranges: dict[int, Bounds] = {}
     asked = [number for number, at in stored.items() if not _mismatch(at, info, number, None)]
     reader = log.reader()
@@ -155,7 +155,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
             reason = _mismatch(at_rest, info, partition, span)
             if reason:
                 task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
-                untold.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
+                unread.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
             elif span is not None:
                 ranges[partition] = span
         try:
@@ -168,7 +168,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     if info is not None and ranges:
         ends = {number: span.end for number, span in ranges.items()}
         what = Preflight(log.address, app, spec, info, ranges, ends, average)
-    return StorePlan(app, spec, definition, info, stored, what, tuple(untold))
+    return StorePlan(app, spec, definition, info, stored, what, tuple(unread))
 
 
 def _mismatch(at: StoredAt, info: TopicInfo | None, partition: int, span: Bounds | None) -> str:
@@ -200,7 +200,7 @@ def verify_store(
     `split_bytes` (None: see `split_plan`) are compared by several tasks. `looked` is a first look that was made in the
     pass of a rebuild.
     """
-    verdicts = {verdict.task.partition: verdict for verdict in plan.untold}
+    verdicts = {verdict.task.partition: verdict for verdict in plan.unread}
     found: dict[int, list[Found]] = {}
     settings = settings_of(plan, sample, digest_only=digest_only, include_values=include_values, shown_max=shown_max)
     how = How(source, connector_options or {}, split_bytes, on_tasks)
@@ -236,7 +236,7 @@ def _again(
         return None
     # Planned again, since the log may have been truncated or recreated since the first look.
     second = plan_verify(log, plan.app, plan.spec.name, {number: plan.stored[number] for number in numbers})
-    verdicts |= {verdict.task.partition: verdict for verdict in second.untold}
+    verdicts |= {verdict.task.partition: verdict for verdict in second.unread}
     return second.what
 
 

@@ -29,14 +29,14 @@ class Guard:
         self._task = task
         self._drops = drops
         self._where = f"task {task.id}"
-        self._untold: list[tuple[str, str, str]] = []  # counts of the open savepoints, not published yet
-        self._marks: list[int] = []  # of each open savepoint: the length of `_untold` before it
+        self._unpublished: list[tuple[str, str, str]] = []  # counts of the open savepoints, not published yet
+        self._marks: list[int] = []  # of each open savepoint: the length of `_unpublished` before it
 
     def drop(self, node: str | None, reason: str, detail: str) -> None:
         """Count one skipped record or result."""
         where = self._where if node is None else f"{self._where}, {node}"
         if self._marks:
-            self._untold.append((reason, where, detail))
+            self._unpublished.append((reason, where, detail))
         else:
             self._drops.drop(reason, where, detail)
 
@@ -44,21 +44,21 @@ class Guard:
         """Do `work(given)`; if it fails and may be skipped, undo it and return the error."""
         task = self._task
         task.savepoint()
-        self._marks.append(len(self._untold))
+        self._marks.append(len(self._unpublished))
         try:
             work(given)
         except Exception as error:
             # Undone before anything is decided: an error that propagates must not leave half of a record behind.
             task.rollback()
-            del self._untold[self._marks.pop() :]
+            del self._unpublished[self._marks.pop() :]
             if not can_skip(error):
                 raise
             return error
         task.release()
         self._marks.pop()
-        if self._untold and not self._marks:
-            untold, self._untold = self._untold, []
-            for one in untold:
+        if self._unpublished and not self._marks:
+            unpublished, self._unpublished = self._unpublished, []
+            for one in unpublished:
                 self._drops.drop(*one)
         return None
 

@@ -80,7 +80,7 @@ def test_partitions_that_the_log_cannot_speak_for_are_left_out_and_the_others_ar
     stored = stored_stores(manifest_places(str(tmp_path / "snapshot"))[:3])
     plan = plan_verify(log, "app", SPEC.name, stored[SPEC.name])
     assert plan.what is not None and sorted(plan.what.ranges) == [0, 1]
-    assert [(one.task.partition, one.reason) for one in plan.untold] == [(2, "topic-missing")]
+    assert [(one.task.partition, one.reason) for one in plan.unread] == [(2, "topic-missing")]
 
 
 def test_batches_are_planned_by_the_largest_records_that_were_looked_at(log: Log, tmp_path: Path) -> None:

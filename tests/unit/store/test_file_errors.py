@@ -30,8 +30,8 @@ def test_too_few_file_descriptors_are_told_wherever_the_session_meets_them(tmp_p
     )
     assert run.returncode == 0, run.stderr[-2_000:]
     found = json.loads(run.stdout)
-    untold = [one for one in found if one[1] != "done" and not (one[2] == "Unavailable" and "ulimit -n" in one[3])]
-    assert untold == []
+    unexpected = [one for one in found if one[1] != "done" and not (one[2] == "Unavailable" and "ulimit -n" in one[3])]
+    assert unexpected == []
     assert {one[1] for one in found} >= {"opening", "assigning", "done"}
     assert found[-1][1] == "done"
 
