@@ -115,7 +115,7 @@ def test_writes_go_on_only_once_an_eighth_of_the_floor_is_free_above_it(small_di
 def test_a_folder_that_cannot_be_looked_at_is_full_and_one_that_is_not_there_yet_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not guard_of(tmp_path / "later" / "on", 1).full
-    assert "cannot be looked at" in guard_of(Path("/proc/1/x" * 600), 1).full
+    assert "cannot be measured" in guard_of(Path("/proc/1/x" * 600), 1).full
 
 
 def test_without_a_floor_nothing_is_refused(small_disk: Mount) -> None:
