@@ -273,7 +273,7 @@ def test_a_put_and_a_commit_of_a_session_raise_what_tells_them_apart(small_disk:
         task = session.task(0)
         task.store("kv").put(b"a", bytes(100_000))
         filler = fill(root)
-        with pytest.raises(sf.CommitUnknown, match="is not known") as unknown:
+        with pytest.raises(sf.CommitUnknown, match="may or may not hold it") as unknown:
             task.commit({("flights", 0): 2})
         assert reason_of(unknown.value) is COMMIT_UNKNOWN
         assert task.state is TaskState.FAILED
