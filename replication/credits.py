@@ -158,7 +158,7 @@ class Credits(Generic[T]):
     def add(self, partition: TopicPartition, credits: int = 2) -> Decision[T]:
         """Add a partition with `credits` buffers of its own, granted by its applier. Shares of the queues shrink."""
         if partition in self._partitions:
-            raise InvalidRequest(f"credits: {partition} is there already; remove it first")
+            raise InvalidRequest(f"credits: {partition} was added already; remove it first")
         if credits < 1:
             raise InvalidRequest(f"credits: {partition} needs at least one credit of its own, got {credits}")
         self._partitions[partition] = _Partition(credits)
@@ -178,7 +178,7 @@ class Credits(Generic[T]):
                 raise InternalError(f"credits: a batch of {one.partition} arrived, but no applier takes that partition")
             if one.partition in seen or one.size_bytes < 0:
                 raise InternalError(
-                    f"credits: {one.partition} comes twice in one fetch, or with {one.size_bytes} bytes"
+                    f"credits: {one.partition} occurs twice in one fetch, or with {one.size_bytes} bytes"
                 )
             seen.add(one.partition)
         for one in batches:
@@ -198,7 +198,9 @@ class Credits(Generic[T]):
         for sent in done:
             # By identity: an equal copy would free its credit twice.
             if sent.number in seen or self._in_hand.get(sent.number, (None,))[0] is not sent:
-                raise InternalError(f"credits: batch {sent.number} of {sent.partition} is not in hand; told twice?")
+                raise InternalError(
+                    f"credits: batch {sent.number} of {sent.partition} is not in hand; was it reported twice?"
+                )
             seen.add(sent.number)
         for sent in done:
             _, held = self._in_hand.pop(sent.number)
@@ -218,7 +220,7 @@ class Credits(Generic[T]):
         For a seek: remove, then add; batches fetched before belong to the old position.
         """
         if partition not in self._partitions:
-            raise InvalidRequest(f"credits: {partition} is not there")
+            raise InvalidRequest(f"credits: {partition} was not added, or was removed before")
         held = self._partitions.pop(partition)
         # Bytes in hand stay counted: the applier has those batches in memory until it reports them.
         self._queue_bytes -= held.queue_bytes

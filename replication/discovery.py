@@ -92,7 +92,7 @@ class Discovery:
             raise InternalError("discovery: described() without a poll() that named topics")
         missing = sorted(set(self._known) - set(topics))
         if missing:
-            raise InternalError(f"discovery: {', '.join(missing)} was to be described, but is not among what was given")
+            raise InternalError(f"discovery: described() got no {', '.join(missing)}, which poll() named")
         found = {name: _checked(known, topics[name]) for name, known in self._known.items()}
         partitions = tuple(
             TopicPartition(name, partition)
@@ -123,14 +123,14 @@ def _checked(known: TopicInfo, found: TopicInfo | None) -> TopicInfo:
     # Before the count: a recreated topic may have as many partitions, or more.
     if found.topic_id != known.topic_id:
         raise StateLost(
-            f"topic {known.name!r} was deleted and made anew (id {known.topic_id} is now {found.topic_id}): "
-            "its offsets mean something else, reinitialise what was read from it",
+            f"topic {known.name!r} was deleted and recreated (id {known.topic_id} is now {found.topic_id}): "
+            "old offsets do not apply to it, reinitialise all state that was read from it",
             reason="topic-recreated",
         )
     if found.partitions < known.partitions:
         raise StateLost(
-            f"topic {known.name!r} had {known.partitions} partitions and has {found.partitions}: partitions do not "
-            "go away by themselves, so reset the application or bring the topic back",
+            f"topic {known.name!r} had {known.partitions} partitions and has {found.partitions}: the log never "
+            "removes partitions, so reset the application or bring the topic back",
             reason="partitions-removed",
         )
     return found

@@ -69,7 +69,7 @@ class Handover(Generic[T]):
         InvalidRequest for None. After any of these errors the batch is not in the slot.
         """
         if batch is None:
-            raise InvalidRequest("hand-over: None is not a batch, an empty slot is told by waiting")
+            raise InvalidRequest("hand-over: None is not a batch; poll_next waits while the slot is empty")
         with self._changed:
             self._changed.wait_for(lambda: self._slot is None or self._woken or self._ended)
             self._woken = False  # also if the slot was free, or a later full slot would raise for the old wake-up
@@ -77,7 +77,7 @@ class Handover(Generic[T]):
                 raise Closed(self._end_told()) from self._error
             if self._slot is not None:
                 self._wake_ups += 1
-                raise WakeUp("hand-over: woken while the slot is full; see to what woke it and offer the batch again")
+                raise WakeUp("hand-over: woken while the slot is full; handle the wake-up and offer the batch again")
             self._slot = batch
             self._produced += 1
             self._changed.notify_all()

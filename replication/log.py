@@ -58,7 +58,7 @@ class LockHolder(NamedTuple):
     held_ms: int
 
     def __str__(self) -> str:
-        who = f"process {self.pid}" if self.pid else "a process that did not come to say its id"
+        who = f"process {self.pid}" if self.pid else "a process of unknown id"
         return f"{who} for {self.held_ms / 1_000:.1f} s"
 
 

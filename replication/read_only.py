@@ -34,7 +34,7 @@ from standfast.store.errors import InvalidRequest, StandfastError
 
 
 def _refuse(what: str) -> NoReturn:
-    raise InvalidRequest(f"{what}: this log was opened to read only, because it is another application's")
+    raise InvalidRequest(f"{what}: this log belongs to another application and was opened to read only")
 
 
 class ReadOnlyLog:
@@ -115,7 +115,7 @@ class ReadOnlyAdmin:
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
         """Raise InvalidRequest."""
-        _refuse(f"topic {name!r} is not made")
+        _refuse(f"topic {name!r} is not created")
 
     def delete_topic(self, name: str) -> None:
         """Raise InvalidRequest."""

@@ -48,7 +48,7 @@ def list_problems(what: str, given: object, kind: type, example: str) -> list[st
         return [f"{what} must be a list such as {example}, not {given!r:.100}"]
     # The items of a generator are not checked: reading them here would leave none for the caller.
     items = [one for one in given if not isinstance(one, kind)] if isinstance(given, Collection) else []
-    return [f"{what} must be such as {example}, and one of them is {one!r:.100}" for one in items]
+    return [f"{what} must be a list such as {example}, and one item is {one!r:.100}" for one in items]
 
 
 def path_problems(what: str, given: object) -> list[str]:

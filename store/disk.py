@@ -153,7 +153,7 @@ class DiskGuard:
     def _take(self, spaces: tuple[Space, ...]) -> None:
         least = spaces[0]
         if least.error and not (self.spaces and self.spaces[0].error):
-            logger.error("%s %s cannot be looked at: %s", least.what, least.path, least.error)
+            logger.error("%s %s cannot be measured: %s", least.what, least.path, least.error)
         self.spaces = spaces
         if not self.floor_bytes:
             return
@@ -182,7 +182,7 @@ class DiskGuard:
 
 
 def _has(space: Space) -> str:
-    return f"cannot be looked at ({space.error})" if space.error else f"has {space.free_bytes} bytes free"
+    return f"cannot be measured ({space.error})" if space.error else f"has {space.free_bytes} bytes free"
 
 
 def _space(what: str, path: Path) -> Space:

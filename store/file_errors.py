@@ -47,8 +47,8 @@ def file_error(error: OSError, doing: str, path: Path) -> StandfastError:
         )
     if error.errno in _OTHER_THING:
         return InvalidRequest(
-            f"{doing}: {path} cannot be a folder or a file of ours ({why}): something else is at that path or above "
-            "it; name another folder, or move that away"
+            f"{doing}: {path} cannot be a folder or a file of standfast ({why}): something else is at that path or "
+            "above it; name another folder, or move the other thing away"
         )
     return Unavailable(f"{doing}: {path}: {why}: check disk and mounts, then retry")
 

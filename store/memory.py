@@ -57,7 +57,9 @@ class MemoryEngine:
     def drop_family(self, family: str) -> None:
         """Remove a family with all its rows; an absent family is no error. A scan open on it goes on."""
         if family == DEFAULT_FAMILY:
-            raise InvalidRequest(f"family {DEFAULT_FAMILY!r} of {self._name} holds the task's record: it cannot go")
+            raise InvalidRequest(
+                f"family {DEFAULT_FAMILY!r} of {self._name} holds the task's record: it cannot be dropped"
+            )
         with self._lock:
             self._check_open()
             self._tables.pop(family, None)
@@ -111,7 +113,7 @@ class MemoryEngine:
         """Raise InvalidRequest: memory ingests no files, and `write` is as fast for rows in memory."""
         with self._lock:
             self._table(family)
-        raise InvalidRequest(f"{self._name} is in memory and takes no files in: write the rows of {family!r}")
+        raise InvalidRequest(f"{self._name} is in memory and cannot import files: write the rows of {family!r}")
 
     def flush(self, family: str | None = None) -> None:
         """Do nothing: memory has no files. Raises UnknownStore for an absent family."""

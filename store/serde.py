@@ -102,7 +102,9 @@ def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction,
     what = f"store {store!r}: the {part} serde {serde.name!r} cannot {direction}"
     cause = f"{type(error).__name__}: {error}"
     if direction == "serialize":
-        return InvalidRequest(f"{what} this {part} ({cause}): give it what it takes, or declare the store with another")
+        return InvalidRequest(
+            f"{what} this {part} ({cause}): give a {part} that it takes, or declare the store with another serde"
+        )
     unread = Corruption(
         f"{what} a stored {part} ({cause}): the store was written with another serde, or its bytes are damaged"
     )

@@ -86,6 +86,6 @@ def _refused(start: int, end: int) -> InvalidRequest:
 
 def _damaged(row_key: bytes) -> Corruption:
     return Corruption(
-        f"{row_key[:64].hex() or 'an empty key'} is no key of a session store (key, end 8, start 8): "
-        "the store was written by something else or is damaged; restore it"
+        f"{row_key[:64].hex() or 'an empty key'} is not a key of a session store (key, end 8, start 8): "
+        "another program wrote the store, or it is damaged; restore it"
     )

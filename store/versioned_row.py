@@ -50,7 +50,7 @@ def latest_key(key: bytes) -> bytes:
 def unpack_key(row_key: bytes) -> tuple[int, bytes]:
     """(segment id, key); the id is -1 for the latest value. Raises Corruption for a key too short."""
     if len(row_key) < 8:
-        raise Corruption(f"{row_key.hex()} is no key of a versioned store (segment 8, key): restore the store")
+        raise Corruption(f"{row_key.hex()} is not a key of a versioned store (segment 8, key): restore the store")
     segment: int = _SEGMENT.unpack_from(row_key)[0]
     return segment, row_key[8:]
 

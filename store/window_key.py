@@ -106,6 +106,6 @@ def _refused(start: int, sequence: int) -> InvalidRequest:
 
 def _damaged(row_key: bytes) -> Corruption:
     return Corruption(
-        f"{row_key[:64].hex() or 'an empty key'} is no key of a window store (key, start 8, sequence 4): "
-        "the store was written by something else or is damaged; restore it"
+        f"{row_key[:64].hex() or 'an empty key'} is not a key of a window store (key, start 8, sequence 4): "
+        "another program wrote the store, or it is damaged; restore it"
     )

@@ -132,7 +132,7 @@ def _checked_chain(row: PartitionRow, position: int, blocks: list[Block], wanted
     at = position
     for number, block in enumerate(blocks):
         if not (block.begin <= at if number == 0 else block.begin == at) or not block.begin < block.end <= row.end:
-            raise damaged(row.source, at, max(block.end, at + 1), "their checksums are not where they belong")
+            raise damaged(row.source, at, max(block.end, at + 1), "their checksums are those of other offsets")
         at = block.end
     if at < row.end and len(blocks) < wanted:
         raise damaged(row.source, at, row.end, "their checksums are gone")
@@ -152,7 +152,7 @@ def _verified(row: PartitionRow, blocks: Sequence[Block], rows: list[Any]) -> Pi
         at = stop
     if at != len(offsets):
         raise damaged(
-            row.source, blocks[0].begin, blocks[-1].end, f"{len(offsets) - at} more are there than were written"
+            row.source, blocks[0].begin, blocks[-1].end, f"{len(offsets) - at} more records than were written"
         )
     return Piece(gapless(offsets), cells, size, blocks[-1].end, tuple(blocks))
 

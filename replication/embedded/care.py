@@ -114,7 +114,7 @@ class Care:
             partitions = partition_ids(run, topic)
             policy = next(info.policy for info in all_topics(run) if info.name == topic)
         if "compact" not in policy.cleanup:
-            raise InvalidRequest(f"topic {topic!r} has cleanup {sorted(policy.cleanup)}, it is not to be compacted")
+            raise InvalidRequest(f"topic {topic!r} has cleanup {sorted(policy.cleanup)}, which excludes compaction")
         return sum(self._compact_partition(each, policy, now_ms, dedupe=True) for each in partitions)
 
     def apply_retention(self, now_ms: int) -> int:

@@ -220,7 +220,7 @@ class Database:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise  # before it wrote anything
             raise CommitUnknown(
-                f"log {self.path}: whether the last transaction is in it is not known, its end failed ({error})"
+                f"log {self.path}: the end of the last transaction failed ({error}), so the log may or may not hold it"
             ) from error
 
     def data_version(self) -> int:
@@ -267,7 +267,7 @@ class Database:
             except Unavailable as error:
                 # The lock's holder has the file open as well, so this connection is not the last one, and only the
                 # close of the last one would write a checkpoint.
-                logger.warning("log %s is closed beside a lock that is held: %s", self.path, error)
+                logger.warning("log %s is closed without its lock: %s", self.path, error)
             with self._mutex:
                 if self._closed:
                     return
@@ -343,7 +343,7 @@ class Database:
                 if lost is not None:
                     logger.warning(
                         "log %s lost its last %d commits: with synchronous=normal a power loss may do so, and so does "
-                        "damage to its WAL (frame %d); it goes on without them",
+                        "damage to its WAL (frame %d); the log goes on without them",
                         *(self.path, lost.commits, lost.frame),
                     )
             yield

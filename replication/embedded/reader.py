@@ -262,7 +262,7 @@ class EmbeddedReader:
     def _lost(self, run: Transaction, source: TopicPartition) -> Exception:
         if find_topic(run, source.topic) is not None:
             return StateLost(
-                f"{source}: topic {source.topic!r} was deleted and made anew since this reader was assigned: "
+                f"{source}: topic {source.topic!r} was deleted and recreated since this reader was assigned: "
                 "reinitialise from its beginning",
                 reason="topic-recreated",
             )
@@ -281,7 +281,7 @@ def _checked(source: TopicPartition, position: int) -> int:
 
 def _out_of_range(source: TopicPartition, position: int, row: PartitionRow) -> StateLost:
     return StateLost(
-        f"{source}: position {position} is outside of what the log holds, begin {row.begin} to end {row.end}: "
+        f"{source}: position {position} is outside of the log, begin {row.begin} to end {row.end}: "
         "reinitialise from the beginning",
         reason="offset-out-of-range",
     )

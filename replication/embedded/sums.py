@@ -141,8 +141,8 @@ def check(source: TopicPartition, block: Block, offsets: Sequence[int], cells: C
 def damaged(source: TopicPartition, begin: int, end: int, what: str) -> Corruption:
     """The error for records that differ from the written ones; it names their partition as its source."""
     error = Corruption(
-        f"{source}: the records at offsets {begin} to {end - 1} of the log are damaged ({what}): nothing of them was "
-        "given out; set the log's file aside, restore a copy of it, and check disk and memory of the machine"
+        f"{source}: the records at offsets {begin} to {end - 1} of the log are damaged ({what}): none of them was "
+        "delivered; set the log's file aside, restore a copy of it, and check disk and memory of the machine"
     )
     error.sources = (source,)
     error.of_log = True
@@ -158,8 +158,8 @@ def check_seal(where: str, stored: Any, *columns: Any) -> None:
     """Raise Corruption unless the row matches its seal."""
     if stored != seal(*columns):
         error = Corruption(
-            f"{where}: the row that describes it in the log is damaged: set the log's file aside, restore a copy of "
-            "it, and check disk and memory of the machine"
+            f"{where}: its row in the log is damaged: set the log's file aside, restore a copy of it, and "
+            "check disk and memory of the machine"
         )
         error.of_log = True
         raise error
@@ -182,6 +182,6 @@ def _difference(block: Block, offsets: Sequence[int]) -> str:
     if len(offsets) != block.records:
         there = set(offsets)
         gone = next((offset for offset in range(block.begin, block.end) if offset not in there), block.begin)
-        first = f", the first of them {gone}" if block.gapless else ""
-        return f"{len(offsets)} of {block.records} are there{first}"
-    return "their bytes are not those that were written"
+        first = f", the first missing one is {gone}" if block.gapless else ""
+        return f"{len(offsets)} of {block.records} are present{first}"
+    return "their bytes differ from the written ones"

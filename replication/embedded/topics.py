@@ -165,7 +165,8 @@ class EmbeddedAdmin:
             found = _existing(run, name)
             if partitions < found.partitions:
                 raise InvalidRequest(
-                    f"topic {name!r} has {found.partitions} partitions and cannot have {partitions}: they never go away"
+                    f"topic {name!r} has {found.partitions} partitions and cannot have {partitions}: "
+                    "the log never removes partitions"
                 )
             topic = run.execute(
                 "UPDATE topics SET partitions = ? WHERE name = ? RETURNING id", (partitions, name)

@@ -26,7 +26,7 @@ HEADER_BYTES = 100
 KERNEL_LOCKS = Path("/proc/locks")
 _MAGIC = b"SQLite format 3\x00"
 _GONE = (
-    "what is written now would be lost with it. Put the file back (it is still open here), or end every process "
+    "later writes would be lost with it. Put the file back (it is still open here), or end every process "
     "that uses the log, restore a copy, and start them again"
 )
 _ACCEPT = "python3 -c 'import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(\"PRAGMA wal_checkpoint(TRUNCATE)\")'"
@@ -77,7 +77,7 @@ def check_place(path: str, opened: Place) -> None:
         other = Path(str(error.filename)).name
         what = "was removed" if other == Path(path).name else f"lost its file {other}, which was removed"
     except OSError as error:
-        raise Unavailable(f"log {path} cannot be looked at ({error}): check path and modes, then retry") from error
+        raise Unavailable(f"log {path} cannot be read ({error}): check path and modes, then retry") from error
     gone = damaged(path, f"{what} while it was open: {_GONE}")
     gone.unwritten = True  # every write checks the place before it begins
     raise gone
@@ -131,10 +131,10 @@ def check_wal(path: str, page_bytes: int, *, synced: bool) -> LostCommits | None
     wal = Path(f"{path}-wal").name
     raise damaged(
         path,
-        f"is damaged: {wal} is not as it was written ({where}), and {lost.commits} commits lie there and behind it, "
-        f"which SQLite would drop. Nothing was changed. With every process that uses the log ended, keep a copy of "
+        f"is damaged: {wal} is not as it was written ({where}), and {lost.commits} commits from there on would be "
+        f"dropped by SQLite. Nothing was changed. With every process that uses the log ended, keep a copy of "
         f"the file and of {wal}, and restore a copy of the log; or go on without those commits with "
-        f"{_ACCEPT} {shlex.quote(path)} and look with standfast doctor. Check the disk",
+        f"{_ACCEPT} {shlex.quote(path)} and check with standfast doctor. Check the disk",
     )
 
 

@@ -127,7 +127,8 @@ def open_epoch(
                 if lease.member_id == last_owner and lease.live(now_ms, boot):
                     raise Held(
                         f"{transactional_id!r} belongs to {last_owner!r}, a live member of group {group!r} with "
-                        f"{lease.deadline_ms - now_ms} ms of lease left: ask again when it has left or run out"
+                        f"{lease.deadline_ms - now_ms} ms of lease left: claim it when that member has left or its "
+                        "lease has run out"
                     )
         columns = (transactional_id, group, owner, last_epoch + 1, boot)
         run.execute(

@@ -175,7 +175,7 @@ def parse_kafka_address(address: str) -> KafkaAddress:
     where = f"log address {SCHEME}://{'...' if '@' in servers else servers}"
     problems = []
     if "@" in servers:
-        problems.append(f"{where}: user and password do not go there: use sasl.username and sasl.password{FILE}")
+        problems.append(f"{where}: the address takes no user or password: use sasl.username and sasl.password{FILE}")
     elif not servers:
         problems.append(f"{where} names no broker: {EXAMPLE}")
     else:

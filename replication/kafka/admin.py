@@ -130,7 +130,8 @@ class KafkaAdmin:
         found = self._existing(name)
         if partitions < found.partitions:
             raise InvalidRequest(
-                f"topic {name!r} has {found.partitions} partitions and cannot have {partitions}: they never go away"
+                f"topic {name!r} has {found.partitions} partitions and cannot have {partitions}: "
+                "Kafka never removes partitions"
             )
         if partitions > found.partitions:
             what = f"adding partitions to topic {name!r}"

@@ -37,7 +37,9 @@ def consume_bare(address: str, source: TopicPartition, end: int) -> int:
             messages = client.consume(BATCH, WAIT_S)
             if not messages:
                 if clock.monotonic_ms() - heard_ms > SILENCE_MS_MAX:
-                    raise Unavailable(f"{cluster.where}: {source} gave nothing for {SILENCE_MS_MAX} ms at {position}")
+                    raise Unavailable(
+                        f"{cluster.where} sent no record of {source} for {SILENCE_MS_MAX} ms at {position}"
+                    )
                 continue
             heard_ms = clock.monotonic_ms()
             last = messages[-1]

@@ -33,7 +33,7 @@ _METADATA_MAGIC = b"CGMDv2:"
 _METADATA_GENERATION_BYTES = 4
 _FIXED = {
     "enable.auto.commit": (False, "offsets are committed together with the state, by session.commit()"),
-    "isolation.level": ("read_committed", "what a failed transaction wrote must not be processed"),
+    "isolation.level": ("read_committed", "records of aborted transactions must not be processed"),
 }
 
 

@@ -87,8 +87,8 @@ def translated(error: BaseException | KafkaError, what: str) -> StandfastError:
         return Fenced(f"{text}: a newer writer was opened, nothing was written, give up the task")
     if code in MEMBER_GONE:
         return Fenced(
-            f"{text}: the consumer group has moved on, and nothing was written: give up the task until the group gives "
-            "its partition again"
+            f"{text}: the consumer group has moved on, and nothing was written: give up the task until the group "
+            "assigns its partition again"
         )
     if code in TOO_LARGE:
         return InvalidRequest(

@@ -234,10 +234,10 @@ class KafkaGroup:
     def _hanging(self, waited_s: float) -> Unavailable:
         return Unavailable(
             f"{self._cluster.where}: offsets of group {self._name!r} are in a transaction that is not over after "
-            f"{waited_s:.0f} s, so what is committed is not known yet: it is tried again. If this stays, another "
-            "client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, as Kafka may "
-            "where all replicas of a partition restart at once: kafka-transactions.sh finds it (find-hanging) and ends "
-            "it (abort); verify the stores after that"
+            f"{waited_s:.0f} s, so its committed offsets are not known yet: the read is tried again. If this persists, "
+            "another client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, "
+            "as Kafka may where all replicas of a partition restart at once: kafka-transactions.sh finds it "
+            "(find-hanging) and ends it (abort); verify the stores after that"
         )
 
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:

@@ -193,6 +193,6 @@ def _typed(found: bytes | None, kind: type[T]) -> T:
 
 def _foreign(found: bytes | None) -> InvalidRequest:
     return InvalidRequest(
-        f"the members topic holds {found!r:.80}, which no member wrote: let nobody else write there, or use another "
-        "application name"
+        f"the members topic holds {found!r:.80}, which no member wrote: keep other programs from writing to it, or "
+        "use another application name"
     )

@@ -116,7 +116,7 @@ class Board:
             if lease is None or lease.session != session or member_id not in self._members.leases:
                 self._sessions.pop(member_id, None)
                 raise Fenced(
-                    f"{member_id!r} is not a member of group {self.group!r} (its lease ran out, it joined anew "
+                    f"{member_id!r} is not a member of group {self.group!r} (its lease ran out, it joined again "
                     "elsewhere, or it never joined): give up its tasks and join again"
                 )
             return self._members.view()
@@ -165,7 +165,7 @@ class Board:
                         raise Held(
                             f"{transactional_id!r} belongs to {held.member_id!r}, a live member of group "
                             f"{self.group!r} with {lease.deadline_ms - self._clock.monotonic_ms()} ms of lease left: "
-                            "ask again when it has left or run out"
+                            "claim it when that member has left or its lease has run out"
                         )
                 wanted = Owner(owner, (held.epoch if held is not None else 0) + 1)
                 self._write(*claim(transactional_id, *wanted))
@@ -282,8 +282,8 @@ class Board:
                 self._position = max(self._position, records[-1].offset + 1)
             elif (now_ms := self._wall.monotonic_ms()) > deadline_ms:
                 raise Unavailable(
-                    f"{self._cluster.where}: {self._source} gave nothing for {self._cluster.timeout_ms} ms at position "
-                    f"{self._position}, its end is {end}: try again"
+                    f"{self._cluster.where} sent no record of {self._source} for {self._cluster.timeout_ms} ms at "
+                    f"position {self._position}, its end is {end}: try again"
                 )
             elif now_ms > anew_ms:
                 # Measured: after a broker stalled for long, a consumer may never read from it again; a new one does.
@@ -319,4 +319,4 @@ class Board:
             yield
         except UnknownStore as error:
             self._described_ms = -BEAT_KNOWN_MS
-            raise Unavailable(f"{error}: it was deleted, or the broker has just started: try again") from error
+            raise Unavailable(f"{error}: the topic was deleted, or the broker has just started: try again") from error

@@ -390,8 +390,8 @@ class KafkaReader:
             slot.kicked = True
         else:
             stuck = Unavailable(
-                f"{self._cluster.where}: {slot.source} gave nothing for {2 * STUCK_MS} ms at position {slot.frontier}, "
-                f"though it holds {bounds.begin} to {bounds.end}: try again"
+                f"{self._cluster.where} sent no record of {slot.source} for {2 * STUCK_MS} ms at position "
+                f"{slot.frontier}, though the partition holds {bounds.begin} to {bounds.end}: try again"
             )
             stuck.sources = (slot.source,)
             raise stuck
@@ -416,7 +416,7 @@ class KafkaReader:
         if bounds.begin <= slot.frontier <= written.end:
             return None
         return StateLost(
-            f"{source}: position {slot.frontier} is outside of what the log holds, begin {bounds.begin} to end "
+            f"{source}: position {slot.frontier} is outside of the log, begin {bounds.begin} to end "
             f"{bounds.end}: reinitialise from the beginning",
             reason="offset-out-of-range",
         )
@@ -487,14 +487,16 @@ def _source_of(message: Message) -> TopicPartition:
 
 def _recreated(source: TopicPartition) -> StateLost:
     return StateLost(
-        f"{source}: topic {source.topic!r} was deleted and made anew since this reader was assigned: "
+        f"{source}: topic {source.topic!r} was deleted and recreated since this reader was assigned: "
         "reinitialise from its beginning",
         reason="topic-recreated",
     )
 
 
 def _diverged(slot: ReaderSlot, error: KafkaError) -> StateLost:
-    return StateLost(f"{slot.source}: other records below {slot.frontier} now ({error.str()})", reason="diverged")
+    return StateLost(
+        f"{slot.source}: the log has other records below {slot.frontier} now ({error.str()})", reason="diverged"
+    )
 
 
 def _wait_no_more(silent: Iterable[ReaderSlot]) -> None:

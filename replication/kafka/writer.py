@@ -65,18 +65,20 @@ class Fence:
             try:
                 held = self._board.owner(self.transactional_id)
             except Unavailable as error:
-                return Unavailable(f"{what}, nothing was written, and whether a newer one has it is not known: {error}")
+                return Unavailable(
+                    f"{what}, nothing was written, and it is unknown whether a newer one exists: {error}"
+                )
             if held != (self._owner, self.epoch):
                 return self._lost_to(held, in_doubt=in_doubt)
         return Unavailable(
-            f"{what} and nobody else has it: its transaction was not over within transaction.timeout.ms, or a request "
-            "of an earlier opening of the task reached the broker late. Nothing of it was written: open the task "
-            "again, and raise transaction.timeout.ms of the log address if this recurs"
+            f"{what}, though it is still the owner: its transaction was not over within transaction.timeout.ms, or a "
+            "request of an earlier opening of the task reached the broker late. Nothing of it was written: open the "
+            "task again, and raise transaction.timeout.ms of the log address if this recurs"
         )
 
     def _lost_to(self, held: Owner | None, *, in_doubt: bool = False) -> Fenced:
         newer = "a newer writer" if held is None else f"epoch {held.epoch} of {held.member_id!r}"
-        outcome = "whether its last commit was written is not known" if in_doubt else "nothing was written"
+        outcome = "its last commit may or may not be written" if in_doubt else "nothing was written"
         return Fenced(
             f"writer of {self.transactional_id!r} with epoch {self.epoch} was fenced by {newer}: "
             f"{outcome}, give up the task"
@@ -219,7 +221,7 @@ class KafkaWriter:
                 self._fence.check()  # a newer claim is Fenced for ever; without one the task only needs another opening
                 raise Unavailable(
                     f"{self._cluster.where}: {what}: another producer of this id was initialised at the same time, "
-                    "though nobody claimed it since: try again"
+                    "though no owner claimed it since: try again"
                 ) from error
             self._transactional = producer
         return self._transactional
@@ -268,8 +270,8 @@ class KafkaWriter:
         """The error, marked as in doubt: the brokers may have taken the write, in whole or in part."""
         if isinstance(error, Unavailable):
             return CommitUnknown(
-                f"{self._cluster.where}: {what}: no answer to its end, so whether it was written is not known: open "
-                "the task again and go on from its source offsets"
+                f"{self._cluster.where}: {what}: no answer to its end, so it may or may not be written: open the "
+                "task again and go on from its source offsets"
             )
         error.in_doubt = not isinstance(error, Fenced)
         return error

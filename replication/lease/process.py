@@ -119,7 +119,7 @@ class LeaseProcess:
             process.kill()  # first: `close` would wait for a process that hangs in a call to the log
             self.close()
             code = process.returncode
-            self._later(now_ms, "it did not try for long" if silent else f"exit status {code}")
+            self._later(now_ms, "it made no attempt for too long" if silent else f"exit status {code}")
 
     def _start(self, now_ms: int) -> None:
         self._started_ms = now_ms

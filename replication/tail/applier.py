@@ -209,7 +209,7 @@ class ChangelogApplier:
         if changelog not in self._warned:
             self._warned.add(changelog)
             logger.warning(
-                "task %s: %d records of %s below offset %d are left out: they have %s; further ones are only counted",
+                "task %s: %d records of %s below offset %d are skipped: they have %s; further ones are only counted",
                 self.task,
                 count,
                 changelog,
@@ -224,8 +224,8 @@ class ChangelogApplier:
             return error
         blamed = Corruption(
             f"{changelog}: the record at offset {found[0]} cannot be a row of the {self.stores.specs[name].kind} store "
-            f"{name!r} ({error}): nothing was applied from there on, and what is here stays; find out who else writes "
-            "to this topic, then remove what is there or give the store a new name"
+            f"{name!r} ({error}): nothing was applied from there on, and the local rows stay; find out which program "
+            "else writes to this topic, then remove its records or give the store a new name"
         )
         blamed.sources = (changelog,)
         return blamed

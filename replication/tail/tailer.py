@@ -313,7 +313,7 @@ class Tailer:
                 error = StateLost(f"standby {tailed.task}: {changelog}: {cause}", reason=reason)
                 note_lost(lost, tailed.task, changelog, error)
         if not lost:
-            raise Unavailable(f"the log said this of a standby, and it does not hold any more: {cause}") from cause
+            raise Unavailable(f"the log reported a lost standby, and a second check finds none: {cause}") from cause
         return lost
 
     def _bounds(self) -> dict[TopicPartition, Bounds]:

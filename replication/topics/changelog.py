@@ -160,7 +160,7 @@ def default_problems(need: Changelog, survey: LogSurvey, partitions: int, fixes:
         return []
     cleanup = {CLEANUP: listed(need.policy.cleanup)}
     return [
-        f"{need.where} would be made with {copies} replicas (default.replication.factor) but min.insync.replicas="
+        f"{need.where} would be created with {copies} replicas (default.replication.factor) but min.insync.replicas="
         f"{needed}, and could never take a write: set default.replication.factor to {needed} or more on the brokers, "
         f"or create it yourself: {fixes.create_replicated(need.topic, partitions, cleanup, needed)}"
     ]

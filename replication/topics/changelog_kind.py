@@ -42,7 +42,7 @@ def kind_problem(name: str, kind: str, info: TopicInfo, newest: Iterable[Record]
             return None  # every window or session store's changelog has delete, so keys do not matter without it
         found = found or _TIMED
     why = f"its records are those of {found}" if records else f"cleanup.policy={_cleanup(info)} is that of {found}"
-    return f"store {name!r} is declared as {kind}, but {info.name} is a changelog of another kind, {why}: declare it so"
+    return f"store {name!r} is declared as {kind}, but {info.name} is of another kind, {why}: declare that kind"
 
 
 def _possible(times: KeyTimes, record: Record) -> bool:

@@ -174,7 +174,7 @@ def policy_findings(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[
             f"has {CLEANUP}={listed(found.cleanup)} but a {need.kind} store needs {listed(wanted.cleanup)}",
             "rows whose records are deleted by age are missing after a restore"
             if "delete" in found.cleanup - wanted.cleanup
-            else "the topic grows without end, or loses what the store still needs",
+            else "the topic grows without end, or loses records that the store still needs",
             f"set {CLEANUP}={listed(wanted.cleanup)} on the topic",
             fixes.change(info.name, settings),
         )
@@ -247,7 +247,7 @@ def timestamps(where: str, topic: TopicSurvey, fixes: Fixes) -> Iterator[Finding
             "error",
             where,
             f"has {TIMESTAMP_TYPE}={settings[TIMESTAMP_TYPE]}",
-            "the broker puts its clock in the place of the rows' timestamps: a restored store has other ones",
+            "the broker replaces the rows' timestamps by its own clock: a restored store has other timestamps",
             f"set {TIMESTAMP_TYPE}=CreateTime on the topic; records written before keep the broker's time",
             fixes.change(name, {TIMESTAMP_TYPE: "CreateTime"}),
         )
@@ -285,7 +285,7 @@ def absent_changelog(app: Application, need: Changelog) -> Iterator[Finding]:
             "error",
             need.where,
             "does not exist",
-            "local state may be the last copy of these rows; an instance without any would begin empty",
+            "local state may be the last copy of these rows; an instance without local state would begin empty",
             "bring the topic back from a copy; or accept the loss: reset the application, or start it with "
             "accept_empty_log=True where local state is",
         )
@@ -321,7 +321,7 @@ def unknown_changelog(app: Application, name: str) -> Iterator[Finding]:
         "warning",
         f"topic {name}",
         f"is a changelog of a store {store!r} that is not known here",
-        "its cleanup policy cannot be judged without the kind of the store; nobody may need it any more",
+        "its cleanup policy cannot be checked without the kind of the store; the topic may be unused",
         f"name it with --store {store}:KIND, or its directory with --state-dir; delete the topic if the store is gone",
     )
 
@@ -337,7 +337,7 @@ def repartition_policy(info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
             where,
             f"has {CLEANUP}={listed(policy.cleanup)} but lies between two tasks",
             "compaction removes records that were not processed yet",
-            f"set {CLEANUP}=delete and {RETENTION}=-1 on the topic: what is processed is removed by us",
+            f"set {CLEANUP}=delete and {RETENTION}=-1 on the topic: standfast removes processed records",
             fixes.change(info.name, settings),
         )
     elif policy.retention_ms >= 0:
@@ -347,7 +347,7 @@ def repartition_policy(info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
             where,
             f"keeps records for {policy.retention_ms} ms",
             "a task that is behind for so long loses records that it did not process",
-            f"set {RETENTION}=-1 on the topic: what is processed is removed by us",
+            f"set {RETENTION}=-1 on the topic: standfast removes processed records",
             fixes.change(info.name, {RETENTION: "-1"}),
         )
 
@@ -401,7 +401,7 @@ def replication(where: str, topic: TopicSurvey, brokers: tuple[int, ...], fixes:
             "warning",
             where,
             f"has {_MIN_ISR}=1",
-            "a write counts as done while one broker has it: what was committed may be gone with that broker",
+            "a write counts as done once one broker has it: committed records may be lost with that broker",
             f"set {_MIN_ISR}=2 on the topic",
             fixes.change(name, {_MIN_ISR: "2"}),
         )
@@ -449,9 +449,9 @@ def _count_finding(where: str, topic: str, count: int, most: int, other: str, fi
         where,
         f"has {count} partitions but {other} has {most}",
         "partition p of a changelog belongs to the task that reads partition p of the source",
-        f"let it have {most} partitions"
+        f"give it {most} partitions"
         if fewer
-        else f"let {other} have {count} partitions, or reset the application so that the topic is made anew",
+        else f"give {other} {count} partitions, or reset the application so that the topic is recreated",
         fixes.grow(topic, most) if fewer else fixes.grow(other, count),
     )
 
@@ -501,7 +501,7 @@ def transaction_settings(survey: LogSurvey) -> Iterator[Finding]:
             "error",
             "brokers",
             f"have transaction.max.timeout.ms={longest_ms}",
-            f"our writers ask for {TRANSACTION_MS} ms and are refused",
+            f"writers of standfast ask for {TRANSACTION_MS} ms and are refused",
             f"set transaction.max.timeout.ms={TRANSACTION_MS} or more in server.properties and restart the brokers, "
             f"or add ?transaction.timeout.ms={longest_ms} to the log address",
         )

@@ -91,9 +91,9 @@ def json_object(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise InternalError(f"it said {line[:200]!r}, which is no JSON: {error}") from error
+        raise InternalError(f"it sent {line[:200]!r}, which is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise InternalError(f"it said {line[:200]!r}, which is no JSON object")
+        raise InternalError(f"it sent {line[:200]!r}, which is not a JSON object")
     return found
 
 
@@ -175,9 +175,9 @@ class ChildProcess(Generic[Answer]):
             waiting.poll(wait_ms)
         answers, silent = self._read()
         if self._flooded:
-            self._why = "it takes no orders"
+            self._why = "it does not read its orders"
         if self._overdue():
-            self._why = "it says nothing"
+            self._why = "it sent nothing for too long"
         if self._why or silent:
             self._end()
         return answers
@@ -253,7 +253,7 @@ class ChildProcess(Generic[Answer]):
             except StandfastError as error:
                 self._why = str(error)
             if len(self._said) > LINE_BYTES_MAX:
-                self._why = f"it said a line of more than {LINE_BYTES_MAX} bytes: {bytes(self._said[:200])!r}"
+                self._why = f"it sent a line of more than {LINE_BYTES_MAX} bytes: {bytes(self._said[:200])!r}"
             if self._why:
                 return answers, True
         return answers, False

@@ -235,7 +235,9 @@ class RocksEngine:
         """Remove a family; RocksDB deletes its files at once, or with the last open scan on it."""
         self._check_writable()
         if family == DEFAULT_FAMILY:
-            raise InvalidRequest(f"family {DEFAULT_FAMILY!r} of {self._path} holds the task's record: it cannot go")
+            raise InvalidRequest(
+                f"family {DEFAULT_FAMILY!r} of {self._path} holds the task's record: it cannot be dropped"
+            )
         with self._lock:
             self._check_open()
             if family not in self._families:

@@ -55,7 +55,7 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
     if "No space left" in text or "Disk quota exceeded" in text:
         return Unavailable(f"{where}: no space left ({text}): free disk space on its volume")
     if isinstance(error, OSError) or any(mark in text for mark in ("IO error", "Busy", "Incomplete", "timed out")):
-        return Unavailable(f"{where}: the file system did not do it ({text}): check space and rights, then retry")
+        return Unavailable(f"{where}: the file system failed ({text}): check space and rights, then retry")
     return InternalError(f"{where}: {type(error).__name__}: {text}")
 
 

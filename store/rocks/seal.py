@@ -100,9 +100,7 @@ def manifest_fault(directory: Path) -> str | None:
     content = path.read_bytes()[: sealed.size] if path.exists() else b""
     if len(content) == sealed.size and zlib.crc32(content) == sealed.crc:
         return None
-    return (
-        f"{path.name} is damaged: its first {sealed.size} bytes are not what they were when the database was used last"
-    )
+    return f"{path.name} is damaged: its first {sealed.size} bytes differ from those at the last use of the database"
 
 
 def _is_unborn(directory: Path) -> bool:

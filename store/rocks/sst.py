@@ -56,9 +56,9 @@ def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
     A crash leaves the file whole or, under another name, unfinished.
     """
     if not rows:
-        raise InvalidRequest(f"{path}: a file of no rows cannot be; leave it out")
+        raise InvalidRequest(f"{path}: no rows to write: a file needs at least one")
     if not path.parent.is_dir():
-        raise Unavailable(f"writing {path}: its folder is absent (somebody removed it): make the folder again")
+        raise Unavailable(f"writing {path}: its folder is absent: create it again")
     keys = sorted(rows)
     unfinished = path.with_name(path.name + UNFINISHED)
     where = f"writing {path}"

@@ -76,7 +76,7 @@ def keep(directory: Path, stores: Mapping[str, Any]) -> None:
         # The file is a convenience of readers; a commit or an opening must not fail for it.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-        logger.warning("%s is left out (%s): readers of copies open the database instead", path, error)
+        logger.warning("%s is not written (%s): readers of copies open the database instead", path, error)
 
 
 def _checksum(stores: Mapping[str, Any]) -> int:

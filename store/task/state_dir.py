@@ -192,8 +192,8 @@ def kept_instance(state_path: Path) -> str:
     found = path.read_bytes()[: INSTANCE_BYTES_MAX + 2].strip()
     if not INSTANCE.fullmatch(found):
         raise InvalidRequest(
-            f"{path} holds {found[:40]!r}, which is no instance id (letters, digits, . _ -): write back what it held, "
-            "or remove the file; then this instance is a new one"
+            f"{path} holds {found[:40]!r}, which is not an instance id (letters, digits, . _ -): write its old content "
+            "back, or remove the file; then this instance is a new one"
         )
     return found.decode()
 
@@ -234,8 +234,8 @@ def refuse_link(path: Path) -> None:
     """Raise InvalidRequest for a symbolic link within a state directory; the state directory itself may be one."""
     if path.is_symlink():
         raise InvalidRequest(
-            f"{path} is a symbolic link, and nothing within a state directory is followed: put what it leads to in its "
-            "place, or remove it; to keep state on another disk, name a folder of that disk as state_dir"
+            f"{path} is a symbolic link, and standfast follows none within a state directory: replace it by its "
+            "target, or remove it; to keep state on another disk, name a folder of that disk as state_dir"
         )
 
 

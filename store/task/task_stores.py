@@ -134,8 +134,8 @@ class TaskStores:
                 changes = definition_changes(given, {setting: declared.get(setting) for setting in given})
                 if changes:
                     raise InvalidRequest(
-                        f"task {self.task}: store {asked.name!r} is declared otherwise ({'; '.join(changes)}): ask "
-                        "with the definition that it was declared with, or by its name"
+                        f"task {self.task}: store {asked.name!r} was declared with another definition "
+                        f"({'; '.join(changes)}): ask with that definition, or by its name"
                     )
             return found
         try:
@@ -238,7 +238,7 @@ class TaskStores:
         store = self.store(name)
         if self.specs[name].engine == "memory":
             raise InvalidRequest(
-                f"store {name!r} of task {self.task} is in memory and takes no files in: apply records"
+                f"store {name!r} of task {self.task} is in memory and cannot import files: apply records"
             )
         store.rows.observe(times.observed_ms)
         store.rows.sequence = max(store.rows.sequence, times.sequence)
@@ -442,8 +442,8 @@ class TaskStores:
             return cut
         if self.copying:
             unfinished = Corruption(
-                f"{where}: rows of {', '.join(sorted(self.copying))} were being copied from a damaged database when a "
-                "crash came: they are copied again"
+                f"{where}: a crash interrupted the copy of the rows of {', '.join(sorted(self.copying))} from a "
+                "damaged database: they are copied again"
             )
             unfinished.families = frozenset(self.copying)
             raise unfinished
@@ -456,7 +456,11 @@ class TaskStores:
         gone |= declared.keys() - stored.keys()
         unsure = marked.keys()
         if unsure:
-            logger.warning("task %s: a crash came while files went into %s: it begins anew", self.task, *sorted(unsure))
+            logger.warning(
+                "task %s: a crash interrupted the import of files into %s: the store is emptied and begins again",
+                self.task,
+                *sorted(unsure),
+            )
         gone |= unsure
         # Without its position a store is restored from the beginning.
         cut = replace(
@@ -477,8 +481,8 @@ class TaskStores:
         for family in dead:
             self.engine.drop_family(family)
         for name in sorted(stored.keys() - declared.keys()):
-            logger.warning("task %s: store %r is declared no more: its rows are dropped here, its changelog keeps them",
-                           self.task, name)  # fmt: skip
+            logger.warning("task %s: store %r is no longer declared: its rows are dropped here, its changelog keeps "
+                           "them", self.task, name)  # fmt: skip
         if dead or unsure or declared != stored:
             self._record(cut, declared)
         elif self.engine.durable:  # an earlier version wrote no file, and a crash leaves none

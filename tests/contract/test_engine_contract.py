@@ -384,7 +384,7 @@ def test_files_are_taken_in_over_what_is_there_or_refused_with_the_reason(engine
     first = write_sorted(tmp_path / "0.sst", {b"a": b"1", b"c": b"1", b"b": None})
     second = write_sorted(tmp_path / "1.sst", {b"c": b"2", b"\xff": b"2"})
     if not engine.durable:
-        with pytest.raises(InvalidRequest, match="in memory and takes no files in: write the rows"):
+        with pytest.raises(InvalidRequest, match="in memory and cannot import files: write the rows"):
             engine.ingest(FAMILY, [first.path, second.path])
         assert rows_of(engine) == [(b"a", b"0"), (b"b", b"0"), (b"d", b"0")]
         engine.write({FAMILY: {b"a": b"1", b"c": b"1", b"b": None}})

@@ -81,7 +81,7 @@ def test_window_store_with_duplicates_has_a_changelog_that_only_deletes() -> Non
     [
         (
             "win:keyvalue",
-            "store 'win' is declared as keyvalue, but app-win-changelog is a changelog of another kind, its",
+            "store 'win' is declared as keyvalue, but app-win-changelog is of another kind, its",
         ),
         ("win:session", "store 'win' is declared as session"),
         ("kv:window:size=1s,retention=1d", "store 'kv' is declared as window"),

@@ -187,7 +187,7 @@ def test_what_is_not_in_hand_cannot_be_applied() -> None:
         credits.applied(Sent(A, 0, 1, 0, floating=False, number=1))
     before = credits.statistics()
     credits.applied(one)
-    with pytest.raises(InternalError, match="told twice"):
+    with pytest.raises(InternalError, match="was it reported twice"):
         credits.applied(one)
     assert before.hand_bytes == 1
     assert credits.statistics().hand_bytes == 0
@@ -198,7 +198,7 @@ def test_several_batches_are_told_at_once_and_none_if_one_is_wrong() -> None:
     credits.add(A, credits=2)
     (first,), (second,) = (credits.fetched(arrived(A, number)).send for number in range(2))
     before = credits.statistics()
-    with pytest.raises(InternalError, match="told twice"):
+    with pytest.raises(InternalError, match="was it reported twice"):
         credits.applied(first, second, first)
     assert credits.statistics() == before
     credits.applied(first, second)

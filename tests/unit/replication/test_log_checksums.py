@@ -97,7 +97,7 @@ def test_error_names_the_offset_that_is_gone_and_what_lies_before_its_block_is_g
     (first,) = reader.fetch(BLOCK_RECORDS)
     assert first.next_offset == BLOCK_RECORDS
     with pytest.raises(
-        Corruption, match=r"board-0: the records at offsets 128 to 255 .*the first of them 200"
+        Corruption, match=r"board-0: the records at offsets 128 to 255 .*the first missing one is 200"
     ) as error:
         reader.fetch(BLOCK_RECORDS)
     assert error.value.sources == (T0,)

@@ -244,4 +244,4 @@ def test_a_wait_for_the_lock_raises_what_a_signal_handler_raised_wherever_it_cam
 
 def test_holder_is_shown_for_people() -> None:
     assert str(LockHolder(7, 0, 1_500)) == "process 7 for 1.5 s"
-    assert str(LockHolder(0, 0, 0)).startswith("a process that did not come to say its id")
+    assert str(LockHolder(0, 0, 0)).startswith("a process of unknown id")

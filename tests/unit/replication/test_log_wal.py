@@ -275,7 +275,7 @@ def test_reader_that_has_the_file_open_does_not_hide_the_damage(root: Path) -> N
 def test_command_of_the_message_goes_on_without_the_commits(root: Path, where: str) -> None:
     flip(root, at(commit_frames(root)[2] + 1) + 77 if where == "frame" else 16)
     text = refused(root)
-    python, *command = shlex.split(text[text.index("python3 ") : text.index(" and look with")])
+    python, *command = shlex.split(text[text.index("python3 ") : text.index(" and check with")])
     assert (python, command[-1]) == ("python3", str(root / "log"))
     subprocess.run([sys.executable, *command], check=True)
     assert opened(root) == (3 * PER_COMMIT if where == "frame" else 0)

@@ -53,6 +53,6 @@ def test_fields_of_a_later_version_are_passed_over_and_a_plan_may_be_missing() -
 )
 def test_record_that_no_member_wrote_is_refused_with_what_to_do(key: bytes | None, value: bytes) -> None:
     members = Members()
-    with pytest.raises(InvalidRequest, match="which no member wrote: let nobody else write there"):
+    with pytest.raises(InvalidRequest, match="which no member wrote: keep other programs from writing"):
         members.apply([record(key, value)], 0, old=False)
     assert members.leases == {} and members.owners == {}

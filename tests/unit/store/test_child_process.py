@@ -172,7 +172,7 @@ def test_child_that_hangs_is_killed_after_its_silence(start: Start, clock: Manua
     assert child.ended is None
     clock.advance(1)
     child.poll()
-    assert str(child.ended) == "signal 9: it says nothing"
+    assert str(child.ended) == "signal 9: it sent nothing for too long"
 
 
 def test_child_may_take_longer_to_its_first_word(start: Start, clock: ManualClock) -> None:
@@ -183,25 +183,25 @@ def test_child_may_take_longer_to_its_first_word(start: Start, clock: ManualCloc
     assert child.heard_ms == clock.monotonic_ms() and child.ended is None
     clock.advance(1_001)
     child.poll()
-    assert str(child.ended) == "signal 9: it says nothing"
+    assert str(child.ended) == "signal 9: it sent nothing for too long"
 
 
 def test_child_that_says_rubbish_is_killed_after_what_it_said_before(start: Start) -> None:
     child, found = start(), []  # type: ignore[var-annotated]
     order(child, "rubbish")
-    assert ended(child, found).startswith(r"signal 9: it said b'\x00\xffrubbish', which is no JSON")
+    assert ended(child, found).startswith(r"signal 9: it sent b'\x00\xffrubbish', which is not JSON")
     assert found == [{"good": True}]
 
 
 def test_answer_must_be_a_json_object(start: Start) -> None:
-    with pytest.raises(InternalError, match=r"it said b'\[1\]', which is no JSON object"):
+    with pytest.raises(InternalError, match=r"it sent b'\[1\]', which is not a JSON object"):
         json_object(b"[1]")
 
 
 def test_child_that_says_one_endless_line_is_killed(start: Start) -> None:
     child = start()
     order(child, "long")
-    assert ended(child).startswith("signal 9: it said a line of more than 33554432 bytes: b'xxx")
+    assert ended(child).startswith("signal 9: it sent a line of more than 33554432 bytes: b'xxx")
 
 
 def test_child_that_takes_no_orders_does_not_make_this_process_wait(start: Start) -> None:
@@ -214,7 +214,7 @@ def test_child_that_takes_no_orders_does_not_make_this_process_wait(start: Start
     for _ in range(2):
         child.order(line)
     child.poll()
-    assert str(child.ended) == "signal 9: it takes no orders"
+    assert str(child.ended) == "signal 9: it does not read its orders"
 
 
 def test_flood_of_last_words_stops_neither_process_and_its_end_is_kept(start: Start, words: BinaryIO) -> None:

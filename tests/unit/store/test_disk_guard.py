@@ -115,7 +115,7 @@ def test_writes_go_on_only_once_an_eighth_of_the_floor_is_free_above_it(small_di
 def test_a_folder_that_cannot_be_looked_at_is_full_and_one_that_is_not_there_yet_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not guard_of(tmp_path / "later" / "on", 1).full
-    assert "cannot be looked at" in guard_of(Path("/proc/1/x" * 600), 1).full
+    assert "cannot be measured" in guard_of(Path("/proc/1/x" * 600), 1).full
 
 
 def test_without_a_floor_nothing_is_refused(small_disk: Mount) -> None:
@@ -273,7 +273,7 @@ def test_a_put_and_a_commit_of_a_session_raise_what_tells_them_apart(small_disk:
         task = session.task(0)
         task.store("kv").put(b"a", bytes(100_000))
         filler = fill(root)
-        with pytest.raises(sf.CommitUnknown, match="is not known") as unknown:
+        with pytest.raises(sf.CommitUnknown, match="may or may not hold it") as unknown:
             task.commit({("flights", 0): 2})
         assert reason_of(unknown.value) is COMMIT_UNKNOWN
         assert task.state is TaskState.FAILED

@@ -102,7 +102,7 @@ def test_instance_id_that_is_none_is_refused_and_stays(tmp_path: Path, held: byt
     StateDir(tmp_path, "app").close()
     path = tmp_path / "app" / "INSTANCE"
     path.write_bytes(held)
-    with pytest.raises(sf.InvalidRequest, match=r"INSTANCE holds .*write back what it held, or remove the file"):
+    with pytest.raises(sf.InvalidRequest, match=r"INSTANCE holds .*write its old content back, or remove the file"):
         StateDir(tmp_path, "app")
     assert path.read_bytes() == held
     path.unlink()

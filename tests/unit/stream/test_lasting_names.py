@@ -298,7 +298,7 @@ def test_source_that_is_added_first_loses_no_state_and_takes_over_no_clock(
     with caplog.at_level(logging.WARNING, logger="standfast"):
         other = Running(bench, numbered(before=True), stores=stores, watermark_interval_ms=0)
     assert "task 0_0: this directory was left by a sub-topology that read in" in caplog.text
-    assert "task 0_0: store 'seen' is declared no more: its rows are dropped here" in caplog.text
+    assert "task 0_0: store 'seen' is no longer declared: its rows are dropped here" in caplog.text
     write(bench, "in", ("a", "1", 2_000_000))
     write(bench, "added", ("old", "1", 7))  # far below the clock of the sub-topology that was number 0 before
     other.run()

@@ -196,7 +196,7 @@ def test_a_store_without_changelog_is_refused_with_those_that_have_one(bench: Be
     text = sf.serde.string
     with pytest.raises(sf.UnknownStore, match="it has changelogs of kv, ses, ver, win"):
         replica_of(bench, stores=[sf.KeyValueStore("totals", text, text)])
-    with pytest.raises(sf.UnknownStore, match="it has none: is the id right"):
+    with pytest.raises(sf.UnknownStore, match="it has none: check the id"):
         sf.Replica("other", log=bench.address, state_dir=bench.root / "other", stores=four_stores())
     with pytest.raises(sf.BadConfig, match="at least one store"):
         replica_of(bench, stores=[])

@@ -395,6 +395,6 @@ def test_source_topic_that_is_gone_or_made_anew_is_told_at_each_look(
         assert not discovery.poll()
         told.append(caplog.messages)
     assert "partition discovery: topic 'in' with 2 partitions is gone from the log" in told[0][0]
-    assert "partition discovery: topic 'in' was deleted and made anew" in told[1][0]
+    assert "partition discovery: topic 'in' was deleted and recreated" in told[1][0]
     assert set(running.session.all_tasks()) == {TaskId(0, 0), TaskId(0, 1)}
     running.session.close()

@@ -42,7 +42,7 @@ def test_a_definition_that_differs_from_the_declared_one_is_refused(
     bench: Bench, asked: sf.KeyValueStore, why: str
 ) -> None:
     task = bench.active(stores=[KV], partitions=(0,)).task(0)
-    with pytest.raises(sf.InvalidRequest, match=f"store 'kv' is declared otherwise .*{why}"):
+    with pytest.raises(sf.InvalidRequest, match=f"store 'kv' was declared with another definition .*{why}"):
         task.store(asked)
 
 
