@@ -70,7 +70,7 @@ class Files:
                 part.unlink()
                 raise Unavailable(
                     f"{name} of {self.folder} has {found} bytes and was listed with {self.sizes[name]}: it was "
-                    "replaced meanwhile; try again once nothing writes there"
+                    "replaced meanwhile; try again once no process writes there"
                 )
             part.replace(path)
 

@@ -124,7 +124,7 @@ class Folder:
     def _path(self, name: str) -> str:
         # A name may be from a manifest, and must not lead out of the folder.
         if name.startswith("/") or ".." in name.split("/"):
-            raise InvalidRequest(f"{name!r} is no name of a file in {self}")
+            raise InvalidRequest(f"{name!r} is not the name of a file in {self}")
         return f"{self._root.rstrip('/')}/{name}"
 
     def _telling(self, what: str) -> _Telling:

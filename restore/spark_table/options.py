@@ -140,7 +140,7 @@ def parse(kind: str | None, options: Mapping[str, str]) -> Given:
     for low, text in lower.items():
         name = names.get(low)
         if name is None:
-            problems.append(f"{low!r} is no option of kind {kind!r}{_elsewhere(low) or _nearest(low, known)}")
+            problems.append(f"{low!r} is not an option of kind {kind!r}{_elsewhere(low) or _nearest(low, known)}")
         elif name != "kind":
             try:
                 values[name] = _value(name, text)
@@ -156,7 +156,7 @@ def described_store(given: Given, name: str) -> StoreSpec:
     if "definition" in given.values:
         several = [one for one in STORE[1:] if one in given.values]
         if several:
-            raise BadConfig([f"definition says all of a store: leave {', '.join(several)} out"])
+            raise BadConfig([f"definition describes the whole store: leave {', '.join(several)} out"])
         kept = dict(json.loads(given.values["definition"]))
     else:
         kept = _definition(given)
