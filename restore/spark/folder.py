@@ -79,7 +79,7 @@ class Folder:
 
     def is_folder(self) -> bool:
         """Whether the folder exists."""
-        with self._telling("looking at"):
+        with self._telling("checking"):
             return bool(self._files.get_file_info(self._root).type == fs.FileType.Directory)
 
     def read(self, name: str) -> bytes | None:

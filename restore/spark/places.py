@@ -385,7 +385,7 @@ def _application(root: Path, app: str | None) -> Path:
         app = names[0]
     if app is None or app not in names:
         have = ", ".join(names) or "none"
-        what = f"no application {app!r}" if app is not None else "not one application alone"
+        what = f"no application {app!r}" if app is not None else "no single application"
         raise InvalidRequest(f'{root} holds {what}: it has {have}; name one with option("app", ...)')
     return root / app
 

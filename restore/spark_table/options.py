@@ -96,8 +96,8 @@ class Given:
         # CREATE TABLE takes `path` for the table's own location, and the reader never gets it.
         found = self.text("state") or self.text("path")
         if found is None:
-            what = "to write to" if self.kind == "write" else "of the state directory, or of one with a manifest"
-            raise BadConfig([f'which folder? name the one {what}: .load("/var/lib/delays") or option("path", ...)'])
+            what = "the one to write to" if self.kind == "write" else "the state directory, or one with a manifest"
+            raise BadConfig([f'which folder? name {what}: .load("/var/lib/delays") or option("path", ...)'])
         return found
 
     def need(self, name: str, example: str) -> str:
