@@ -83,7 +83,7 @@ class LatestFold:
         time_of: Callable[[bytes], int] | None = None,
     ) -> None:
         if (retention_ms is None) != (time_of is None):
-            raise InternalError("fold: a retention needs a time per row, and the other way round")
+            raise InternalError("fold: a retention and a time per row go together: give both or neither")
         self._timestamped = timestamped
         self._retention_ms = retention_ms
         self._time_of = time_of

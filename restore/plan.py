@@ -254,7 +254,7 @@ def _tombstones_expired(local: LocalPosition, log: LogState, now_ms: int) -> boo
 
 
 _EMPTY_BECAUSE = {
-    TOPIC_RECREATED: "the topic was made anew and is empty",
+    TOPIC_RECREATED: "the topic was recreated and is empty",
     POSITION_AHEAD: "the log is empty and ends before the local position",
     DIVERGED: "the log is empty and diverged before the local position",
     TRUNCATED: "every record after the local position was deleted before it was read here",
@@ -262,7 +262,7 @@ _EMPTY_BECAUSE = {
 
 
 def _refuse_empty(local: LocalPosition, log: LogState, lost: str) -> Refuse:
-    because = _EMPTY_BECAUSE.get(lost, f"the local rows are {lost} and the log, which they would come from, is empty")
+    because = _EMPTY_BECAUSE.get(lost, f"the local rows are {lost} and the log that would restore them is empty")
     return Refuse(
         log.topic_partition,
         LOG_EMPTY,
@@ -283,7 +283,7 @@ def _refuse_history(local: LocalPosition | None, log: LogState) -> Refuse:
         0 if local is None else local.position,
         log.end,
         what=f"records below offset {log.begin} are gone although the topic is neither compacted nor deleted by age, "
-        f"and {have}: a store built from the rest would not be whole",
+        f"and {have}: a store built from the rest would be incomplete",
         fix="restore a snapshot or the state directory of an instance that has read them, set the topic's "
         "cleanup.policy to what its store needs, or accept the loss (accept_missing_history)",
     )
@@ -297,17 +297,19 @@ def _refuse_head(local: LocalPosition, log: LogState) -> Refuse:
         log.end,
         what=f"records below offset {log.begin} were removed although the topic is only compacted, the local position "
         f"is {local.position}{', the local rows are ' + local.lost if local.lost else ''}, and the local rows may be "
-        "the last copy of what was written below it",
+        "the last copy of the removed records",
         fix="bring the log back, restore a snapshot or the state directory of an instance that has read those records, "
         "or copy this state directory away and accept the loss (accept_missing_history): the local rows are then set "
-        "aside and the store is built from what is left",
+        "aside and the store is built from the records that remain",
     )
 
 
 def _check(local: LocalPosition | None, log: LogState) -> None:
     if not 0 <= log.begin <= log.end:
-        raise InternalError(f"changelog {log.topic_partition}: begin {log.begin} and end {log.end} cannot be")
+        raise InternalError(
+            f"changelog {log.topic_partition}: begin {log.begin} and end {log.end} are negative or out of order"
+        )
     if log.limit is not None and log.limit < 0:
-        raise InternalError(f"changelog {log.topic_partition}: limit {log.limit} cannot be")
+        raise InternalError(f"changelog {log.topic_partition}: limit {log.limit} is negative")
     if local is not None and local.position < 0:
-        raise InternalError(f"changelog {log.topic_partition}: local position {local.position} cannot be")
+        raise InternalError(f"changelog {log.topic_partition}: local position {local.position} is negative")

@@ -29,7 +29,7 @@ def fetch_span(reader: LogReader, source: TopicPartition, span: Bounds, records_
         idle = 0 if fetched else idle + 1
         if idle == IDLE_FETCHES_MAX:
             raise Unavailable(
-                f"{source}: nothing came for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end "
+                f"{source}: no data arrived for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end "
                 f"{span.end}: check that the log answers, then run this again"
             )
         for batch in fetched:

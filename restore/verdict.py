@@ -37,22 +37,22 @@ UNSURE: frozenset[RowVerdict] = frozenset({"indeterminate", "lost"})
 
 # Why the log cannot speak for a store; the texts take the names and numbers in braces by keyword.
 REASONS = {
-    "no-position": "the store has no position: nothing of its changelog was applied yet",
+    "no-position": "the store has no position: no record of its changelog was applied yet",
     "topic-missing": "the log has no topic {topic}: is it the log of this application?",
-    "topic-recreated": "topic {topic} was made anew since the store was written: its offsets mean other records now",
-    "position-ahead": "the store stands at {position}, but the log ends at {end}: it is older, or another log",
-    "position-behind": "the log begins at {begin}, beyond the position {position}: what the store was made of is gone",
+    "topic-recreated": "topic {topic} was recreated since the store was written: its offsets mean other records now",
+    "position-ahead": "the store stands at {position}, but the log ends at {end}: the log is older, or another one",
+    "position-behind": "the log begins at {begin}, beyond the position {position}: the store's records are gone",
     "log-truncated": "the log begins at {begin}: the records of {lost} rows below the position are gone",
-    "log-changed": "the log was truncated or made anew while it was read: verify again",
+    "log-changed": "the log was truncated or recreated while it was read: verify again",
     "compacted": "compaction removed the records below the position of all {indeterminate} rows: verify after a commit",
-    "compacted-in-part": "{indeterminate} of {rows} rows could not be told: the log has no record of them below the "
+    "compacted-in-part": "{indeterminate} of {rows} rows are undecided: the log has no record of them below the "
     "position {position}; compaction removes older records, and a position that is too low looks the same",
     "beyond-position": "{beyond} extra rows have a record at or above the position {position} and none below it, where "
     "the log has no gaps: the store is ahead of its position; remove the task's directory, so that it is restored",
     "digest-only": "the digests differ, but records below the position were compacted or later ones follow, so that "
     "this proves nothing: verify row by row",
-    "serdes-unknown": "rows differ, but {topic} is the application's own topic, and what its serdes make of it is not "
-    "known here: verify with the application's definitions (standfast.restore.verify.verify)",
+    "serdes-unknown": "rows differ, but {topic} is the application's own topic, and the application's serdes are "
+    "unknown here: verify with the application's definitions (standfast.restore.verify.verify)",
 }
 
 
@@ -123,4 +123,4 @@ def verdict_text(verdict: str, indeterminate: int) -> str:
     """A verdict for people: "equal" comes with the number of rows that the log could not speak for."""
     if verdict != "equal" or not indeterminate:
         return verdict
-    return f"equal, but {indeterminate:,} {'row' if indeterminate == 1 else 'rows'} could not be told"
+    return f"equal, but {indeterminate:,} {'row is' if indeterminate == 1 else 'rows are'} undecided"

@@ -21,7 +21,7 @@ def check_output(
     problem = _bytes_problem("key", key) or _bytes_problem("value", value)
     problem = problem or timestamp_problem(timestamp, least_ms) or _headers_problem(headers)
     if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= PARTITION_MAX:
-        problem = f"partition {partition!r:.100} is none: give a whole number from 0 to 2**31-1"
+        problem = f"partition {partition!r:.100} is not valid: give a whole number from 0 to 2**31-1"
     if problem is not None:
         raise InvalidRequest(f"record for topic {topic!r}: {problem}")
 
@@ -42,7 +42,7 @@ def _headers_problem(headers: object) -> str | None:
         return f"its headers are of type {type(headers).__name__}: give a tuple of (name, bytes or None)"
     for header in headers:
         if not isinstance(header, tuple | list) or len(header) != 2:
-            return f"header {header!r:.100} is none: give (name, bytes or None)"
+            return f"{header!r:.100} is not a header: give (name, bytes or None)"
         name, content = header
         if not isinstance(name, str) or _bytes_problem("value", content) is not None:
             return (
@@ -52,5 +52,5 @@ def _headers_problem(headers: object) -> str | None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            return f"header {name!r:.100} is no text that UTF-8 can hold"
+            return f"header {name!r:.100} cannot be encoded as UTF-8"
     return None

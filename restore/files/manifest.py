@@ -120,7 +120,7 @@ class Manifest(Shape, frozen=True, tag_field="format", tag=FORMAT):
                 return one
         have = ", ".join(str(one.partition) for one in self.partitions) or "none"
         raise InvalidRequest(
-            f"the manifest of store {self.store!r} has no partition {number} (it has {have}): make it for that one too"
+            f"the manifest of store {self.store!r} has no partition {number} (it has {have}): make it for {number} too"
         )
 
     def file_names(self) -> frozenset[str]:
@@ -182,7 +182,7 @@ def check_store(manifest: Manifest, definition: Mapping[str, Any], topic: str, t
     ]
     if problems:
         raise InvalidRequest(
-            f"{where} was made for something else than store {manifest.store!r} here: {'; '.join(problems)}; "
+            f"{where} does not fit store {manifest.store!r} here: {'; '.join(problems)}; "
             "make it again from this topic, with this definition"
         )
 
@@ -214,7 +214,7 @@ def _check_partition(one: ManifestPartition) -> None:
     if not 0 <= one.start <= one.end <= one.converge_offset:
         raise ValueError(f"{where} has start {one.start}, end {one.end}, converge offset {one.converge_offset}")
     if one.entries != sum(file.entries for file in one.files):
-        raise ValueError(f"{where} has {one.entries} entries, its files have other")
+        raise ValueError(f"{where} has {one.entries} entries, its files have another number")
     if one.digest is not None:
         try:
             Digest.from_hex(one.digest)
@@ -229,6 +229,6 @@ def _check_file(file: ManifestFile) -> None:
     if not _NAME.fullmatch(file.name) or file.name == FILE_NAME:
         raise ValueError(f"{file.name!r} cannot be the name of a file in its folder")
     if file.deletes > file.entries:
-        raise ValueError(f"file {file.name}: {file.deletes} deletes among {file.entries} entries cannot be")
+        raise ValueError(f"file {file.name}: {file.deletes} deletes are more than its {file.entries} entries")
     if file.first_key > file.last_key:
-        raise ValueError(f"file {file.name}: first key {file.first_key!r} and last key {file.last_key!r} cannot be")
+        raise ValueError(f"file {file.name}: first key {file.first_key!r} is above last key {file.last_key!r}")

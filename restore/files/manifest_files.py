@@ -24,7 +24,7 @@ def read_manifest(folder: Path) -> Manifest:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise InvalidRequest(
-            f"{folder} has no {FILE_NAME}: it is no such folder, or its making was cut short; make it again"
+            f"{folder} has no {FILE_NAME}: standfast did not make it, or its making was interrupted; make it again"
         ) from None
     except OSError as error:
         raise Unavailable(f"reading {path}: {error}: check that this user may read it") from error
@@ -47,7 +47,7 @@ def check_files(folder: Path, files: Iterable[ManifestFile]) -> list[Path]:
         path = folder / file.name
         # The name cannot leave the folder; a link in the folder could.
         if not path.resolve().is_relative_to(root):
-            raise InvalidRequest(f"{path} leads out of {folder}: put the file itself there")
+            raise InvalidRequest(f"{path} is a link out of {folder}: put the file itself there")
         try:
             size, found = path.stat().st_size, None
             if size == file.bytes:  # a file of another size is damaged without hashing it

@@ -223,7 +223,7 @@ class BulkLoader:
                 shutil.rmtree(load.folder, ignore_errors=True)  # files left by a process that was killed
                 load.folder.mkdir(mode=0o700, parents=True)
             except OSError as error:
-                steps.append(self._end(load, given_back=f"there is no room for its files: {error}"))
+                steps.append(self._end(load, given_back=f"its folder cannot be created: {error}"))
                 continue
             # One range and no expiry: a survey has nothing to decide.
             if self._parts == 1 and load.spec.traits.times is None:
@@ -307,9 +307,9 @@ class BulkLoader:
         one.attempts += 1
         self._failures += 1
         if not passing or one.attempts >= ATTEMPTS_MAX:
-            yield self._end(load, given_back=f"a worker {what}")
+            yield self._end(load, given_back=f"a worker process {what}")
             return
-        logger.warning("a worker that restores %s from offset %d %s: it is done again", load.changelog, one.built, what)
+        logger.warning("the worker process for %s from offset %d %s: trying again", load.changelog, one.built, what)
         one.read = one.built  # rows of the unfinished run were lost with the worker
         self._submit(load, one, self._parts if one is load.surveying else 0)
 
@@ -326,7 +326,9 @@ class BulkLoader:
         try:
             self._ingest(load)
         except _Spoilt as error:
-            yield self._end(load, given_back=f"a file of a worker was not as it was written: {error.__cause__}")
+            yield self._end(
+                load, given_back=f"a file of a worker process does not match its manifest: {error.__cause__}"
+            )
             return
         except StandfastError as error:
             yield self._end(load, error=error)

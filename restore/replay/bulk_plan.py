@@ -46,9 +46,9 @@ LEVEL0_FILES_MAX = 3  # RocksDB compacts from four on by itself; with fewer, the
 
 # Why a store is never loaded in bulk.
 BATCHES = {
-    "memory": "a store in memory takes no files in",
-    "versions": "a version is put among those before it, at the stream time of its moment, so that records cannot be "
-    "folded apart from what came before",
+    "memory": "a store in memory cannot import files",
+    "versions": "a version is put among earlier ones, at the stream time of its moment, so that records cannot be "
+    "folded apart from the records before them",
     "source-topic": "records of a source topic go through the application's own serdes",
 }
 

@@ -385,5 +385,5 @@ class Restorer:
                     note_lost(lost, task, partition, StateLost(f"task {task}: {cause}", reason=reason))
         # Every position fits the log now: to fail a task would restore it again for nothing.
         if not lost:
-            raise Unavailable(f"the log said this of a restore, and it does not hold any more: {cause}") from cause
+            raise Unavailable(f"the log refused a restore for a reason that no longer holds: {cause}") from cause
         return lost

@@ -169,4 +169,4 @@ def _size(rows: dict[bytes, bytes | None]) -> int:
 
 
 def _no_clock() -> int:
-    raise InternalError("a restore takes its times from records")
+    raise InternalError("a restore takes its times from records: no clock may be read")

@@ -89,7 +89,7 @@ class Worker:
             info = log.admin.describe_topic(job.topic)
             # Offsets of a recreated topic stand for other records.
             if info is None or info.topic_id != job.topic_id:
-                raise StateLost(f"topic {job.topic!r} was deleted or made anew", reason="topic-recreated")
+                raise StateLost(f"topic {job.topic!r} was deleted or recreated", reason="topic-recreated")
             with closing(log.reader()) as reader:
                 if job.survey:
                     self._say(survey(job, log, reader, self._clock))
@@ -178,7 +178,7 @@ def read_range(
         try:
             fetched = reader.fetch(records_max, FETCH_WAIT_MS)
         except Unavailable as error:
-            logger.warning("a worker that restores %s asks the log again: %s", source, error)
+            logger.warning("the worker process for %s reads the log again: %s", source, error)
             clock.sleep_ms(RETRY_MS)
             continue
         for batch in fetched:

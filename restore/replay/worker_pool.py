@@ -125,7 +125,7 @@ class WorkerPool:
                     worker.job = None
         except StandfastError as error:
             worker.kill()
-            logger.error("a worker of a bulk restore is ended: %s", error)
+            logger.error("a worker process of a bulk restore is killed: %s", error)
         # After its lines: a worker that has reported the end of its job did not die with it.
         ended = worker.ended()
         if ended is not None:

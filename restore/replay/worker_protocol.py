@@ -143,7 +143,7 @@ def parse_job(line: bytes) -> Job:
     try:
         return read(line, Job)
     except ValueError as error:
-        raise InternalError(f"a worker was given a job that it cannot read: {error}") from error
+        raise InternalError(f"the worker process received a job that it cannot read: {error}") from error
 
 
 def event_line(event: Event) -> bytes:
@@ -158,7 +158,7 @@ def parse_event(line: bytes) -> Event:
     try:
         event: Event = read(line, Event)
     except ValueError as error:
-        raise InternalError(f"a worker said {line[:200]!r}, which is no event: {error}") from error
+        raise InternalError(f"the worker process sent {line[:200]!r}, which is not an event: {error}") from error
     if isinstance(event, Run):
         # Names of files become paths of an ingest, so a worker's run is checked like a manifest from a disk.
         check_manifest(event.manifest, "a run")

@@ -149,7 +149,7 @@ def _remarks(store: Json) -> Iterator[str]:
     if made is not None:
         yield from (f"{name}: {line}" for line in made["warnings"])
         if made["kept"]:
-            yield f"{name}: rebuilt by an earlier run, which was cut short"
+            yield f"{name}: rebuilt by an earlier run, which was interrupted"
     for one in store["verified"]:
         if one["explanation"]:
             yield f"{_label(one)}: {one['explanation']}"

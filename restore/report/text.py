@@ -17,7 +17,7 @@ SHOWN_BYTES = 120
 
 def skipped_text(whose: str, count: int) -> str:
     """The line about skipped records."""
-    return f"{whose}: {count} records are left out, which have no key, or which the store cannot hold"
+    return f"{whose}: {count} records are skipped: they have no key, or the store cannot hold them"
 
 
 def shown(raw: bytes) -> str:

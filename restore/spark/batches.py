@@ -275,7 +275,7 @@ class _Watcher:
             at = int(bad[0])
             raise Corruption(
                 f"partition {facts.partition}: the record at offset {batch.column('offset')[at]} has the key "
-                f"{keys[at].as_py().hex()}, which no {self._spec.kind} store writes: find out who else writes to this "
+                f"{keys[at].as_py().hex()}, which no {self._spec.kind} store writes: find the other writer of this "
                 "topic"
             )
         sequences = _key_sequences(keys) if self._spec.numbered else None

@@ -70,7 +70,7 @@ class Files:
                 part.unlink()
                 raise Unavailable(
                     f"{name} of {self.folder} has {found} bytes and was listed with {self.sizes[name]}: it was "
-                    "replaced meanwhile; try again once nothing writes there"
+                    "replaced meanwhile; try again once no process writes there"
                 )
             part.replace(path)
 
@@ -105,7 +105,7 @@ def run_files(spark: SparkSession, *, needed: bool) -> Iterator[str]:
         try:
             _remove_everywhere(spark, run)
         except Exception as error:  # noqa: BLE001  the run has its answer or its error; old files go by age
-            logger.warning("files that run %s fetched stay until they are old: %s", run, error)
+            logger.warning("files that run %s fetched are removed later, by age: %s", run, error)
 
 
 def _remove_everywhere(spark: SparkSession, run: str) -> None:

@@ -79,7 +79,7 @@ class Folder:
 
     def is_folder(self) -> bool:
         """Whether the folder exists."""
-        with self._telling("looking at"):
+        with self._telling("checking"):
             return bool(self._files.get_file_info(self._root).type == fs.FileType.Directory)
 
     def read(self, name: str) -> bytes | None:
@@ -124,7 +124,7 @@ class Folder:
     def _path(self, name: str) -> str:
         # A name may be from a manifest, and must not lead out of the folder.
         if name.startswith("/") or ".." in name.split("/"):
-            raise InvalidRequest(f"{name!r} is no name of a file in {self}")
+            raise InvalidRequest(f"{name!r} is not the name of a file in {self}")
         return f"{self._root.rstrip('/')}/{name}"
 
     def _telling(self, what: str) -> _Telling:

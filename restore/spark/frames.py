@@ -253,7 +253,7 @@ def job_error(error: Exception) -> StandfastError:
         if isinstance(kind, type) and issubclass(kind, StandfastError):
             return StateLost(found[2]) if kind is StateLost else _made(kind, found[2])
     if any(sign in text for sign in _JAVA_LOST):
-        return StateLost(f"the log does not hold what was to be read any more: {first_line(error)}", reason="truncated")
+        return StateLost(f"the log no longer holds the records to read: {first_line(error)}", reason="truncated")
     if "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text:
         return BadConfig(
             [
@@ -265,7 +265,7 @@ def job_error(error: Exception) -> StandfastError:
         return executor_error(error)
     if type(error).__name__ == "RetriesExceeded" or "StatusCode.UNAVAILABLE" in text:
         return Unavailable(
-            "the Spark job failed: the server of Spark Connect does not answer any more: start it, and run this again"
+            "the Spark job failed: the server of Spark Connect no longer answers: start it, and run this again"
         )
     if type(error).__name__ == "Py4JNetworkError":
         return Unavailable(

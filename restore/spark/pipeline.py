@@ -203,11 +203,13 @@ def snapshot_places(address: str) -> list[Place]:
         return manifest_places(address)
     inside = sorted(parts[0] for parts in names if len(parts) == 2 and parts[1] == FILE_NAME)
     if not inside:
-        raise InvalidRequest(f"{folder} has no {FILE_NAME}, nor has a folder in it: it is no snapshot and no rebuild")
+        raise InvalidRequest(f"neither {folder} nor a folder in it has {FILE_NAME}: it is no snapshot and no rebuild")
     places = [place for name in inside for place in manifest_places(below(folder.address, name))]
     apps = sorted({place.app for place in places})
     if len(apps) > 1:
-        raise InvalidRequest(f"{folder} holds stores of several applications ({', '.join(apps)}): name one's folder")
+        raise InvalidRequest(
+            f"{folder} holds stores of several applications ({', '.join(apps)}): name the folder of one"
+        )
     return places
 
 
@@ -386,8 +388,8 @@ def _finished(target: Folder, job: StoreJob) -> Rebuilt | None:
     numbers = [one.partition for one in manifest.partitions]
     if (manifest.app, manifest.store, manifest.definition, manifest.topic_id, numbers) != wanted:
         raise InvalidRequest(
-            f"{target} holds a rebuild of something else ({manifest.app}/{manifest.store}, another definition, topic "
-            "or other partitions): name a new folder"
+            f"{target} holds another rebuild ({manifest.app}/{manifest.store}, with another definition, topic or other "
+            "partitions): name a new folder"
         )
     return Rebuilt(manifest, str(target), 0)
 
@@ -414,5 +416,5 @@ def only_partition(places: Sequence[Place], number: int) -> list[Place]:
     chosen = [place for place in places if place.task.partition == number]
     if not chosen:
         held = ", ".join(map(str, sorted({place.task.partition for place in places})))
-        raise InvalidRequest(f"there is no task of partition {number}, there are {held}")
+        raise InvalidRequest(f"there is no task of partition {number}, only of {held}")
     return chosen

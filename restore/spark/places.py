@@ -161,9 +161,9 @@ def contradiction(place: Place, said: Mapping[str, Any], found: Mapping[str, Any
     """The message for a file of definitions that differs from the database."""
     names = sorted(name for name in {*said, *found} if said.get(name) != found.get(name))
     return (
-        f"{place}: its file {STORES_FILE} and its database have other definitions of {', '.join(names)} (file: "
-        f"{[said.get(name) for name in names]}, database: {[found.get(name) for name in names]}): they are not of one "
-        f"time; copy the task again as a whole, or remove the file {STORES_FILE}"
+        f"{place}: its file {STORES_FILE} and its database have different definitions of {', '.join(names)} (file: "
+        f"{[said.get(name) for name in names]}, database: {[found.get(name) for name in names]}): they were copied "
+        f"at different times; copy the task again as a whole, or remove the file {STORES_FILE}"
     )
 
 
@@ -281,7 +281,7 @@ def manifest_of(folder: Folder) -> Manifest:
     """The manifest of a folder. Raises InvalidRequest for a missing or newer one, Corruption for a damaged one."""
     raw = folder.read(FILE_NAME)
     if raw is None:
-        raise InvalidRequest(f"{folder} has no {FILE_NAME}: it is no such folder, or its making was cut short")
+        raise InvalidRequest(f"{folder} has no {FILE_NAME}: standfast did not make it, or its making was interrupted")
     return _parsed(raw, f"{folder}/{FILE_NAME}")
 
 
@@ -364,7 +364,7 @@ def find_store(address: str, app: str | None, name: str | None) -> Stored:
         raise UnknownStore(f"{address} {what} {known}")
     definition, groups = found[name]
     if definition.get("engine") == "memory":
-        raise InvalidRequest(f"store {name!r} is kept in memory: it leaves nothing in files; read its changelog")
+        raise InvalidRequest(f"store {name!r} is kept in memory and has no files: read its changelog")
     return Stored(name, definition, tuple(place for place in places if place.task.group in groups))
 
 
@@ -385,7 +385,7 @@ def _application(root: Path, app: str | None) -> Path:
         app = names[0]
     if app is None or app not in names:
         have = ", ".join(names) or "none"
-        what = f"no application {app!r}" if app is not None else "not one application alone"
+        what = f"no application {app!r}" if app is not None else "no single application"
         raise InvalidRequest(f'{root} holds {what}: it has {have}; name one with option("app", ...)')
     return root / app
 

@@ -448,7 +448,7 @@ def _converge(log: Log, what: Preflight) -> dict[int, int]:
     # from these ends on.
     info = log.admin.describe_topic(what.topic)
     if info is None or info.topic_id != what.info.topic_id:
-        raise StateLost(f"{what.topic} was made anew while it was read: rebuild again", reason="topic-recreated")
+        raise StateLost(f"{what.topic} was recreated while it was read: rebuild again", reason="topic-recreated")
     reader = log.reader()
     try:
         bounds = reader.bounds([TopicPartition(what.topic, number) for number in what.ranges])

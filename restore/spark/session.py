@@ -110,7 +110,7 @@ def remote_address(master: str | None = None) -> str | None:
         return master
     if from_variable:
         raise BadConfig(
-            [f"SPARK_REMOTE={_shown(from_variable)} and --master {master} are two places: leave one of them out"]
+            [f"SPARK_REMOTE={_shown(from_variable)} and --master {master} name two places: leave one of them out"]
         )
     return None
 
@@ -158,7 +158,7 @@ def library_problems(versions: Mapping[str, str]) -> list[str]:
     if not versions.get("pyspark", SPARK_RELEASE).startswith(SPARK_RELEASE):
         problems.append(f"pyspark {versions['pyspark']} is not supported: pip install 'pyspark>=4.0,<4.1'")
     if major.get("pandas", 2) > 2:
-        problems.append(f"pandas {versions['pandas']} does not go with Spark 4: pip install 'pandas>=2.2,<3'")
+        problems.append(f"pandas {versions['pandas']} does not work with Spark 4: pip install 'pandas>=2.2,<3'")
     if major.get("pyarrow", 18) < 18:
         problems.append(f"pyarrow {versions['pyarrow']} is too old: pip install 'pyarrow>=18'")
     return problems
@@ -407,7 +407,7 @@ def _not_started(error: Exception, said: str, place: SparkPlace) -> BadConfig | 
         wanted = ", ".join(place.packages)
         return BadConfig(
             [
-                f"Maven has not all of {wanted}: name jar files yourself (--kafka-jars a.jar,b.jar), another "
+                f"Maven does not have all of {wanted}: name jar files yourself (--kafka-jars a.jar,b.jar), another "
                 "coordinate (STANDFAST_SPARK_PACKAGES), or read with --source native, which needs no jar"
             ]
         )

@@ -71,7 +71,7 @@ def side_by_side(
         for index in sorted(errors.keys() - {first}):
             tell(f"{works[index].name} failed, too: {errors[index]}")
         if left:
-            tell(f"not begun: {', '.join(works[index].name for index in reversed(left))}")
+            tell(f"not started: {', '.join(works[index].name for index in reversed(left))}")
         raise errors[first]
     return [results[index] for index in range(len(works))]
 

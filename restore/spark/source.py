@@ -90,7 +90,7 @@ class RangesReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches of one partition, its facts last."""
         if not isinstance(partition, RangePartition):
-            raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
+            raise InternalError(f"the source was given {partition!r}, which is not one of its partitions")
         job = json.loads(self._job)
         span = Bounds(partition.begin, partition.end)
         batches = read_range(job["address"], TopicPartition(job["topic"], partition.partition), span, job["rows"])

@@ -362,7 +362,7 @@ def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBa
         if at_rest.position is None or at_rest.position.offset != limit:
             raise InvalidRequest(
                 f"store {job.shape.name!r} of {job.places[number]} was at {limit} and is at another offset now: it "
-                "changed while it was read; stop what writes there, and verify again"
+                "changed while it was read; stop the process that writes there, and verify again"
             )
         if settings.digest_only:
             return _digests(job, facts, batches, at_rest.store, settings)

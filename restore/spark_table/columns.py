@@ -119,7 +119,7 @@ class Shaper:
         problems = []
         for field in schema.fields:
             if field.name not in columns:
-                problems.append(f"there is no column {field.name!r}, there are {', '.join(columns)}")
+                problems.append(f"there is no column {field.name!r}, only {', '.join(columns)}")
                 continue
             part = "value" if field.name == "old_value" else field.name
             if part in ("key", "value"):
@@ -135,7 +135,7 @@ class Shaper:
                     "times are milliseconds: timestamp_millis() makes timestamps of them"
                 )
         if problems:
-            raise InvalidRequest(f"{what}: the schema cannot be: {'; '.join(problems)}")
+            raise InvalidRequest(f"{what}: the schema does not fit: {'; '.join(problems)}")
         self._binary = {field.name for field in schema.fields if isinstance(field.dataType, BinaryType)}
         self._text = {field.name for field in schema.fields if isinstance(field.dataType, StringType)}
 

@@ -70,7 +70,9 @@ class Encoder:
         partitions = cells.get("partition") or [zlib.crc32(key) % self._partitions for key in keys]
         if not all(0 <= number < self._partitions for number in partitions):
             bad = next(number for number in partitions if not 0 <= number < self._partitions)
-            raise InvalidRequest(f"a row has partition {bad}, of {self._partitions}: correct it, or partitionCount")
+            raise InvalidRequest(
+                f"a row has partition {bad}, partitionCount is {self._partitions}: correct one of them"
+            )
         return self._joined(cells, keys, values, partitions)
 
     def _joined(

@@ -94,7 +94,7 @@ class LogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches of one partition."""
         if not isinstance(partition, LogPart):
-            raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
+            raise InternalError(f"the source was given {partition!r}, which is not one of its partitions")
         shaper, left = self._shaper(), self._given.number("limit")
         for count, cells in self._cells(partition):
             if left == 0:
@@ -216,7 +216,7 @@ def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Any]:
     try:
         return times.columns(spec, list(map(times.unpack, keys.to_pylist())))
     except Corruption as error:
-        raise Corruption(f"{topic}: {error}; or it is no {spec.kind} store's: correct storeKind") from error
+        raise Corruption(f"{topic}: {error}; or the topic is not a {spec.kind} store's: correct storeKind") from error
 
 
 def spans(source: Source, given: Given, start: Any, end: Any) -> Iterator[LogPart]:

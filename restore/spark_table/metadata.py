@@ -74,7 +74,7 @@ class MetadataReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One batch for a task, with a row for each of its stores."""
         if not isinstance(partition, StorePlace):
-            raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
+            raise InternalError(f"the source was given {partition!r}, which is not one of its partitions")
         place = partition.place
         rows = list(_of_manifest(place) if place.kind == "manifest" else _of_task(place))
         if rows:

@@ -96,8 +96,8 @@ class Given:
         # CREATE TABLE takes `path` for the table's own location, and the reader never gets it.
         found = self.text("state") or self.text("path")
         if found is None:
-            what = "to write to" if self.kind == "write" else "of the state directory, or of one with a manifest"
-            raise BadConfig([f'which folder? name the one {what}: .load("/var/lib/delays") or option("path", ...)'])
+            what = "the one to write to" if self.kind == "write" else "the state directory, or one with a manifest"
+            raise BadConfig([f'which folder? name {what}: .load("/var/lib/delays") or option("path", ...)'])
         return found
 
     def need(self, name: str, example: str) -> str:
@@ -140,7 +140,7 @@ def parse(kind: str | None, options: Mapping[str, str]) -> Given:
     for low, text in lower.items():
         name = names.get(low)
         if name is None:
-            problems.append(f"{low!r} is no option of kind {kind!r}{_elsewhere(low) or _nearest(low, known)}")
+            problems.append(f"{low!r} is not an option of kind {kind!r}{_elsewhere(low) or _nearest(low, known)}")
         elif name != "kind":
             try:
                 values[name] = _value(name, text)
@@ -156,7 +156,7 @@ def described_store(given: Given, name: str) -> StoreSpec:
     if "definition" in given.values:
         several = [one for one in STORE[1:] if one in given.values]
         if several:
-            raise BadConfig([f"definition says all of a store: leave {', '.join(several)} out"])
+            raise BadConfig([f"definition describes the whole store: leave {', '.join(several)} out"])
         kept = dict(json.loads(given.values["definition"]))
     else:
         kept = _definition(given)

@@ -84,7 +84,7 @@ class StoreReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches of one task's rows."""
         if not isinstance(partition, StorePlace):
-            raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
+            raise InternalError(f"the source was given {partition!r}, which is not one of its partitions")
         place, shaper, left = partition.place, self._shaper(), self._filters.limit
         with open_place(place, self._stored.name, self._stored.definition) as at_rest:
             _refuse_ingesting(at_rest, place, self._stored.name)
@@ -255,6 +255,6 @@ def _refuse_ingesting(at_rest: StoreAtRest, place: Place, name: str) -> None:
     # Under this mark it is unknown which files are in, so that the position stands for nothing.
     if place.kind == "task" and name in decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), place.address):
         raise NotReady(
-            f"store {name!r} in {place.address} was taking files in: its position does not fit its rows; start the "
-            "application again, which restores it"
+            f"store {name!r} in {place.address} has an unfinished import: its position does not fit its rows; start "
+            "the application again, which restores it"
         )

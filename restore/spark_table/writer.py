@@ -72,7 +72,7 @@ class StoreWriter(DataSourceArrowWriter):
         if self._partitions < 1:
             raise BadConfig([f"partitionCount is needed, of at least 1: that of the changelog, as in {EXAMPLE}"])
         if not self._definition.get("logging", True):
-            raise BadConfig([f"store {self._spec.name!r} is not logged: no instance takes files of it in"])
+            raise BadConfig([f"store {self._spec.name!r} is not logged: no instance can import files of it"])
         self._schema = schema
         Encoder(schema, self._spec, self._partitions)  # refuses an unfit schema in the driver
         self._run = uuid.uuid4().hex[:12]

@@ -60,9 +60,7 @@ def import_tasks(
     for task in tasks:
         path = Path(state_dir) / app / str(task)
         if path.exists():
-            raise InvalidRequest(
-                f"{path} exists already: files go into tasks that are new, name another state directory"
-            )
+            raise InvalidRequest(f"{path} exists already: an import makes new tasks only, name another state directory")
     if log is not None:
         for manifest in manifests.values():
             _check_log(log, manifest)
@@ -167,7 +165,7 @@ def _check_log(log: Log, manifest: Manifest) -> None:
                 reason = mismatch(position, info, part.partition, reader.bounds([source])[source])
             if reason:
                 raise StateLost(
-                    f"store {manifest.store!r}: {source} does not go on from offset {part.end} of its manifest "
+                    f"store {manifest.store!r}: {source} does not continue at offset {part.end} of its manifest "
                     f"({reason}): rebuild it from this log",
                     reason=reason,
                 )

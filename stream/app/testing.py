@@ -103,7 +103,7 @@ class Driver(Closing):
         node = self._nodes.get(f"{topic}-source")
         if not isinstance(node, SourceNode) or node.internal:
             known = ", ".join(self._assembled.topology.source_topics)
-            raise InvalidRequest(f"driver: {topic!r} is no source of {self.app.name!r} (sources: {known})")
+            raise InvalidRequest(f"driver: {topic!r} is not a source of {self.app.name!r} (sources: {known})")
         raw_key, raw_value = _raw(node.settings.key, key), _raw(node.settings.value, value)
         if partition is None:
             partition = partition_of(raw_key, self._partitions) if raw_key is not None else 0
@@ -323,7 +323,7 @@ def _raw(serde: Serde[Any], given: Any) -> bytes | None:
             return given
         raise InvalidRequest(
             f"driver: the source's serde {serde.name!r} cannot write {given!r:.100} ({type(error).__name__}: {error}): "
-            "give what it takes, or bytes"
+            "give a value that it can write, or bytes"
         ) from error
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 SerdeOrNone = Serde[Any] | None
 
 # Steps of streams that are wrong for a table, and why.
-_LOST = "a key whose value passed before, and does not any more, would stay downstream"
+_LOST = "a key whose value no longer passes would stay downstream"
 _CHANGED = "the old value of a changed key would stay downstream"
 _ALONE = "the old value of an update does not go through a topic"
 _ADDED = "each update would be added without taking its old value away"
@@ -318,7 +318,7 @@ class Stream:
         if name is None:
             return self.builder.lasting_name(f"{store}-join", what) if self.rekeyed else ""
         if self.rekeyed and f"{self.builder.app}-{name}-repartition" in self.builder.internal:
-            raise BadConfig([f"{what}: {name!r} goes through a topic of that name already: give it another name"])
+            raise BadConfig([f"{what}: a repartition topic has the name {name!r} already: give it another name"])
         return name
 
     def keyed(self, name: str, policy: ErrorPolicy | None = None, key: SerdeOrNone = None) -> Stream:
@@ -413,8 +413,8 @@ class Table(Stream):
         what = f"table {self.store!r}" if self.store is not None else f"the table at node {self.node!r}"
         return BadConfig(
             [
-                f"{step}: {what} cannot be taken through this step: {why}. For its updates as plain records, a delete "
-                f"being one whose value is None, write .to_stream().{step}(...); for the table itself keep your own "
+                f"{step}: {what} cannot go through this step: {why}. For its updates as plain records (a delete has "
+                f"the value None) write .to_stream().{step}(...); for the table itself keep your own "
                 "state in .process(...)"
             ]
         )

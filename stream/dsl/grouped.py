@@ -66,7 +66,7 @@ class GroupedStream:
     def window(self, windows: AnyWindows) -> WindowedStream:
         """Group by key and window."""
         if not isinstance(windows, AnyWindows):
-            raise BadConfig([f"window: {windows!r} are no windows: give TumblingWindows(size_ms) or another kind"])
+            raise BadConfig([f"window: {windows!r} are not windows: give TumblingWindows(size_ms) or another kind"])
         return WindowedStream(self.stream, windows)
 
     def _into(self, store: str, aggregator: Aggregator, what: str, emit: EmitStrategy, step: StepOptions) -> Table:

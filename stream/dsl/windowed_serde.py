@@ -58,5 +58,5 @@ def _checked(given: Windowed[Any]) -> Windowed[Any]:
     if type(given) is not Windowed:
         raise TypeError(f"it takes Windowed(key, start, end), not {type(given).__name__}")
     if not 0 <= given.start <= given.end:
-        raise ValueError(f"a window cannot be {given.start}..{given.end}")
+        raise ValueError(f"a window {given.start}..{given.end} is negative or ends before it starts")
     return given

@@ -79,8 +79,8 @@ class SourceDiscovery:
         for number, count in grown.items():
             tasks = [str(TaskId(number, partition)) for partition in range(self._tasks[number], count)]
             logger.warning(
-                "%s: %d partitions now, so there are new tasks %s. A key that its writers send to another partition "
-                "than before begins anew there",
+                "%s: %d partitions now, so there are new tasks %s. A key that its writers now send to another "
+                "partition has no earlier state there",
                 ", ".join(self._external[number]), count, ", ".join(tasks),
             )  # fmt: skip
             self._tasks[number] = count
@@ -99,7 +99,7 @@ class SourceDiscovery:
             behind = ", ".join(f"{name} has {count}" for name, count in counts.items() if count < most)
             logger.warning(
                 "topics that are processed together have up to %d partitions, but %s: their further tasks begin once "
-                "all have as many", most, behind,
+                "all topics have as many", most, behind,
             )  # fmt: skip
         return fewest
 

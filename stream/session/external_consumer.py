@@ -118,8 +118,8 @@ class ExternalConsumer:
         if failed or (waits and task.error is None):
             why = f" ({task.error})" if failed else ""
             raise Unavailable(
-                f"task {task.id} is opened again{why}: go on polling, and call commit after each poll; records of it "
-                "that were not committed come again"
+                f"task {task.id} is opened again{why}: go on polling, and call commit after each poll; its uncommitted "
+                "records are delivered again"
             )
 
     def settings(self, address: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class ExternalConsumer:
         try:
             self._host.give_up(tasks | frozenset(map(self._host.task_of, gone)))
         except Unavailable as error:  # the tasks are closed; the group learns it with the next round
-            logger.warning("%d partitions were revoked, and the group cannot be told: %s", len(gone), error)
+            logger.warning("%d partitions were revoked, and the group cannot be notified: %s", len(gone), error)
 
     def before_commit(self, offsets: Offsets) -> Offsets:
         """With a blocking consumer: resume restored partitions, and check the offsets."""
@@ -207,8 +207,9 @@ class ExternalConsumer:
             if offset is None and not self._from_begin:
                 # The client cannot seek to its starting point, which no other part knows.
                 logger.error(
-                    "%s has no committed offset, and its task was opened again: records that were given before are "
-                    "not given again; take auto.offset.reset=earliest, by session.consumer_settings()",
+                    "%s has no committed offset, and its task was opened again: records that were delivered "
+                    "before are not delivered again; set auto.offset.reset=earliest, which "
+                    "session.consumer_settings() gives",
                     at,
                 )
                 continue
@@ -229,7 +230,7 @@ class ExternalConsumer:
         back = yield from self.moves()
         given = checked_shape(offsets)
         for at in back & given.keys():  # processed in an earlier opening, and delivered again from here on
-            logger.info("offset %d of %s is not committed, its records come again", given.pop(at), at)
+            logger.info("offset %d of %s is not committed, its records are delivered again", given.pop(at), at)
         tasks = self._host.opened()
         with self._mutex:
             owners = {at: tasks.get(self._host.task_of(at)) for at in self._gate.partitions & given.keys()}
@@ -246,9 +247,9 @@ class ExternalConsumer:
                 # An offset from an earlier opening would skip records whose changes were discarded with it.
                 if given[at] > positions[at] or at in stale:
                     raise InvalidRequest(
-                        f"source offset {given[at]} of {at} is not of a record that the consumer gave since the task "
-                        f"was opened (it stands at {positions[at]}): forget the offsets of a partition when it is "
-                        "revoked or a commit fails, or commit after each poll"
+                        f"source offset {given[at]} of {at} is not of a record that the consumer delivered since the "
+                        f"task was opened (the task stands at {positions[at]}): forget the offsets of a partition when "
+                        "it is revoked or a commit fails, or commit after each poll"
                     )
         return given
 
@@ -292,9 +293,9 @@ class ExternalConsumer:
             ours = tasks[self._host.task_of(at)].positions.get(at)
             raise BadConfig(
                 [
-                    f"somebody else commits offsets of group {self._host.app!r}: {at} was set to {seen.offset}, the "
-                    f"state stands at {ours}: set enable.auto.commit=false and leave consumer.commit() out; before "
-                    f"the next start set the group's offset of {at} back to {ours}"
+                    f"offsets of group {self._host.app!r} are committed outside of this session: {at} was set to "
+                    f"{seen.offset}, the state stands at {ours}: set enable.auto.commit=false and leave "
+                    f"consumer.commit() out; before the next start set the group's offset of {at} back to {ours}"
                 ]
             )
 

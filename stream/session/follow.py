@@ -95,7 +95,7 @@ class GroupFollower:
         self._instance.standbys_missing = missing
         if missing and missing != missed:
             logger.warning(
-                "application %s: %d of the standbys asked for (%d a task) have no instance to be on: start more "
+                "application %s: %d of the standbys asked for (%d a task) have no instance to run on: start more "
                 "instances, or lower standby_replicas",
                 self._instance.app,
                 missing,

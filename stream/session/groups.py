@@ -58,7 +58,7 @@ def group_problems(groups: Mapping[int, TaskGroup]) -> list[str]:
         if one.topics is None:
             # Offsets are committed under one group name: without topics two tasks of one number would share them.
             if len(groups) > 1:
-                problems.append(f"{where} names no topics: with several groups each must say whose offsets are its own")
+                problems.append(f"{where} names no topics: with several groups each must name its source topics")
             continue
         for topic in sorted(one.topics):
             if topic in owner:

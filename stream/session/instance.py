@@ -173,7 +173,7 @@ class Instance:
             if self.follower is None:
                 raise
             # Fenced: a former owner claimed one while it was opened here; the group's decision stands.
-            logger.warning("what the group gave is opened as soon as the log answers: %s", error)
+            logger.warning("the tasks that the group assigned are opened as soon as the log answers: %s", error)
 
     def give_up(self, tasks: Iterable[TaskId]) -> None:
         """Give these up, because they are active elsewhere: uncommitted changes are discarded."""
@@ -252,7 +252,9 @@ class Instance:
         """Reopen after a signal handler interrupted a round: records may be read and not applied; positions decide."""
         for task_id, task in self.tasks.items():
             if task.state in (TaskState.RESTORING, TaskState.STANDBY):
-                logger.warning("task %s is opened again, because its reading was broken off by %r", task_id, error)
+                logger.warning(
+                    "task %s is opened again, because reading its changelogs was interrupted by %r", task_id, error
+                )
                 self.readiness.remove(task_id, "failed")
                 task.fail(error)
                 self._again[task_id] = (RESUME, NOTHING)
@@ -337,7 +339,7 @@ class Instance:
         try:
             self.open_standby(task_id)
         except (StateLost, Corruption) as refused:
-            logger.error("task %s cannot stand by here, its rows stay: %s", task_id, refused)
+            logger.error("task %s cannot be a standby here, its rows stay: %s", task_id, refused)
             self.tasks[task_id] = self._opener.closed(task_id, refused, "standby")
 
     def _stand_by_for(self, opened: Opened) -> None:
@@ -444,10 +446,10 @@ class Instance:
             try:
                 self.open_standby(task_id)
             except Unavailable as error:
-                logger.warning("task %s is stood by for again when that is possible: %s", task_id, error)
+                logger.warning("the standby of task %s is opened again when possible: %s", task_id, error)
                 return  # the others need the log, too
             except StandfastError as error:
-                logger.error("task %s cannot be stood by for again: %s", task_id, error)
+                logger.error("the standby of task %s cannot be opened again: %s", task_id, error)
             self._returning.discard(task_id)
         self._returning &= self.ownership.standby - self.tasks.keys()
 

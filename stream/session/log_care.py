@@ -27,4 +27,4 @@ def run_care(log: Log, clock: Clock, stop: threading.Event, is_mine: Callable[[]
         except Unavailable as error:
             logger.warning("log care failed, trying again: %s", error)
         except Corruption as error:  # of the compacted part, not of the session's input: its readers report that
-            logger.error("log care left out what is damaged: %s", error)
+            logger.error("log care skipped a damaged part: %s", error)

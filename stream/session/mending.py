@@ -158,7 +158,7 @@ class Mender:
         stores.forget(lost, came_from)
         if came_from:
             self._copy_back(task, stores, came_from)
-        logger.warning("task %s: taken out to be restored: %s; its other stores stay", task, _listed(lost))
+        logger.warning("task %s: stores dropped to be restored: %s; its other stores stay", task, _listed(lost))
 
     def _copy_back(self, task: TaskId, stores: TaskStores, came_from: Mapping[str, str]) -> None:
         """Copy the readable rows of damaged stores without a log; the operator accepted the loss of the others."""

@@ -360,8 +360,8 @@ class TaskOpener:
         written = self._reader.written_ends(reached) if reached else {}
         for at, end in written.items():
             logger.warning(
-                "%s: offset %d was processed, which lies in a transaction that is still open, or above the end (%d): "
-                "the store is whole once all below it can be read",
+                "%s: processed offset %d lies in a transaction that is still open, or above the end (%d): the store is "
+                "whole once every record below that offset can be read",
                 at,
                 reached[at],
                 end,

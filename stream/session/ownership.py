@@ -140,7 +140,7 @@ def plan_commit(
 def lost_task(task: TaskId, why: str) -> Fenced:
     """The error for a caller of a task that was taken over."""
     return Fenced(
-        f"task {task} was taken over by a newer owner, and what was not committed here is gone ({why}): "
+        f"task {task} was taken over by a newer owner, and uncommitted changes here are gone ({why}): "
         "give it up, or assign or reopen it and go on from its source_offsets()"
     )
 
@@ -152,7 +152,7 @@ def _fenced(lost: Mapping[TaskId, str]) -> Fenced | None:
         return lost_task(*next(iter(lost.items())))
     tasks = ", ".join(map(str, sorted(lost)))
     return Fenced(
-        f"tasks {tasks} were taken over by newer owners, and what was not committed here is gone "
+        f"tasks {tasks} were taken over by newer owners, and uncommitted changes here are gone "
         f"({'; '.join(lost[task] for task in sorted(lost))}): give them up, or assign or reopen them and go on from "
         "their source_offsets()"
     )
@@ -165,4 +165,4 @@ def _told(own: Offsets) -> str:
 def _fix(state: str) -> str:
     if state == "standby":
         return "commit it at the active instance"
-    return "wait_ready() tells when the restore gate opens; go on from source_offsets() then"
+    return "wait for the restore gate with wait_ready(), then go on from source_offsets()"

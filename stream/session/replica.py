@@ -205,7 +205,9 @@ def task_groups(admin: LogAdmin, app: str, stores: Sequence[StoreSpec]) -> dict[
 
 def _check(app: str, stores: Sequence[StoreSpec]) -> None:
     SessionSettings().check(app, stores)
-    problems = [f"store {spec.name!r} is not logged: there is nothing to follow" for spec in stores if not spec.logging]
+    problems = [
+        f"store {spec.name!r} is not logged: it has no changelog to follow" for spec in stores if not spec.logging
+    ]
     if not stores:
         problems.append("a replica needs at least one store: declare those to follow")
     if problems:

@@ -407,7 +407,7 @@ class Session(Closing):
             if not running and not allow_stale:
                 raise NotReady(
                     f"store {store!r} of partition {partition} is {task.state.value} here: ask with allow_stale=True "
-                    "for what it holds so far, or ask the active instance"
+                    "for its rows so far, or ask the active instance"
                 )
             view = task.stores.committed_view(store)
             lag = 0 if running else records_behind(task, store, self._group, self._statistics_reader)

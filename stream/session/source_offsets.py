@@ -54,17 +54,17 @@ def checked_source_offsets(
         if topics is not None and at.topic not in topics:
             own = ", ".join(sorted(topics)) or "none"
             problems.append(
-                f"topic {at.topic!r} is no source of its group (which has: {own}): commit the offset with a task of "
+                f"topic {at.topic!r} is not a source of its group (which has: {own}): commit the offset with a task of "
                 "the group that reads it"
             )
         elif at.partition != task.partition:
             problems.append(
-                f"an offset of partition {at.partition} of {at.topic!r} is not that of this task, whose state it would "
-                "not belong to: commit it with the task of its own partition"
+                f"partition {at.partition} of {at.topic!r} does not belong to this task: commit its offset with the "
+                "task of that partition"
             )
         elif offset < committed.get(at, 0):
             problems.append(
-                f"the offset of {at} goes back from {committed[at]} to {offset}, and the state does not: go on from "
+                f"the offset of {at} goes back from {committed[at]} to {offset}, but the state does not: go on from "
                 "the source offsets, or reset the application"
             )
     if problems:
@@ -74,14 +74,14 @@ def checked_source_offsets(
 
 def _shape_problem(at: object, offset: object) -> str | None:
     if not isinstance(at, tuple) or len(at) != 2:
-        return f"{at!r:.100} is no source partition: give (topic, partition)"
+        return f"{at!r:.100} is not a source partition: give (topic, partition)"
     topic, partition = at
     try:
         check_topic(topic)
     except InvalidRequest as error:
         return str(error)
     if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition <= PARTITION_MAX:
-        return f"partition {partition!r:.100} of {topic!r} is none: give a whole number from 0 to 2**31-1"
+        return f"partition {partition!r:.100} of {topic!r} is not valid: give a whole number from 0 to 2**31-1"
     if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= OFFSET_MAX:
         return (
             f"source offset of {topic}-{partition} is {offset!r:.100}: give the next offset to process, a whole number "

@@ -271,7 +271,7 @@ class Task:
         key = source_key(topic, partition)
         if not isinstance(timestamp_ms, int) or timestamp_ms > TIME_MAX_MS:
             raise InvalidRequest(
-                f"task {self.id}: timestamp {timestamp_ms!r:.100} of {topic}-{partition} is none: give whole "
+                f"task {self.id}: timestamp {timestamp_ms!r:.100} of {topic}-{partition} is not a time: give whole "
                 "milliseconds since the epoch, up to 2**63-1"
             )
         if timestamp_ms > self.stream_times.get(key, -1):
@@ -366,7 +366,7 @@ class Task:
         self.in_doubt = True
         if isinstance(error, Unavailable) and not isinstance(error, CommitUnknown):
             told = CommitUnknown(
-                f"task {self.id}: the log may have the commit, and what comes after it failed "
+                f"task {self.id}: the log may have the commit, but a step after it failed "
                 f"({type(error).__name__}): open the task again and go on from its source offsets"
             )
             told.__cause__ = error  # so that `clear_frames` clears its frames, too
@@ -500,8 +500,8 @@ class Task:
         tags = {TopicPartition(*parse_source_key(key)): tag for key, tag in cut.source_tags.items()}
         for at in self.applier.diverged(local, tags):
             logger.warning(
-                "task %s: %s was put back to what it was and written on: offset %d, up to which it was read here, "
-                "counts no more, and reading goes on from the offset that the group committed",
+                "task %s: %s was put back to an earlier state and written on: offset %d, up to which it was read here, "
+                "no longer counts, and reading goes on from the offset that the group committed",
                 self.id,
                 at,
                 local.pop(at),
@@ -640,8 +640,8 @@ class Task:
                 first = acknowledged[changelog] - len(batches[changelog])
                 if first < stored.offset:
                     lost = StateLost(
-                        f"task {self.id}: {changelog} put these records at offset {first}, though this store has what "
-                        f"it held below {stored.offset}: the log lost records, and the state is read from it anew",
+                        f"task {self.id}: {changelog} put these records at offset {first}, though this store has its "
+                        f"records below {stored.offset}: the log lost records, and the state is read from it again",
                         reason="diverged",
                     )
                     lost.sources = (changelog,)
@@ -706,4 +706,4 @@ class Task:
             raise Closed(f"task {self.id} is closed{why}")
         if self.state is TaskState.STANDBY:
             raise NotReady(f"task {self.id} is a standby here: only the active task is read and written this way")
-        raise NotReady(f"task {self.id} is {self.state.value}: wait_ready() tells when the restore gate opens")
+        raise NotReady(f"task {self.id} is {self.state.value}: wait for the restore gate with wait_ready()")

@@ -98,7 +98,7 @@ def step_policy(step: str, on_error: OnError | None = None, dead_letter: str | N
     problems = on_error_problems(on_error, dead_letter)
     # Counts by step and by reason share one table, so a step named "timer" would add to the timers' count.
     if step in REASONS:
-        problems.append(f"the name is the count of something else ({', '.join(REASONS)}): give it another name=")
+        problems.append(f"the name is that of another count ({', '.join(REASONS)}): give it another name=")
     if problems:
         raise BadConfig([f"step {step!r}: {problem}" for problem in problems])
     assert on_error is not None  # or there was a problem

@@ -36,7 +36,7 @@ def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop
     def write(record: Record) -> None:
         key, value = record.key, record.value
         if key is None and needs_key:
-            drop(node.name, "null_key", f"a record at {record.timestamp} has no key to be sent by to {topic}")
+            drop(node.name, "null_key", f"a record at {record.timestamp} has no key, which {topic} needs")
             return
         raw_key = None if key is None else _encode(node.key, key, node, "key")
         raw_value = None if value is None else _encode(node.value, value, node, "value")

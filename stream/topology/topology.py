@@ -98,7 +98,9 @@ class TopologyBuilder:
         name = f"{topic}-source"
         found = self.nodes.get(name)
         if isinstance(found, SourceNode) and found.settings != settings:
-            problems.append("it is read already, with other settings: read it once, and connect both to that")
+            problems.append(
+                "it is read already, with other settings: read it once, and connect both steps to that source"
+            )
         if problems:
             raise BadConfig([f"source {topic!r}: {problem}" for problem in problems])
         self.nodes.setdefault(name, SourceNode(name, topic, settings, internal))
@@ -208,8 +210,8 @@ class TopologyBuilder:
             free = f"{name}-{number}"
         if free != name:
             self.nameless.append(
-                f"{what}: {name!r} is the name of another step, and what a step keeps between runs is found by its "
-                "name: give this one a name of its own, name=..., which stays"
+                f"{what}: {name!r} is the name of another step, and a step's state is found by its name: give this "
+                "step a name of its own, name=..., and keep that name"
             )
         return free
 
@@ -278,7 +280,7 @@ class TopologyBuilder:
                 names = ", ".join(repr(one.name) for one in readers)
                 problems.append(
                     f"source {node.topic!r} has on_error={node.settings.on_error!r}, is read by {names} and is the "
-                    f"changelog of store {held[node.topic]!r}: what is left out would be in the store after a restore; "
+                    f"changelog of store {held[node.topic]!r}: records left out would be in the store after a restore; "
                     "read it by app.table(...) alone and go on from its .to_stream(), or leave on_error out"
                 )
         if problems:
@@ -321,10 +323,10 @@ class TopologyBuilder:
 
     def _check_new(self, name: str, parents: Sequence[str]) -> None:
         if name in self.nodes:
-            raise BadConfig([f"node {name!r} is there already: give the other one a name of its own"])
+            raise BadConfig([f"node {name!r} exists already: give this one another name"])
         unknown = [parent for parent in parents if parent not in self.nodes]
         if unknown or not parents:
-            raise BadConfig([f"node {name!r}: {', '.join(unknown) or 'nothing'} is no node to be connected to"])
+            raise BadConfig([f"node {name!r}: {', '.join(unknown) or 'nothing'} is not a node to connect to"])
 
 
 def _keeps_a_table(node: Node) -> bool:

@@ -52,7 +52,7 @@ def unclaimed(topology: Topology, names: Collection[str], groups: Callable[[], I
             for name in found.changelogs
         ]
         lines += [
-            f"topic {name}: no step of application {app!r} writes or reads it; what was not processed stays in it: "
+            f"topic {name}: no step of application {app!r} writes or reads it; its unprocessed records stay in it: "
             "name the step as before, or delete the topic"
             for name in found.between
         ]
@@ -103,7 +103,7 @@ def _joins(topology: Topology, names: Collection[str], left: Iterable[str]) -> I
             topics = ", ".join(f"{topology.app}-{name}-{topic.kind}" for name in _named(base, earlier))
             yield (
                 f"join {base!r}: its records would go through {topic.name}, which is new, but an unnamed join left "
-                f"{topics}, and what was not processed there would be lost: give the join the name that it was "
+                f"{topics}, and unprocessed records there would be lost: give the join the name that it was "
                 f"numbered by: name={_choice(base, earlier)}; any other name leaves them behind"
             )
 

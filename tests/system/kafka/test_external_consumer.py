@@ -323,7 +323,7 @@ def test_somebody_else_who_commits_is_found(group: Group) -> None:
     group.feed(40)
     member = group.member("a")
     until(group, group.all_counted, "all are counted")
-    with pytest.raises(sf.BadConfig, match=r"somebody else commits .* was set to 99, the state stands"):
+    with pytest.raises(sf.BadConfig, match=r"committed outside of this session: .* was set to 99, the state stands"):
         for _ in range(200):
             member.foreign.set()
             time.sleep(0.05)

@@ -83,7 +83,7 @@ def test_what_is_not_installed_is_no_fault_of_the_demo(tmp_path: Path, monkeypat
         patch.setattr("pandas.__version__", "3.1.1")
         assert run_spark(tmp_path, log, SETTINGS, display, clock) == (
             None,
-            "pandas 3.1.1 does not go with Spark 4: pip install 'pandas>=2.2,<3'",
+            "pandas 3.1.1 does not work with Spark 4: pip install 'pandas>=2.2,<3'",
         )
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyspark", None)

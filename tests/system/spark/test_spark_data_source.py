@@ -346,20 +346,20 @@ def test_bad_options_are_refused_by_name(spark: Any, filled: Filled, bench: Benc
         ({"path": filled.path, "storeName": "kv", "valueSchema": "a int"}, "goes with json or msgpack"),
         ({"path": filled.path, "kind": "stores"}, "there are store, changelog, changes, metadata to read"),
         ({}, "which folder"),
-        ({"path": filled.path, "log": "x"}, "'log' is no option of kind 'store', it is one of changelog, changes"),
+        ({"path": filled.path, "log": "x"}, "'log' is not an option of kind 'store', it is one of changelog, changes"),
         ({"kind": "changelog"}, 'option("log", ...) is needed'),
         (log, "which changelog? name it with topic"),
         ({**log, "topic": "absent"}, "has no topic absent"),
         ({**log, "topic": "app-kv-changelog", "endOffsets": "99999"}, "the log holds 0 to"),
         ({**log, "topic": "app-kv-changelog", "startOffsets": '{"7": 0}'}, "has partitions 0 to 1, not 7"),
         ({**log, "topic": "app-kv-changelog", "startOffsets": "soon"}, "earliest or latest"),
-        ({**log, "topic": "app-kv-changelog", "storeKind": "window"}, "it is no window store's"),
+        ({**log, "topic": "app-kv-changelog", "storeKind": "window"}, "the topic is not a window store's"),
     ]
     for options, said in cases:
         with pytest.raises(StandfastError) as caught:
             direct(spark, **options)
         assert said in str(caught.value), options
-    with pytest.raises(PySparkException, match=r"there is no column 'nothing', there are partition, key, value"):
+    with pytest.raises(PySparkException, match=r"there is no column 'nothing', only partition, key, value"):
         table(spark, filled.path, "nothing int", storeName="kv").collect()
     with pytest.raises(PySparkException, match="did you mean 'storeName'"):
         table(spark, filled.path, storname="kv")

@@ -230,7 +230,7 @@ def test_rebuild_that_a_run_completed_before_it_was_cut_short_is_kept(spark: Any
     assert done.verdict == "equal"
     manifest = tmp_path / "out/rebuilt/kv" / FILE_NAME
     manifest.write_text(manifest.read_text().replace('"app": "app"', '"app": "other"'))
-    with pytest.raises(InvalidRequest, match="holds a rebuild of something else"):
+    with pytest.raises(InvalidRequest, match="holds another rebuild"):
         run()
 
 

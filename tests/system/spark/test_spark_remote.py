@@ -132,7 +132,7 @@ def test_file_that_contradicts_its_database_ends_the_run(spark: Any, bench: Benc
         stores = parse(file.read_bytes()).stores
         assert stores is not None
         file.write_text(dump({name: one for name, one in stores.items() if name != "s5"}))
-    with pytest.raises(InvalidRequest, match=r"its file STORES and its database have other definitions of s5"):
+    with pytest.raises(InvalidRequest, match=r"its file STORES and its database have different definitions of s5"):
         verified(spark, bench, remote)
 
 

@@ -43,7 +43,7 @@ def test_versions_that_do_not_go_together_are_told_with_the_line_that_installs_o
     assert library_problems({"pyspark": "4.0.0", "pandas": "2.3.3", "pyarrow": "26.0.1"}) == []
     assert library_problems({"pyspark": "3.5.1", "pandas": "3.1.1", "pyarrow": "14.0.0"}) == [
         "pyspark 3.5.1 is not supported: pip install 'pyspark>=4.0,<4.1'",
-        "pandas 3.1.1 does not go with Spark 4: pip install 'pandas>=2.2,<3'",
+        "pandas 3.1.1 does not work with Spark 4: pip install 'pandas>=2.2,<3'",
         "pyarrow 14.0.0 is too old: pip install 'pyarrow>=18'",
     ]
 

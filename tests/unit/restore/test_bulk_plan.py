@@ -146,7 +146,7 @@ def test_job_arrives_as_it_was_given() -> None:
 
 @pytest.mark.parametrize("line", [b"", b"[]", b"{}", b'{"event": "Boom"}', b'{"event": "Done"}', b"Traceback"])
 def test_whatever_else_a_worker_says_is_no_event(line: bytes) -> None:
-    with pytest.raises(InternalError, match="is no event"):
+    with pytest.raises(InternalError, match="is not an event"):
         parse_event(line)
 
 

@@ -130,10 +130,10 @@ def test_something_else_is_no_manifest(text: str) -> None:
         (("partitions", 0, "files", 0, "entries"), 0, r"`int` >= 1 - at .*files\[0\].entries`"),
         (("partitions", 0, "files", 0, "family"), "", r"length >= 1 - at .*files\[0\].family`"),
         (("partitions", 0, "files", 0, "deletes"), ..., r"missing required field `deletes` - at .*files\[0\]`"),
-        (("partitions", 0, "files", 0, "deletes"), 4, "4 deletes among 3 entries"),
+        (("partitions", 0, "files", 0, "deletes"), 4, "4 deletes are more than its 3 entries"),
         (("partitions", 0, "files", 0, "sha256"), "00", r"matching regex .*files\[0\].sha256`"),
         (("partitions", 0, "files", 0, "sha256"), "0" * 64 + "\n", r"matching regex .*files\[0\].sha256`"),
-        (("partitions", 0, "files", 0, "last_key"), "00", "cannot be"),
+        (("partitions", 0, "files", 0, "last_key"), "00", "is above last key"),
         (("partitions", 0, "files", 0, "first_key"), "6", r"matching regex .*files\[0\].first_key`"),
         (("partitions", 0, "files", 0, "last_key"), "7A", r"matching regex .*files\[0\].last_key`"),
         (
@@ -201,7 +201,7 @@ def test_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / FILE.name).symlink_to(tmp_path / "outside")
-    with pytest.raises(InvalidRequest, match="leads out of"):
+    with pytest.raises(InvalidRequest, match="is a link out of"):
         check_files(folder, [FILE])
 
 

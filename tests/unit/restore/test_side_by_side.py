@@ -91,7 +91,7 @@ def test_error_lets_what_is_under_way_end_begins_nothing_else_and_all_errors_are
     with pytest.raises(StateLost, match="gone"):
         run(works, told)
     assert ended == ["a"]
-    assert told == ["c failed, too: no answer", "not begun: d"]
+    assert told == ["c failed, too: no answer", "not started: d"]
 
 
 def test_interrupted_caller_cancels_what_is_under_way() -> None:

@@ -112,7 +112,7 @@ def test_file_that_contradicts_the_database_is_an_error_that_names_both(bucket: 
     stores = parse(file.read_bytes()).stores
     assert stores is not None
     file.write_text(dump(stores | {"kv": stores["kv"] | {"logging": False}}))
-    with pytest.raises(InvalidRequest, match=r"STORES and its database have other definitions of kv .*False.*True"):
+    with pytest.raises(InvalidRequest, match=r"STORES and its database have different definitions of kv .*False.*True"):
         read_database(task)
     with (
         pytest.raises(InvalidRequest, match="STORES and its database"),
@@ -120,7 +120,7 @@ def test_file_that_contradicts_the_database_is_an_error_that_names_both(bucket: 
     ):
         pass
     file.write_text(dump({name: one for name, one in stores.items() if name != "ver"}))  # the file lacks that store
-    with pytest.raises(InvalidRequest, match="other definitions of ver"):
+    with pytest.raises(InvalidRequest, match="different definitions of ver"):
         read_database(task)
 
 

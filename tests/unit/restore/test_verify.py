@@ -261,8 +261,8 @@ def test_command_does_not_say_equal_without_the_rows_that_could_not_be_told(
     assert bench.embedded.compact("app-kv-changelog", bench.clock.wall_ms()) == 2
     assert main(command(bench)) == 0
     printed = capsys.readouterr().out
-    assert "app: equal, but 2 rows could not be told" in printed
-    assert "2 of 5 rows could not be told" in printed
+    assert "app: equal, but 2 rows are undecided" in printed
+    assert "2 of 5 rows are undecided" in printed
     assert main(command(bench, "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["indeterminate"] == 2

@@ -250,5 +250,5 @@ def test_table_that_is_refused_leaves_the_store_as_it_was_declared() -> None:
 def test_one_topic_is_one_table() -> None:
     app = sf.App("app")
     app.table("prices")
-    with pytest.raises(sf.BadConfig, match="'prices-table' is there already"):
+    with pytest.raises(sf.BadConfig, match="'prices-table' exists already"):
         app.table("prices")

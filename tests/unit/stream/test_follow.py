@@ -83,7 +83,7 @@ def test_too_few_instances_make_what_fits_and_say_so(bench: Bench, caplog: pytes
         second = member(bench, "b", standby_replicas=2)
         rounds(bench, alone, second)
     assert (roles(second), alone.statistics().standbys_missing) == (([], [0, 1]), 2)
-    told = [one.getMessage() for one in caplog.records if "have no instance to be on" in one.getMessage()]
+    told = [one.getMessage() for one in caplog.records if "have no instance to run on" in one.getMessage()]
     assert "4 of the standbys asked for (2 a task)" in told[0]
 
 

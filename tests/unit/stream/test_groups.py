@@ -76,7 +76,7 @@ def test_an_offset_of_another_groups_topic_is_refused_and_changes_nothing(bench:
     session = running(bench)
     task = session.task(ONE)
     task.store("totals").put("b", "2")
-    with pytest.raises(sf.InvalidRequest, match=r"topic 'in' is no source of its group \(which has: mid\)"):
+    with pytest.raises(sf.InvalidRequest, match=r"topic 'in' is not a source of its group \(which has: mid\)"):
         task.commit({("in", 1): 5})
     assert session.log.group("app").committed() == {}
     task.commit({("mid", 1): 5})

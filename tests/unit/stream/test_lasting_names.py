@@ -127,7 +127,7 @@ def test_step_that_has_the_name_of_a_source_processor_must_be_named_before_it_ru
         app.source("more", key=TEXT, value=JSON)(Timed)
         app.stream("in", key=TEXT, value=JSON).process(Timed, key=TEXT, value=TEXT).to("out")
 
-    with pytest.raises(sf.BadConfig, match="give this one a name of its own"):
+    with pytest.raises(sf.BadConfig, match="give this step a name of its own"):
         app_of(bench, make).open()
 
 
@@ -223,7 +223,7 @@ def test_join_that_would_share_the_topic_of_another_step_is_refused() -> None:
     table = app.table("t")
     stream = app.stream("in").map(lambda key, value: (key, value))
     stream.repartition("by-place")
-    with pytest.raises(sf.BadConfig, match=r"'by-place' goes through a topic of that name already"):
+    with pytest.raises(sf.BadConfig, match=r"a repartition topic has the name 'by-place' already"):
         stream.join(table, lambda value, found: found, name="by-place")
 
 

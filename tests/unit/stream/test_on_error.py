@@ -419,7 +419,7 @@ def test_counts_of_a_record_that_is_skipped_in_the_end_are_those_of_the_record_a
         ({"on_error": "ignore"}, "step 'my': on_error must be one of fail, skip, dead_letter"),
         ({"on_error": "dead_letter"}, "step 'my': .* belong together"),
         ({"dead_letter": "bad"}, "step 'my': .*on_error must be"),
-        ({"on_error": "skip", "name": "null_key"}, "the name is the count of something else"),
+        ({"on_error": "skip", "name": "null_key"}, "the name is that of another count"),
     ],
 )
 def test_on_error_of_a_step_that_cannot_be_used_is_refused(step: Any, message: str) -> None:

@@ -134,7 +134,7 @@ DECLARED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "windows that are none": (
         lambda: sf.App("app").stream("a").group_by_key().window(5_000),  # type: ignore[arg-type]
-        "5000 are no windows",
+        "5000 are not windows",
     ),
     "an aggregation into a store that nobody declared": (
         lambda: sf.App("app").stream("a").group_by_key().count("none"),
@@ -218,7 +218,7 @@ def test_internal_topic_with_another_number_of_partitions_is_refused(bench: Benc
 
 def test_driver_names_the_topics_and_stores_that_there_are(drive: Drive) -> None:
     driver = drive(application(lambda context: None))
-    with pytest.raises(sf.InvalidRequest, match=r"'none' is no source of 'app' \(sources: in\)"):
+    with pytest.raises(sf.InvalidRequest, match=r"'none' is not a source of 'app' \(sources: in\)"):
         driver.pipe("none", "a", 1)
     for topic in ("none", "in"):
         with pytest.raises(sf.InvalidRequest, match=rf"'app' writes no topic '{topic}' \(it writes: out\)"):

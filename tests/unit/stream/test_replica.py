@@ -200,7 +200,7 @@ def test_a_store_without_changelog_is_refused_with_those_that_have_one(bench: Be
         sf.Replica("other", log=bench.address, state_dir=bench.root / "other", stores=four_stores())
     with pytest.raises(sf.BadConfig, match="at least one store"):
         replica_of(bench, stores=[])
-    with pytest.raises(sf.BadConfig, match="nothing to follow"):
+    with pytest.raises(sf.BadConfig, match="no changelog to follow"):
         replica_of(bench, stores=[sf.KeyValueStore("kv", text, text, logging=False)])
 
 

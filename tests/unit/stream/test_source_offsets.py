@@ -17,7 +17,7 @@ from support.sessions import Bench
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 BAD: dict[str, tuple[dict[Any, Any], str]] = {
-    "another task's partition": ({("src", 1): 5}, "partition 1 of 'src' is not that of this task"),
+    "another task's partition": ({("src", 1): 5}, "partition 1 of 'src' does not belong to this task"),
     "back": ({("src", 0): 2}, "src-0 goes back from 3 to 2"),
     "back to the beginning": ({("src", 0): 0}, "src-0 goes back from 3 to 0"),
     "below 0": ({("src", 0): -1}, "source offset of src-0 is -1"),
@@ -32,8 +32,8 @@ BAD: dict[str, tuple[dict[Any, Any], str]] = {
     "offset as a fraction": ({("src", 0): 5.0}, "source offset of src-0 is 5.0"),
     "topic that none can be": ({("a/b", 0): 5}, "topic name 'a/b' is not usable"),
     "no topic": ({(None, 0): 5}, "topic name None is not usable"),
-    "no partition": ({("src",): 5}, r"\('src',\) is no source partition"),
-    "text for both": ({"src-0": 5}, "'src-0' is no source partition"),
+    "no partition": ({("src",): 5}, r"\('src',\) is not a source partition"),
+    "text for both": ({"src-0": 5}, "'src-0' is not a source partition"),
     "one of several": ({("src", 0): 5, ("other", 1): 5}, "partition 1 of 'other'"),
 }
 
@@ -99,7 +99,7 @@ def test_one_error_names_everything_that_is_wrong() -> None:
     given = {("src", 1): 5, ("src", 0): 2, ("other", 0): 1}
     with pytest.raises(sf.InvalidRequest) as refused:
         checked_source_offsets(given, TaskId(0, 0), frozenset({"src"}), {TopicPartition("src", 0): 3})
-    for problem in ("partition 1 of 'src'", "goes back from 3 to 2", "topic 'other' is no source"):
+    for problem in ("partition 1 of 'src'", "goes back from 3 to 2", "topic 'other' is not a source"):
         assert problem in str(refused.value)
     with pytest.raises(sf.InvalidRequest, match=r"and 5 more; nothing was committed$"):
         checked_source_offsets({("src", -number): 1 for number in range(1, 11)}, TaskId(0, 0), None, {})

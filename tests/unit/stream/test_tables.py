@@ -55,7 +55,7 @@ def test_step_that_would_answer_wrongly_for_a_table_is_refused_and_adds_nothing(
 @pytest.mark.parametrize("change", [lambda table: table.map_values(str), lambda table: table.peek(print)])
 def test_what_comes_of_a_table_by_map_values_and_peek_is_a_table_still(change: Callable[[Table], Any]) -> None:
     _, table = prices()
-    with pytest.raises(sf.BadConfig, match=r"filter: the table at node .* cannot be taken through this step"):
+    with pytest.raises(sf.BadConfig, match=r"filter: the table at node .* cannot go through this step"):
         change(table).filter(lambda key, value: True)
 
 

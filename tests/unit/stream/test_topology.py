@@ -181,16 +181,16 @@ def test_unknown_stores_are_all_told_and_nothing_is_added() -> None:
 def test_name_that_is_taken_is_refused() -> None:
     made = builder()
     chain(made, "a", "first")
-    with pytest.raises(sf.BadConfig, match="'first' is there already"):
+    with pytest.raises(sf.BadConfig, match="'first' exists already"):
         made.add_processor("first", sf.Processor, ["a-source"])
-    with pytest.raises(sf.BadConfig, match="'first' is there already"):
+    with pytest.raises(sf.BadConfig, match="'first' exists already"):
         made.add_sink("first", "out", ["a-source"], TEXT, TEXT)
 
 
 @pytest.mark.parametrize("parents", [["nobody"], []])
 def test_node_needs_parents_that_are_there(parents: list[str]) -> None:
     made = builder()
-    with pytest.raises(sf.BadConfig, match="is no node to be connected to"):
+    with pytest.raises(sf.BadConfig, match="is not a node to connect to"):
         made.add_processor("first", sf.Processor, parents)
 
 
@@ -269,13 +269,13 @@ def test_two_classes_of_one_name_are_not_taken_for_one() -> None:
     app = sf.App("app")
     first, second = (type("Board", (sf.Processor,), {}) for _ in range(2))
     app.source("a")(first)
-    with pytest.raises(sf.BadConfig, match="'Board' is there already"):
+    with pytest.raises(sf.BadConfig, match="'Board' exists already"):
         app.source("b")(second)
 
 
 def test_sink_below_the_source_in_the_program_is_refused() -> None:
     app = sf.App("app")
-    with pytest.raises(sf.BadConfig, match="Board is no node"):
+    with pytest.raises(sf.BadConfig, match="Board is not a node"):
 
         @app.source("a")
         @app.sink("out")
