@@ -88,7 +88,7 @@ def application(
     async def wrong_method(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         # Starlette gives the methods as a set, in another order each time.
-        response = error_response(MethodNotAllowed(f"no such method here: {help}"))
+        response = error_response(MethodNotAllowed(f"no such method on this path: {help}"))
         response.headers["Allow"] = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         return response
 
@@ -185,7 +185,7 @@ def bounded(app: App, most: int, why: str, beside: Collection[str] = ()) -> App:
             await app(scope, receive, send)
             return
         if running >= most:
-            refused = Refused(LIMIT, f"{running} requests are being answered: that is the limit{why}")
+            refused = Refused(LIMIT, f"{running} requests are in progress, which is the limit{why}")
             await error_response(refused)(scope, receive, send)
             return
         running += 1

@@ -69,7 +69,7 @@ class _Unambiguous(h11.Connection):
     def _check(self, event: h11.Request) -> None:
         names = {name for name, _ in event.headers}
         if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-            raise h11.RemoteProtocolError("the length of the body has two meanings")
+            raise h11.RemoteProtocolError("the length of the body is ambiguous")
         # h11 bounds a head only while it is incomplete, so a long head that comes in one piece would pass.
         if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > self._head_bytes_max:
             raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
@@ -106,7 +106,7 @@ def ends_with_client(app: App) -> App:
             await app(scope, receive, marking)
         except ClientDisconnect:
             # The method alone, since the path holds keys.
-            logger.info("http: a client hung up within its request (%s)", scope["method"][:10])
+            logger.info("http: a client disconnected during its request (%s)", scope["method"][:10])
             # Without any answer the counters took the hang-up for a failure (500).
             if not begun:
                 await send({"type": "http.response.start", "status": HUNG_UP, "headers": []})

@@ -56,7 +56,7 @@ class Rows:
         """The rows that a path selects. Raises NotFound, NotAssigned, NotActive, and errors of the library."""
         parts = path.split("/")
         if len(parts) != 5 or parts[:3] != ["", "v1", "stores"] or parts[4] not in VERBS:
-            raise NotFound(f"no such path; of a store there are {', '.join(ROW_PATHS)}")
+            raise NotFound(f"no such path: the paths of a store are {', '.join(ROW_PATHS)}")
         name, verb = unquote(parts[3]), parts[4]
         values = _parameters(query, _ALLOWED[verb] | _ALWAYS)
         request = _request(verb, name, values)
@@ -82,14 +82,14 @@ class Rows:
             # Where every partition is a standby, all are kept, so that the error says how to read them.
             tasks = {partition: task for partition, task in tasks.items() if not _is_standby(task)} or tasks
         if not tasks:
-            raise NotAssigned("this instance holds no partition: ask another one")
+            raise NotAssigned("this instance holds no partition: ask another instance")
         return [self._part(spec, task, stale) for _, task in sorted(tasks.items())]
 
     def _part(self, spec: StoreSpec, task: Task, stale: bool) -> Part:
         partition = task.id.partition
         if _is_standby(task) and not stale:
             raise NotActive(
-                f"partition {partition} is a standby here: ask the active instance, or for stale rows with stale=1"
+                f"partition {partition} is a standby here: ask the active instance, or add stale=1 for stale rows"
             )
         try:
             view = self._session.read(spec.name, partition, allow_stale=stale)
@@ -123,7 +123,7 @@ def _parameters(query: str, allowed: frozenset[str]) -> dict[str, str]:
         # Strict, since a byte that was replaced would read another key.
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
     except ValueError as error:
-        raise InvalidRequest(f"the query is not readable ({error}): percent-encode UTF-8") from error
+        raise InvalidRequest(f"the query cannot be decoded ({error}): percent-encode UTF-8") from error
     values: dict[str, str] = {}
     for name, value in pairs:
         # A misspelt bound that was passed over would read the whole store.

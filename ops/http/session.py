@@ -49,7 +49,7 @@ HEAD_BYTES_MAX = 32 << 10
 CONNECTIONS_MAX = 32
 REQUEST_S = 10.0
 PATHS = {"/v1/status": status, "/v1/tasks": tasks, "/v1/stores/{rows:path}": rows}
-HELP = f"there are /, /metrics, /livez, /readyz, /v1/status, /v1/tasks, {', '.join(ROW_PATHS)}"
+HELP = f"the paths are /, /metrics, /livez, /readyz, /v1/status, /v1/tasks, {', '.join(ROW_PATHS)}"
 
 
 class SessionInstance:

@@ -65,7 +65,7 @@ def declare(present: Iterable[StoreSpec], shapes: Iterable[Mapping[str, Any]]) -
     seen: set[str] = set()
     for spec in map(spec_of, shapes):
         if spec.name in seen:
-            raise InvalidRequest(f"store {spec.name!r} is declared twice: leave one out")
+            raise InvalidRequest(f"store {spec.name!r} is declared twice: declare it once")
         seen.add(spec.name)
         if spec.name not in known:
             known[spec.name] = spec

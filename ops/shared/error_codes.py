@@ -150,7 +150,7 @@ def message_of(error: BaseException) -> str:
     """The one line sent to a client. An unforeseen error gives its class only: its text may hold data."""
     if isinstance(error, StandfastError):
         return " ".join(str(error).split()) or type(error).__name__
-    return f"{type(error).__name__}: a bug of standfast, please report it with the lines in its log"
+    return f"{type(error).__name__}: a bug in standfast, please report it with the lines in its log"
 
 
 def error_document(error: BaseException) -> dict[str, Any]:

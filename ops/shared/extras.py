@@ -32,7 +32,7 @@ def _required(extra: str, module: str) -> ModuleType:
         # A missing module of another package means a broken installation, which the install line would not mend.
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise BadConfig([f"this needs the library {error.name!r}, which is not installed: {install(extra)}"]) from error
+        raise BadConfig([f"the library {error.name!r} is needed and not installed: {install(extra)}"]) from error
 
 
 def install(extra: str) -> str:

@@ -35,7 +35,7 @@ def tell(error: BaseException) -> int:
     if not isinstance(error, StandfastError):
         traceback.print_exception(error, file=sys.stderr)
         notes = getattr(error, "__notes__", ())  # an application's own error carries its handling as notes
-        blame = "; ".join(notes) or "a bug of standfast: please report it with the lines above"
+        blame = "; ".join(notes) or "a bug in standfast: please report it with the lines above"
         problems = (f"{type(error).__name__}: {error} ({blame})",)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -40,7 +40,7 @@ def free_port(but: Collection[int] = ()) -> int:
         port = random.choice(PORTS)
         if port not in but and is_free(port):
             return port
-    raise Unavailable(f"found no free port on {HOST} between {PORTS.start} and {PORTS.stop}: name one")
+    raise Unavailable(f"no free port found on {HOST} between {PORTS.start} and {PORTS.stop}: choose one")
 
 
 def is_loopback(host: str) -> bool:

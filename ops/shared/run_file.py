@@ -73,8 +73,8 @@ def read_run_file(state_path: Path) -> RunInfo:
         ) from None
     if not pid_alive(info.pid):
         raise Unavailable(
-            f"no instance runs on {state_path}: {RUN_FILE} was left by pid {info.pid}, which is gone; start it again, "
-            "or read the files with --offline"
+            f"no instance runs on {state_path}: {RUN_FILE} was left by pid {info.pid}, which has ended; start the "
+            "instance again, or read the files with --offline"
         )
     return info
 
@@ -117,12 +117,12 @@ def find_app(state_dir: Path, app: str | None) -> Path:
         check_name("application", app)
         path = state_dir / app
         if not path.is_dir():
-            raise InvalidRequest(f"application {app!r} has no state in {state_dir}: it holds {_listed(state_dir)}")
+            raise InvalidRequest(f"application {app!r} has no state in {state_dir}, which holds {_listed(state_dir)}")
         return path
     if not state_dir.is_dir():
         if state_dir.exists():
-            raise InvalidRequest(f"{state_dir} is no folder: name the state directory of the application")
-        raise InvalidRequest(f"state directory {state_dir} does not exist: name the one of the application")
+            raise InvalidRequest(f"{state_dir} is not a directory: name the application's state directory")
+        raise InvalidRequest(f"state directory {state_dir} does not exist: name the application's state directory")
     if (state_dir / MARKER).is_file():
         return state_dir  # already the application's own directory
     apps = app_names(state_dir)
@@ -148,4 +148,4 @@ def _parse(path: Path) -> RunInfo:
     try:
         return read(raw, RunInfo)
     except ValueError as error:
-        raise InvalidRequest(f"{path} is not readable ({error}): remove it, the instance writes it anew") from error
+        raise InvalidRequest(f"{path} is not readable ({error}): remove it, the instance writes it again") from error

@@ -70,12 +70,12 @@ class RunDir:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = os.pread(handle, 200, 0) if _is_plain(os.fstat(handle)) else b"no file of ours"
             if text and not _HOLDER.fullmatch(text):
-                raise _not_ours(path, "it holds something else")
+                raise _not_ours(path, "it has other content")
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
             os.close(handle)
             raise Held(
-                f"run directory {self.path} is held by {holder}: stop it, or set another serve.run_dir"
+                f"run directory {self.path} is held by {holder}: stop that process, or set another serve.run_dir"
             ) from None
         except BaseException:
             os.close(handle)
@@ -94,7 +94,7 @@ class RunDir:
             raise _not_ours(path, error.strerror or str(error)) from error
         try:  # by file descriptor: Python's file objects raise for a directory before it can be refused by name
             if not _is_plain(os.fstat(handle)) or not is_ours(os.read(handle, INFO_BYTES_MAX)):
-                raise _not_ours(path, "it holds something else")
+                raise _not_ours(path, "it has other content")
         finally:
             os.close(handle)
         path.unlink()
@@ -154,17 +154,18 @@ def _make_ours(path: Path) -> None:
         found = path.lstat()
     except OSError as error:
         if not path.is_symlink() and path.exists():
-            raise BadConfig([f"run directory {path} is no directory: set another serve.run_dir"]) from error
+            raise BadConfig([f"run directory {path} is not a directory: set another serve.run_dir"]) from error
         if not path.is_symlink():
-            raise BadConfig([f"run directory {path} cannot be made: {error}: set another serve.run_dir"]) from error
+            raise BadConfig([f"run directory {path} cannot be created: {error}: set another serve.run_dir"]) from error
         found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise BadConfig([f"run directory {path} is a symbolic link: set serve.run_dir to the directory itself"])
     if found.st_uid != os.geteuid():
         raise BadConfig(
             [
-                f"run directory {path} belongs to user {found.st_uid}, not to this one's ({os.geteuid()}): who owns it "
-                "can exchange sockets and info file; set serve.run_dir to a folder below it, which is made"
+                f"run directory {path} belongs to user {found.st_uid}, not to this user ({os.geteuid()}): its owner "
+                "can replace the sockets and the info file; set serve.run_dir to a directory below it, which standfast "
+                "creates"
             ]
         )
     mode = stat.S_IMODE(found.st_mode)
@@ -175,7 +176,7 @@ def _make_ours(path: Path) -> None:
     if _was_locked(path):
         path.chmod(0o700)
         return
-    where = f"run directory {path}: others can write it (mode {mode:04o})"
+    where = f"run directory {path}: other users can write to it (mode {mode:04o})"
     raise BadConfig([f"{where}: chmod 0700 {path}, or set another serve.run_dir"])
 
 
@@ -205,7 +206,9 @@ def _is_token(raw: bytes) -> bool:
 
 
 def _not_ours(path: Path, why: str) -> BadConfig:
-    return BadConfig([f"{path} is there and not ours ({why}): remove it, or set another serve.run_dir"])
+    return BadConfig(
+        [f"{path} exists and is not a file of this sidecar ({why}): remove it, or set another serve.run_dir"]
+    )
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -218,7 +221,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         made.listen(BACKLOG)
     except OSError as error:
         made.close()
-        raise Held(f"{host}:{port} cannot be served ({error}): choose another port, 0 takes a free one") from error
+        raise Held(f"cannot listen on {host}:{port} ({error}): choose another port, 0 takes a free one") from error
     made.setblocking(False)
     return made
 
@@ -229,9 +232,11 @@ def read_info(run_dir: Path) -> dict[str, Any]:
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise Unavailable(f"no sidecar runs in {run_dir} (it has no {INFO_NAME}): start one, standfast serve") from None
+        raise Unavailable(
+            f"no sidecar runs in {run_dir} (it has no {INFO_NAME}): start one with standfast serve"
+        ) from None
     except PermissionError as error:
-        raise Unavailable(f"{path} is not for this user ({error.strerror}): see serve.group") from error
+        raise Unavailable(f"this user may not read {path} ({error.strerror}): see serve.group") from error
     except ValueError as error:
         raise Unavailable(f"{path} is not readable ({error})") from error
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:

@@ -62,8 +62,8 @@ def key_to_raw(serde: Serde[Any] | None, text: str, key_format: KeyFormat, *, st
         return parse_hex(text, "key")
     if serde is None:
         raise InvalidRequest(
-            f"store {store!r}: its keys have a serde of the application's own, which is not known here: "
-            "give the raw bytes with key_format hex"
+            f"store {store!r}: its keys use the application's own serde, which is unknown here: give the raw bytes "
+            "with key_format hex"
         )
     return encode(serde, _typed(serde, text), store=store, part="key")
 

@@ -75,16 +75,18 @@ def _resp_server(server: RespNumbers | None) -> list[Json]:
         if seconds.bounds == calls.bounds:
             calls.add(seconds)
     slowest: list[tuple[str, Any]] = (
-        [("99 % of commands took, sampled", percentile(histogram_document(calls), 0.99))] if any(calls.counts) else []
+        [("99 % of commands took at most (sampled)", percentile(histogram_document(calls), 0.99))]
+        if any(calls.counts)
+        else []
     )
     told = (
         *slowest,
         ("connections", server.sessions),
-        ("of them bound to a partition", server.bound),
-        ("commits under way", server.committing),
+        ("connections bound to a partition", server.bound),
+        ("commits in progress", server.committing),
         ("commands", sum(server.calls.values())),
         ("refusals", refused),
-        ("connections turned away", server.refused_connections),
+        ("connections refused", server.refused_connections),
         ("connections cut off", sum(server.cut_off.values())),
     )
     return [{"server": "RESP", "what": what, "value": value} for what, value in told]
@@ -96,8 +98,8 @@ def _http_server(server: HttpNumbers | None) -> list[Json]:
     bad = sum(count for (_, code), count in server.requests.items() if code >= "500")
     told = (
         ("requests", sum(server.requests.values())),
-        ("under way", server.inflight),
-        ("streams of events", server.streams),
+        ("requests in progress", server.inflight),
+        ("event streams", server.streams),
         ("answers 5xx", bad),
     )
     return [{"server": "HTTP", "what": what, "value": value} for what, value in told]

@@ -200,7 +200,7 @@ class Sidecar:
             try:
                 self._tell_well()
             except Exception:  # noqa: BLE001  the next beat comes; without its sign the watchdog acts
-                logger.exception("the sign of life could not be given")
+                logger.exception("the service manager could not be notified")
             await asyncio.sleep(BEAT_S)
 
     def _tell_well(self) -> None:
@@ -287,11 +287,11 @@ class Sidecar:
 
     def _on_stop(self) -> None:
         if self._stop.is_set():
-            logger.warning("told to stop a second time: stopping now")
+            logger.warning("second request to stop: stopping now")
             # `os._exit` runs no cleanup, so the files of the run directory are removed here.
             self._run.close()
             os._exit(0)  # acknowledged writes are durable, and uncommitted ones belong to no client any more
-        logger.info("told to stop: draining")
+        logger.info("request to stop: draining")
         self._stop.set()
 
     def _on_reload(self) -> None:
@@ -304,10 +304,10 @@ class Sidecar:
                 configure(logging_now.level, logging_now.format)
         except StandfastError as error:
             self._audit.failed("reload", "signal")
-            logger.error("nothing more is read again: %s", error)
+            logger.error("the reload ended with an error: %s", error)
         else:
             self._audit.done("reload", "signal")
-            logger.info("read again: tokens, TLS files, log level")
+            logger.info("reloaded: tokens, TLS files, log level")
 
     def _on_status(self) -> None:
         def tell() -> None:
@@ -339,7 +339,7 @@ class Sidecar:
         timeout_s = self._config.serve.drain_timeout_ms / 1_000
 
         def end() -> None:
-            logger.warning("not everything could be closed within %.1f s; nothing acknowledged is lost", timeout_s)
+            logger.warning("the sidecar did not close within %.1f s; nothing acknowledged is lost", timeout_s)
             with contextlib.suppress(OSError):
                 self._run.close()
                 remove_run_file(self._state.path, run_info)

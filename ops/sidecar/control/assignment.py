@@ -78,8 +78,8 @@ def wanted_of(body: Assignment) -> Wanted:
             if at.partition != one.partition:
                 raise InvalidRequest(
                     f"task {one.partition} cannot have partition {at.partition} of {at.topic!r} as a source: a task "
-                    "has the partitions of its own number, or another task goes on with offsets that are not of its "
-                    "state"
+                    "reads only partitions of its own number, else another task would continue from offsets that do "
+                    "not match its state"
                 )
         if one.role == "active":
             sources[one.partition] = tuple((at.topic, at.partition) for at in read)

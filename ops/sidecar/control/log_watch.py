@@ -51,7 +51,7 @@ class LogWatch:
             try:
                 self._take(self._look())
             except Exception:  # noqa: BLE001  a look that fails must not end the watch
-                logger.exception("the log could not be looked at")
+                logger.exception("the log cannot be checked")
 
     def _look(self) -> StandfastError | None:
         log = self._log()

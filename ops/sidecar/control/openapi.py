@@ -19,15 +19,15 @@ VERSION = "3.1.0"
 _PLACE = re.compile(r"\{([a-z]+)\}")
 _STATUS_TEXTS = {
     400: "the request is wrong: fix it",
-    401: "who asks is not known",
-    403: "who asks may not",
-    404: "there is no such thing",
-    405: "no such method here",
-    409: "not here, not now, or under a generation that is over",
+    401: "the caller is not authenticated",
+    403: "the caller lacks permission",
+    404: "the named object does not exist",
+    405: "no such method on this path",
+    409: "the partition is not held here, the generation is over, or the request conflicts with the present state",
     413: "the body is too large",
-    429: "too much at once: back off",
-    500: "a fault: see the reason",
-    503: "not ready: ask again",
+    429: "a limit is reached: back off",
+    500: "the request failed: see the reason",
+    503: "the task, the log or the sidecar is not ready: ask again",
     507: "the disk is full",
 }
 ALWAYS = (401, 403, 500)
@@ -40,19 +40,19 @@ _PATH_TYPES: Mapping[str, Any] = {
 }
 _ROWS_QUERY: tuple[tuple[str, Any, str], ...] = (
     ("key", _Key, "get, fetch: the key"),
-    ("from", _Key, "scan: first key; fetch: milliseconds"),
-    ("to", _Key, "scan: last key; fetch: milliseconds"),
-    ("prefix", _Key, "scan: keys that begin so"),
-    ("as_of", schemas.Number, "get: of a versioned store"),
-    ("after", Annotated[str, Meta(max_length=2_000)], "scan: where the answer before said that it goes on"),
-    ("limit", Annotated[int, Meta(ge=1, le=10_000)], "rows at most"),
-    ("partition", schemas.Partition, "of this partition only"),
+    ("from", _Key, "scan: first key; fetch: first time in milliseconds"),
+    ("to", _Key, "scan: last key; fetch: last time in milliseconds"),
+    ("prefix", _Key, "scan: prefix of the keys"),
+    ("as_of", schemas.Number, "get: time in milliseconds, of a versioned store"),
+    ("after", Annotated[str, Meta(max_length=2_000)], "scan: `after` of the previous answer"),
+    ("limit", Annotated[int, Meta(ge=1, le=10_000)], "maximum number of rows"),
+    ("partition", schemas.Partition, "only this partition"),
     (
         "stale",
         Annotated[Literal["0", "1"], schemas.TEXT],
-        "also from a standby or a restoring task; with partition, from one in a worker, at most 1,000 rows",
+        "also read a standby or a restoring task; with partition, one in a worker too, at most 1,000 rows",
     ),
-    ("key_format", Annotated[Literal["utf8", "hex"], schemas.TEXT], "how keys are written"),
+    ("key_format", Annotated[Literal["utf8", "hex"], schemas.TEXT], "format of keys"),
 )
 
 

@@ -203,7 +203,7 @@ class ControlPlane:
             return
         if asked.tasks and self.partitions is None:
             raise InvalidRequest(
-                "how many partitions there are is not known, and changelogs are made with as many: say so with the "
+                "the number of partitions is unknown, and changelogs are created with that number: give it with the "
                 "stores (PUT /v1/stores, partitions) or in the settings (app.partitions)"
             )
         session = self.session.opened(self.specs, self.partitions)
@@ -272,7 +272,9 @@ class ControlPlane:
         """Set the state of a task aside, whole, and restore it from the log. Raises Refused for another epoch."""
         task = self.table.running(partition)
         if task.epoch != epoch:
-            raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
+            raise Fenced(
+                f"epoch {epoch} is not the epoch of task {task.id}, {task.epoch}: check again which state to wipe"
+            )
         self._refuse_full()  # files that are set aside stay on the disk, and the restore would wait for space
         self._release(frozenset({partition}), keep=True)
         try:
@@ -302,7 +304,9 @@ class ControlPlane:
         self._look_at_disk(now_ms)
         self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
-            logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
+            logger.warning(
+                "the application was silent for %s: its tasks are closed", duration(self.lease.lease_ms / 1_000)
+            )
             self._abandoned = bool(self.wanted.tasks)
             self.lease = replace(self.lease, ended=True)
             self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
@@ -325,7 +329,7 @@ class ControlPlane:
         self._locked_ms = now_ms if self._locked_ms is None else self._locked_ms
         # A handle that was left open keeps the lock for the life of the process.
         if now_ms - self._locked_ms >= LOCKED_MS_MAX:
-            raise InternalError(f"{locked} (it is this process, which does not use it: only a new process helps)")
+            raise InternalError(f"{locked} (this process holds it and does not use it: only a new process helps)")
 
     def _look_at_disk(self, now_ms: int) -> None:
         """Measure free space here and not where probes are answered: a stale mount may hang."""
@@ -396,7 +400,7 @@ class ControlPlane:
         except Exception as error:  # noqa: BLE001  reported by livez, which has the process started again
             if isinstance(error, Unavailable) or is_of_log(error):
                 # Of the same text one line in ten seconds is written; there were 50 a second.
-                logger.warning("control: tried again: %s", error)
+                logger.warning("control: the round is tried again: %s", error)
                 # The round came back, so this thread lives: livez must not restart the process for the log's outage.
                 self.heard_ms = self.clock.monotonic_ms()
                 if not self.session.broken:
@@ -425,7 +429,7 @@ class ControlPlane:
 
     def _taken_over(self, partition: int) -> None:
         """Give up a task that another instance has, and do not take it back."""
-        logger.warning("task 0_%d was taken over by another instance: it is given up here", partition)
+        logger.warning("another instance took over task 0_%d: this instance gives it up", partition)
         self._fenced[partition] = "another instance has taken it: assign it under a new generation to take it back"
         self.events.publish("fenced", {"partition": partition, "reason": "taken over"})
         # Wanted no more: the same assignment, repeated, must not take it back.
@@ -475,7 +479,7 @@ class ControlPlane:
             states=states,
             idle=self._ended_text(),
         )
-        why = "the task is closed here: what was not committed is discarded"
+        why = "the task is closed here, and its uncommitted writes are discarded"
         self._let_commit(gone, lambda partition: self.engine.discard(partition, why))
 
     def _let_commit(self, partitions: Partitions, then: Callable[[int], None] = lambda partition: None) -> None:
@@ -492,7 +496,7 @@ class ControlPlane:
 
             self.on_loop(partial(self.engine.when_free, partition, ended))
             if not free.wait(LOOP_S_MAX):
-                raise Unavailable(f"partition {partition}: its commit does not end: try again")
+                raise Unavailable(f"the commit of partition {partition} does not end: try again")
 
     def _refuse_full(self) -> None:
         if self.disk.full:

@@ -143,7 +143,7 @@ class ControlRoutes:
     async def events(self, request: Request, body: dict[str, Any]) -> Response:
         events = self._plane.events
         if len(events) >= self._plane.config.limits.event_streams:
-            raise Refused(LIMIT, f"{len(events)} streams of events are open: that is the limit")
+            raise Refused(LIMIT, f"{len(events)} event streams are open, which is the limit")
         seen = request.headers.get("last-event-id", "")
         # `isdigit` alone takes digits of every script.
         after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
@@ -181,7 +181,7 @@ class ControlRoutes:
         found = text.isascii() and text.isdigit() and len(text) < 16
         gone = found and await self._call(lambda: self._plane.timers.cancel(int(text)))
         if not gone:
-            raise NotFound(f"there is no schedule {text[:32]!r}")
+            raise NotFound(f"schedule {text[:32]!r} does not exist")
         return answer(200, {"cancelled": True})
 
     async def status(self) -> dict[str, Any]:
@@ -227,7 +227,9 @@ class ControlRoutes:
         try:
             rows = await asyncio.wait_for(asyncio.wrap_future(asked), READ_S)
         except TimeoutError:
-            raise Unavailable(f"the worker that has partition {partition} gave no rows in {READ_S:.0f} s") from None
+            raise Unavailable(
+                f"the standby worker sent no rows of partition {partition} within {READ_S:.0f} s: ask again"
+            ) from None
         made = answer(rows.status, rows.document)
         if rows.status in (429, 503):
             made.headers["Retry-After"] = str(RETRY_AFTER_S)
@@ -242,7 +244,7 @@ class ControlRoutes:
             elif partition not in held:
                 raise Refused(
                     NOT_ACTIVE,
-                    f"partition {partition} is a standby here or restores: read each by itself (partition=N&stale=1)",
+                    f"partition {partition} is a standby here or restores: read it by itself (partition=N&stale=1)",
                 )
 
     async def verify(self, request: Request, body: schemas.Verify) -> Response:
@@ -319,15 +321,15 @@ def number(request: Request, name: str, most: int) -> int | None:
     return int(text)
 
 
-_WAIT = Query("wait", schemas.Wait, "milliseconds to wait for the gate")
-_PARTITION = Query("partition", schemas.Partition, "of this partition only")
+_WAIT = Query("wait", schemas.Wait, "milliseconds to wait for the restore gate")
+_PARTITION = Query("partition", schemas.Partition, "only this partition")
 _R = ControlRoutes
 CALLS: tuple[Call, ...] = (
     Call("GET", "/v1/hello", "read", "protocol, features, limits, instance", _R.hello),
     Call("GET", "/v1/openapi.json", "read", "this document", _R.openapi),
-    Call("GET", "/v1/stores", "read", "the stores that are declared", _R.stores),
+    Call("GET", "/v1/stores", "read", "the declared stores", _R.stores),
     Call("PUT", "/v1/stores", "write", "declare stores; repeated: unchanged", _R.put_stores, schemas.Stores),
-    Call("GET", "/v1/assignment", "read", "what is assigned, and where each task stands", _R.assignment),
+    Call("GET", "/v1/assignment", "read", "the assignment, and the state of each task", _R.assignment),
     Call(
         "PUT",
         "/v1/assignment",
@@ -336,14 +338,14 @@ CALLS: tuple[Call, ...] = (
         _R.put_assignment,
         schemas.Assignment,
     ),
-    Call("POST", "/v1/revoke", "write", "close tasks; gives their final positions", _R.revoke, schemas.Revoke),
+    Call("POST", "/v1/revoke", "write", "close tasks and return their final positions", _R.revoke, schemas.Revoke),
     Call("POST", "/v1/heartbeat", "write", "renew the lease of a generation", _R.heartbeat, schemas.Heartbeat),
-    Call("GET", "/v1/ready", "read", "the restore gate, as a long poll", _R.ready, query=(_WAIT,)),
+    Call("GET", "/v1/ready", "read", "wait for the restore gate, as a long poll", _R.ready, query=(_WAIT,)),
     Call("GET", "/v1/events", "read", "Server-Sent Events", _R.events, statuses=(429, 503)),
-    Call("POST", "/v1/schedule", "write", "a punctuator of an active task", _R.schedule, schemas.Schedule),
+    Call("POST", "/v1/schedule", "write", "start a punctuator of an active task", _R.schedule, schemas.Schedule),
     Call("DELETE", "/v1/schedule/{id}", "write", "end a punctuator", _R.unschedule, statuses=(400, 404)),
-    Call("GET", "/v1/status", "read", "everything the sidecar knows of itself", status),
-    Call("GET", "/v1/tasks", "read", "the tasks of the status alone", tasks),
+    Call("GET", "/v1/status", "read", "the status of the whole sidecar", status),
+    Call("GET", "/v1/tasks", "read", "the tasks of the status", tasks),
     Call("GET", "/v1/lags", "read", "position, end and lag of each store", _R.lags),
     Call("GET", "/v1/locate", "read", "which members hold which tasks", _R.locate, query=(_PARTITION,)),
     Call("GET", "/v1/stores/{name}/{verb}", "read", "rows for people: get, scan, fetch", rows),
@@ -357,7 +359,7 @@ CALLS: tuple[Call, ...] = (
         statuses=(400, 404, 409, 503),
     ),
     Call("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.Snapshot),
-    Call("GET", "/v1/snapshots", "read", "the copies there are", _R.snapshots),
+    Call("GET", "/v1/snapshots", "read", "the existing copies", _R.snapshots),
     Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.Drain),
     Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.Wipe),
 )

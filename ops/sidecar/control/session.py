@@ -179,9 +179,7 @@ class ControlSession:
     def check(self, largest: int) -> None:
         """Raise InvalidRequest for a partition that does not exist."""
         if self._partitions is not None and largest >= self._partitions:
-            raise InvalidRequest(
-                f"partition {largest} does not exist: give whole numbers from 0 below {self._partitions}"
-            )
+            raise InvalidRequest(f"partition {largest} does not exist: give whole numbers below {self._partitions}")
 
     def close(self) -> None:
         """Close every task and end the workers."""
@@ -228,7 +226,7 @@ class ControlSession:
         """
         folder = self._state.path / SNAPSHOTS / check_name("snapshot", name)
         if folder.exists():
-            raise Conflict(f"snapshot {name!r} is there already ({folder}): choose another name")
+            raise Conflict(f"snapshot {name!r} already exists ({folder}): choose another name")
         folder.mkdir(mode=0o700, parents=True)
         for partition, task in sorted(tasks.items()):
             copy = folder / str(TaskId(0, partition))
@@ -252,7 +250,7 @@ class ControlSession:
         session = self.session
         spec = next((one for one in session.specs if one.name == store and one.logging), None)
         if spec is None:
-            raise UnknownStore(f"no store {store!r} that has a changelog is declared here")
+            raise UnknownStore(f"store {store!r} is not declared here, or has no changelog")
         self.check(partition)
         return session.log, TopicPartition(spec.changelog_of(session.app), partition)
 
@@ -365,8 +363,8 @@ def failure_of(task: Task) -> BaseException:
     if isinstance(error, CommitUnknown):
         # The error concerns the commit that failed, and not the request that is answered, of which nothing is done.
         return Unavailable(
-            f"task {task.id}: a commit failed, and whether it happened is not known ({error}): ask SF.OFFSETS once the "
-            "task is open again, which is tried now"
+            f"task {task.id}: the outcome of a commit is unknown ({error}): ask SF.OFFSETS once the task is open "
+            "again, which the sidecar is trying now"
         )
     if error is not None and is_of_log(error):
         return error  # unchanged: a log that is away and one that is damaged need different actions

@@ -100,7 +100,7 @@ class Repeats:
         """
         if request.epoch is not None and request.epoch != epoch:
             raise Refused(
-                STALE_EPOCH, f"epoch {request.epoch} is not that of the task, {epoch}: read the source offsets anew"
+                STALE_EPOCH, f"epoch {request.epoch} is not the task's epoch, {epoch}: read the source offsets again"
             )
         last, seq = self._request, request.seq
         # Numbers count within one epoch: after a reopen the client learns from the offsets whether its commit happened.

@@ -30,7 +30,7 @@ from standfast.stream.session.task import Task, TaskState
 
 T = TypeVar("T")
 
-GENERATION = "a newer generation was assigned: bind anew (SELECT, or a new connection)"
+GENERATION = "a newer generation was assigned: bind again (SELECT, or a new connection)"
 
 
 class TaskSource(Protocol):
@@ -74,7 +74,7 @@ class Engine:
         A repeated generation changes nothing; an older one is FENCED. Call it before tasks are closed or opened.
         """
         if generation < self.generation:
-            raise Refused(FENCED, f"generation {generation} is older than {self.generation}, which counts: join again")
+            raise Refused(FENCED, f"generation {generation} is older than the assigned {self.generation}: join again")
         if generation == self.generation:
             return
         self.generation = generation
@@ -259,7 +259,7 @@ class Engine:
             raise Refused(
                 BAD_BATCH,
                 f"SEQ {request.seq} is committed already, and this connection has written since: give the next commit "
-                "a new number, or begin anew (SF.OFFSETS)",
+                "a new number, or begin again (SF.OFFSETS)",
             )
         # A repeat needs no log. A new commit is refused before it begins, so the same connection can send it again.
         trouble = self.trouble() if repeated is None else None

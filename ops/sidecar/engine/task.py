@@ -26,11 +26,11 @@ from standfast.store.log import logger
 from standfast.stream.session.task import Task, TaskState
 
 READ_ON = "read the source offsets (SF.OFFSETS) and go on from there"
-DISCARDED = f"writes that were not committed were discarded with the connection that had made them: {READ_ON}"
-TAKEN_UP = "another connection began anew at the source offsets (SF.OFFSETS), and what was not committed is discarded"
-_UNKNOWN = "whether a commit happened is not known"
-_NOTHING = "nothing of the commit happened"
-REOPENED = "the task was opened anew, and what was not committed is gone: read the source offsets (SF.OFFSETS)"
+DISCARDED = f"uncommitted writes were discarded when the connection that made them ended: {READ_ON}"
+TAKEN_UP = "another connection began again at the source offsets (SF.OFFSETS), and uncommitted writes are discarded"
+_UNKNOWN = "the outcome of the commit is unknown"
+_NOTHING = "nothing was committed"
+REOPENED = "the task was reopened, and its uncommitted writes are gone: read the source offsets (SF.OFFSETS)"
 
 
 class Waited(Protocol):
@@ -204,7 +204,9 @@ class EngineTask:
             try:
                 self.task.checked_offsets(request.offsets)
             except InvalidRequest as error:
-                raise Refused(BAD_BATCH, f"{error} (SELECT binds to a partition, SF.OFFSETS reads on)") from error
+                raise Refused(
+                    BAD_BATCH, f"{error} (SELECT binds to a partition, SF.OFFSETS gives its source offsets)"
+                ) from error
         return repeated
 
     def check_knows(self, binding: Binding, request: CommitRequest) -> None:
@@ -214,7 +216,7 @@ class EngineTask:
             raise Refused(
                 FENCED,
                 f"partition {binding.partition}: this connection has neither read the source offsets nor written since "
-                "the task was opened and assigned, and cannot tell whether what its offsets stand for is in the state: "
+                "the task was opened and assigned, so its offsets may stand for writes that are not in the state: "
                 f"{READ_ON}, or commit with EPOCH",
             )
 
@@ -259,14 +261,14 @@ class EngineTask:
             told = Refused(
                 COMMIT_UNKNOWN,
                 f"task {self.task.id}: this commit may have happened or not: ask SF.OFFSETS before you send anything "
-                f"again, and go on from what it answers ({why})",
+                f"again, and go on from its answer ({why})",
             )
         elif isinstance(error, StandfastError):
             # DISK_FULL promises that uncommitted writes stay, and here they are discarded.
             reason = reason_of(error)
             told = Refused(
                 UNAVAILABLE if reason is DISK_FULL else reason,
-                f"task {self.task.id}: {_NOTHING}, and what it was to commit is discarded: {READ_ON} "
+                f"task {self.task.id}: {_NOTHING}, and the uncommitted writes are discarded: {READ_ON} "
                 f"({message_of(error)})",
             )
         else:

@@ -51,7 +51,9 @@ def options(args: Sequence[bytes], start: int, allowed: Mapping[bytes, int]) -> 
         takes = allowed.get(option)
         if takes is None or option in found:
             known = ", ".join(sorted(one.decode() for one in allowed)) or "none"
-            raise Refused(BAD_REQUEST, f"argument {at} is no option of this command, or given twice (it has: {known})")
+            raise Refused(
+                BAD_REQUEST, f"argument {at} is not an option of this command, or is given twice (options: {known})"
+            )
         if at + takes >= len(args):
             raise Refused(BAD_REQUEST, f"option {option.decode()} takes {takes} more argument(s)")
         found[option] = list(args[at + 1 : at + 1 + takes])

@@ -232,5 +232,7 @@ def _keyspace(c: Connection) -> dict[int, int]:
 def config(c: Connection, args: list[bytes]) -> Answer:
     """CONFIG GET: nothing of Redis's settings is there."""
     if args[1].upper() != b"GET" or len(args) < 3:
-        raise Refused(BAD_REQUEST, "CONFIG has GET here, which finds nothing: settings stand in the sidecar's own file")
+        raise Refused(
+            BAD_REQUEST, "CONFIG has GET here, which finds nothing: the settings are in the sidecar's own file"
+        )
     return encode({}, c.version)

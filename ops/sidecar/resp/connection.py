@@ -362,7 +362,7 @@ class Connection:
             if command.kind == "refused":
                 return command.handler(self, args)
             if not full:
-                raise Refused(BAD_REQUEST, f"{command.name} cannot stand within MULTI")
+                raise Refused(BAD_REQUEST, f"{command.name} is not allowed within MULTI")
             raise Refused(TOO_LARGE, f"MULTI takes {limits.batch_ops} requests and {limits.batch_bytes} bytes at most")
         self._queue.append((command, args))
         return QUEUED

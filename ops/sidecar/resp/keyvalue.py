@@ -67,7 +67,7 @@ def _set(
             "keys do not expire: retention is a property of window, session and versioned stores",
         )
     if not flags <= {b"NX", b"GET"} or len(flags) != len(given):
-        raise Refused(BAD_REQUEST, "syntax error: of SET's options there are NX and GET")
+        raise Refused(BAD_REQUEST, "syntax error: SET takes the options NX and GET")
     old = store.get(key)
     written = old is None or b"NX" not in flags
     if written:

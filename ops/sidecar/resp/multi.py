@@ -62,7 +62,7 @@ def execute(c: Connection, args: list[bytes]) -> Answer:
 def _execute(c: Connection, queue: Queue, touched: Set[tuple[str, bool]]) -> Answer:
     names = [command.name for command, _ in queue]
     if COMMIT in names[:-1]:
-        raise Refused(BAD_BATCH, "SF.COMMIT ends a MULTI: it must be the last of it; nothing of it was applied")
+        raise Refused(BAD_BATCH, "SF.COMMIT must be the last request of a MULTI; nothing of this MULTI was applied")
     if names[-1] != COMMIT:
         return replies(_apply(c, queue))
     c.stores.check_may_write()

@@ -111,16 +111,18 @@ class RespServer:
         if len(os.fsencode(path)) > SOCKET_PATH_MAX:
             raise InvalidRequest(f"{path}: a socket's path has at most {SOCKET_PATH_MAX} bytes: choose a shorter one")
         if mode not in (0o600, 0o660):
-            raise InvalidRequest(f"mode {mode:04o} of {path}: a socket is for its owner (0600) or its group (0660)")
+            raise InvalidRequest(
+                f"mode {mode:04o} of {path}: a socket has the mode 0600 (its owner) or 0660 (its group)"
+            )
         try:
             left = path.lstat()
         except FileNotFoundError:
             left = None
         if left is not None and not stat.S_ISSOCK(left.st_mode):
-            raise Held(f"{path} is there and is no socket: choose another path")
+            raise Held(f"{path} exists and is not a socket: choose another path")
         # A stale socket of another user was removed once, and a socket in use was taken over.
         if left is not None and left.st_uid != os.geteuid():
-            raise Held(f"{path} is a socket of user {left.st_uid}, not ours: remove it, or choose another path")
+            raise Held(f"{path} is a socket of another user ({left.st_uid}): remove it, or choose another path")
         if left is not None and _is_used(path):
             raise Held(f"another program listens at {path}: stop it, or choose another path")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -131,7 +133,7 @@ class RespServer:
             made = identity(path)
         except OSError as failure:
             listener.close()
-            raise InvalidRequest(f"{path}: a socket cannot be made there: {failure}") from failure
+            raise InvalidRequest(f"{path}: cannot create a socket: {failure}") from failure
         finally:
             os.umask(before)
         if mode != 0o600:

@@ -82,12 +82,12 @@ class Stores:
             return
         if (write and not grant.write) or (grant.stores is not None and store not in grant.stores):
             what = "write" if write else "read"
-            raise Refused(NOPERM, f"the token of {grant.name!r} does not allow to {what} store {store!r}")
+            raise Refused(NOPERM, f"the token of {grant.name!r} may not {what} store {store!r}")
 
     def check_may_write(self) -> None:
         """Raise Refused NOPERM for a token that only reads, before a command over the whole task."""
         if self.grant is not None and not self.grant.write:
-            raise Refused(NOPERM, f"the token of {self.grant.name!r} does not allow to write")
+            raise Refused(NOPERM, f"the token of {self.grant.name!r} may not write")
 
     def _of(self, held: EngineTask, name: bytes | None, *, write: bool) -> Any:
         store_name = self._binding.store if name is None else checked_name(name)

@@ -79,10 +79,10 @@ RUNS: dict[str, Run] = {"SET": keyvalue.set_run}
 _EXPIRY = "keys do not expire one by one: retention is a property of window, session and versioned stores"
 _TYPES = "a store holds plain values: declare a window, session or versioned store (SF.WPUT, SF.SPUT, SF.VPUT) instead"
 _SCRIPTS = "no scripts run here: a MULTI is one atomic apply, and one task has one writer"
-_CHANNELS = "no channels: events of tasks are at GET /v1/events of the control server"
-_WATCH = "nothing to watch: a task has one writer, so what was read stays until this application writes"
-_ARITHMETIC = "read and write the value: a task has one writer, so nobody comes between"
-_WHOLE = "a store is not emptied or moved by a client: use the control server"
+_CHANNELS = "standfast has no channels: GET /v1/events of the HTTP API sends the events of tasks"
+_WATCH = "nothing to watch: a task has one writer, so rows stay as read until this application writes"
+_ARITHMETIC = "read and write the value: a task has one writer, so no other writer comes between"
+_WHOLE = "a client cannot empty or move a store: use the HTTP API"
 
 REFUSED = {
     _EXPIRY: "EXPIRE PEXPIRE EXPIREAT PEXPIREAT PERSIST SETEX PSETEX GETEX",
@@ -95,8 +95,8 @@ REFUSED = {
     _ARITHMETIC: "INCR DECR INCRBY DECRBY INCRBYFLOAT APPEND SETNX GETSET MSETNX SETRANGE",
     _WHOLE: "FLUSHDB FLUSHALL SWAPDB MOVE RENAME RENAMENX COPY RANDOMKEY DUMP RESTORE MIGRATE OBJECT",
     "this instance has cluster support disabled: SELECT chooses the partition": "CLUSTER ASKING READONLY READWRITE",
-    "no replication of Redis: standbys tail the changelog": "REPLICAOF SLAVEOF SYNC PSYNC WAIT FAILOVER",
-    "the process is operated by the control server and the command line": "SHUTDOWN SAVE BGSAVE DEBUG ACL LATENCY "
+    "standfast has no Redis replication: standbys follow the changelog": "REPLICAOF SLAVEOF SYNC PSYNC WAIT FAILOVER",
+    "the HTTP API and the command line operate the process": "SHUTDOWN SAVE BGSAVE DEBUG ACL LATENCY "
     "SLOWLOG MEMORY MODULE",
 }
 

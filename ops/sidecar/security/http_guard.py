@@ -113,7 +113,11 @@ class GuardRules:
         uid = uid_of_peer((client[0], client[1]), (server[0], server[1])) if client and server else None
         if uid in self.uids:
             return self.anyone
-        who = "who asks cannot be told" if uid is None else f"user {uid} of this machine is not in serve.uids"
+        who = (
+            "the user of the connection is unknown"
+            if uid is None
+            else f"user {uid} of this machine is not in serve.uids"
+        )
         return Refusal(401, "NOAUTH", f"{who}: give a token, Authorization: Bearer TOKEN")
 
 
@@ -184,7 +188,7 @@ class Guard:
         token = bearer(scope["headers"])
         if token is None:
             return self._rules.without_token(scope)
-        return self._tokens.find(token) or Refusal(401, "NOAUTH", "this token is not known, or not any more")
+        return self._tokens.find(token) or Refusal(401, "NOAUTH", "the token is unknown or was removed")
 
 
 def is_admin(scope: Scope) -> bool:
@@ -200,7 +204,7 @@ def _shown_path(path: str) -> str:
 
 
 def _no_permission(needed: Role) -> Refusal:
-    return Refusal(403, "NOPERM", f"this needs the role {needed.name.lower()}, or the store is not yours")
+    return Refusal(403, "NOPERM", f"the caller needs the role {needed.name.lower()}, or may not use this store")
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

@@ -56,7 +56,7 @@ class ServerTls:
         names = {_plain(f"{kind}:{name}") for kind, name in certificate.get("subjectAltName", ())}
         if names & self._names:
             return None
-        return f"none of its names is on the list: {', '.join(sorted(names)) or 'it has no SAN'}"
+        return f"none of the certificate's names is in http.client_names: {', '.join(sorted(names)) or 'it has no SAN'}"
 
     def _choose(self, connection: Any, name: str | None, outer: ssl.SSLContext) -> None:
         connection.context = self._current
@@ -89,7 +89,7 @@ def guarded(protocol: type[Any], tls: ServerTls) -> type[Any]:
                 super().connection_made(transport)
                 return
             # Names come from the client's certificate: cut, and without control characters for a terminal.
-            logger.warning("http: a client was not let in: %s", refusal[:200].encode("ascii", "replace").decode())
+            logger.warning("http: a client was refused: %s", refusal[:200].encode("ascii", "replace").decode())
             self._let_in = False
             transport.abort()
 
@@ -111,7 +111,7 @@ def guarded(protocol: type[Any], tls: ServerTls) -> type[Any]:
 def _password(path: Path) -> bytes:
     raw = path.read_bytes()
     if len(raw) > PASSWORD_BYTES_MAX:
-        raise ValueError("the password's file is too large")
+        raise ValueError("the password file is too large")
     return raw.rstrip(b"\r\n")
 
 

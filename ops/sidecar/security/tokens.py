@@ -128,7 +128,7 @@ def _read(path: Path) -> list[_Entry]:
             mode = os.fstat(file.fileno()).st_mode
             raw = file.read(FILE_BYTES_MAX + 1)
         if mode & (stat.S_IRWXO | stat.S_IWGRP):
-            raise BadConfig([f"{path}: others can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
+            raise BadConfig([f"{path}: other users can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
         if len(raw) > FILE_BYTES_MAX:
             raise BadConfig([f"{path}: larger than {FILE_BYTES_MAX >> 10} KiB"])
         content = tomllib.loads(raw.decode())
@@ -141,9 +141,9 @@ def _read(path: Path) -> list[_Entry]:
 
 def _entries(path: Path, content: dict[str, Any]) -> list[_Entry]:
     given = content.pop("tokens", [])
-    problems = [f"{path}: {name!r}: no such table, tokens stand in [[tokens]]" for name in content]
+    problems = [f"{path}: {name!r}: no such table: tokens are in [[tokens]]" for name in content]
     if not isinstance(given, list) or len(given) > TOKENS_MAX:
-        raise BadConfig([*problems, f"{path}: tokens stand in [[tokens]], {TOKENS_MAX} at most"])
+        raise BadConfig([*problems, f"{path}: tokens are in [[tokens]], {TOKENS_MAX} at most"])
     entries = []
     for number, one in enumerate(given, 1):
         try:
@@ -157,10 +157,12 @@ def _entries(path: Path, content: dict[str, Any]) -> list[_Entry]:
 
 def _entry(one: Any) -> _Entry:
     if not isinstance(one, dict):
-        raise ValueError("is no table: write [[tokens]]")
+        raise ValueError("is not a table: write [[tokens]]")
     unknown = sorted(one.keys() - FIELDS)
     if unknown:
-        raise ValueError(f"has {', '.join(map(repr, unknown))}; a token has {', '.join(sorted(FIELDS))}")
+        raise ValueError(
+            f"has unknown fields: {', '.join(map(repr, unknown))}; a token has {', '.join(sorted(FIELDS))}"
+        )
     roles = {role.name.lower(): role for role in Role}
     role = one.get("role")
     if not isinstance(role, str) or role not in roles:
@@ -169,7 +171,7 @@ def _entry(one: Any) -> _Entry:
     if "stores" in one:
         stores = one["stores"]
         if not isinstance(stores, list) or not stores:
-            raise ValueError("stores must be a list of names; leave it out for all stores")
+            raise ValueError("stores must be a list of names; omit it for all stores")
         actor = replace(actor, stores=frozenset(check_name("store", store) for store in stores))
     return _Entry(_digest_of(one), actor)
 
@@ -177,7 +179,7 @@ def _entry(one: Any) -> _Entry:
 def _digest_of(one: dict[str, Any]) -> bytes:
     token, digest = one.get("token"), one.get("sha256")
     if (token is None) == (digest is None):
-        raise ValueError("needs one of token and sha256")
+        raise ValueError("needs either token or sha256")
     if digest is not None:
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest.lower()):
             raise ValueError("sha256 must be 64 hex digits")

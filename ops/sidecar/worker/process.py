@@ -94,7 +94,7 @@ class StandbyWorker:
     def read(self, path: str, query: str) -> Future[Rows]:
         """A page of committed rows of a task there. Raises Unavailable while none runs, Refused: TOO_LARGE, LIMIT."""
         if self._child is None or self._state is None:
-            raise Unavailable("the worker that is to have the standby is starting: ask again")
+            raise Unavailable("the standby worker is starting: ask again")
         order, future = self._reads.ask(path, query)
         self._child.order(order_line(order))
         return future
@@ -141,7 +141,7 @@ class StandbyWorker:
         self.heard_ms = child.heard_ms
         if child.ended is not None:
             if child.ended.why:
-                logger.error("the worker for restores and standbys is ended: %s", child.ended.why)
+                logger.error("the sidecar ended the standby worker: %s", child.ended.why)
                 self.heard_ms = now_ms
             self._child = None
             self._later(now_ms, now_ms - child.started_ms, str(child.ended))
@@ -149,7 +149,7 @@ class StandbyWorker:
     def _take(self, report: Report) -> None:
         if isinstance(report, Failed):
             self.error = report.message
-            logger.error("the worker for restores and standbys failed: %s: %s", report.kind, report.message)
+            logger.error("the standby worker failed: %s: %s", report.kind, report.message)
         elif isinstance(report, Rows):
             self._reads.answer(report)
         else:
@@ -160,7 +160,7 @@ class StandbyWorker:
 
     def _later(self, now_ms: int, lived_ms: int, how: str) -> None:
         pause_ms = self._restarts.pause_ms(lived_ms)
-        logger.warning("the worker for restores and standbys ended (%s): started again in %d ms", how, pause_ms)
+        logger.warning("the standby worker ended (%s): it starts again in %d ms", how, pause_ms)
         self._start_ms = now_ms + pause_ms
         self._state = None
         # Reads that the dead process had are answered as lost; a new one knows nothing of them.

@@ -88,7 +88,7 @@ def parse_order(line: bytes) -> Order:
     try:
         order: Order = read(line, Order)
     except ValueError as error:
-        raise InternalError(f"a worker was given an order that it cannot read: {error}") from error
+        raise InternalError(f"the standby worker received an order that it cannot read: {error}") from error
     return order
 
 
@@ -97,5 +97,5 @@ def parse_report(line: bytes) -> Report:
     try:
         report: Report = read(line, Report)
     except ValueError as error:
-        raise InternalError(f"a worker said {line[:200]!r}, which is no report: {error}") from error
+        raise InternalError(f"the standby worker sent {line[:200]!r}, which is not a report: {error}") from error
     return report

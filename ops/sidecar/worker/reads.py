@@ -33,7 +33,7 @@ class Reads:
         if size > ASKED_BYTES_MAX:
             raise Refused(TOO_LARGE, f"a request for rows of a standby has {ASKED_BYTES_MAX} bytes at most")
         if len(self._asked) >= ASKED_MAX or size + sum(one for _, one in self._asked.values()) > ASKED_BYTES_MAX:
-            raise Refused(LIMIT, f"the worker is reading for {len(self._asked)} others: ask again")
+            raise Refused(LIMIT, f"the standby worker has {len(self._asked)} other requests: ask again")
         self._last += 1
         future: Future[Rows] = Future()
         self._asked[self._last] = future, size
@@ -51,4 +51,4 @@ class Reads:
         asked, self._asked = self._asked, {}
         for future, _ in asked.values():
             if future.set_running_or_notify_cancel():
-                future.set_exception(Unavailable("the worker that has the standby ended: ask again"))
+                future.set_exception(Unavailable("the standby worker ended: ask again"))

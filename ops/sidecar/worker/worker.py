@@ -77,7 +77,7 @@ class Worker:
             except StandfastError as error:
                 if not is_of_log(error):
                     raise
-                logger.warning("worker: the log did not answer: %s", error)
+                logger.warning("standby worker: the log did not answer: %s", error)
         # Makes no call to the log: its errors are the end of the session's background work, and so of this process.
         state = State(self._round, self._tasks(), self._error)
         if status is None and state == self._told:
@@ -171,7 +171,7 @@ def main(parent: Parent) -> int:
                 session = open_session(order)
                 worker = Worker(session)
             elif worker is None or session is None:
-                raise InternalError("a worker was told to hold tasks before it was opened")
+                raise InternalError("the standby worker received tasks before its session was opened")
             elif isinstance(order, ReadRows):
                 ask = ask or reader_of(session, parent)
                 ask(order)
@@ -197,7 +197,7 @@ def run() -> int:
     try:
         return main(parent)
     except BaseException as error:  # noqa: BLE001  the outermost frame: the server gets it and starts another
-        logger.exception("the worker ends")
+        logger.exception("the standby worker ends")
         try:
             parent.tell(report_line(Failed(type(error).__name__, str(error))))
         finally:

@@ -300,6 +300,6 @@ class Moves:
         for node in self.nodes:
             text = node.sidecar.log_path.read_text(errors="replace")
             bad = [
-                line for line in text.splitlines() if any(word in line for word in ("Traceback", "bug of", "http: "))
+                line for line in text.splitlines() if any(word in line for word in ("Traceback", "bug in", "http: "))
             ]
             assert not bad, f"{self.seed}: {node.name} wrote {bad[:3]}\n{text[-6_000:]}"

@@ -102,5 +102,5 @@ def test_error_that_is_not_listed_for_a_partition_on_its_way_is_a_problem(known:
     assert {"LOADING", "NOTASSIGNED", "READONLY", "FENCED", "UNAVAILABLE", "BUSY"} <= CODES_ALLOWED
     known.refused("RESP scanner", "LOADING", "LOADING it restores", CODES_ALLOWED)
     assert known.problems == []
-    known.refused("RESP scanner", "ERR", "ERR RuntimeError: a bug of standfast", CODES_ALLOWED)
+    known.refused("RESP scanner", "ERR", "ERR RuntimeError: a bug in standfast", CODES_ALLOWED)
     assert len(known.problems) == 1

@@ -110,7 +110,7 @@ def test_partition_that_does_not_exist_is_refused_and_nothing_changes(shared: Si
 def test_number_of_partitions_must_be_known_before_the_first_task(sidecars: Sidecars) -> None:
     sidecar = sidecars.start()
     body = {"generation": 1, "tasks": [{"partition": 0, "role": "active"}]}
-    assert sidecar.call("PUT", "/v1/assignment", body, status=400)["message"].startswith("how many partitions")
+    assert sidecar.call("PUT", "/v1/assignment", body, status=400)["message"].startswith("the number of partitions")
     sidecar.call("PUT", "/v1/stores", {"stores": [KEYVALUE]})
     sidecar.call("PUT", "/v1/assignment", body, status=400)
     sidecar.declare()
@@ -350,7 +350,7 @@ def test_snapshot_is_made_and_listed_by_the_command(shared: Sidecar, capsys: pyt
     made = json.loads(capsys.readouterr().out)
     assert made["name"] == "by-hand" and list(made["positions"]) == ["1"]
     assert main(["snapshot", "create", "by-hand", *where]) == 2
-    assert "there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     assert main(["snapshot", "list", *where]) == 0
     newest = json.loads(capsys.readouterr().out)["snapshots"][0]
     assert (newest["name"], newest["tasks"]) == ("by-hand", ["0_1"])

@@ -81,7 +81,7 @@ def test_ranges_are_in_key_order_with_both_ends(desk: Desk) -> None:
     assert talk("SF.RANGE", "kv", "", "", "LIMIT", 2, "AFTER", "b") == [b"c", b"C", b"d", b"D"]
     assert talk("SF.RANGE", "kv", "d", "b") == []
     assert "LIMIT must be" in talk.refused("SF.RANGE", "kv", "", "", "LIMIT", 0)
-    assert "is no option" in talk.refused("SF.RANGE", "kv", "", "", "LIMIT", 1, "LIMIT", 1)
+    assert "is not an option" in talk.refused("SF.RANGE", "kv", "", "", "LIMIT", 1, "LIMIT", 1)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

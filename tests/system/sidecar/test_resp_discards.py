@@ -83,7 +83,7 @@ def test_connection_that_wrote_what_was_discarded_is_fenced_until_it_binds_again
     other.connection.close()
     for request in (("GET", "a"), ("SET", "a", "1"), ("SF.COMMIT",), ("SF.COMMIT", "SEQ", 1, *OFFSETS, 6)):
         refused = writer.refused(*request)
-        assert refused.startswith("FENCED partition 0: writes that were not committed were discarded")
+        assert refused.startswith("FENCED partition 0: uncommitted writes were discarded")
         assert READ_FIRST in refused
     assert desk.talk()("SET", "c", "3") == b"OK"
     assert writer("SELECT", 0) == b"OK"
@@ -110,7 +110,7 @@ def test_offsets_read_by_one_connection_discard_and_leave_the_readers_of_the_poo
     assert later("SF.OFFSETS") == []
     assert reader("GET", "a") is None
     assert READ_FIRST in reader.refused("SF.COMMIT", "SEQ", 1, "EPOCH", 1, *OFFSETS, 6)
-    assert writer.refused("GET", "a").startswith("FENCED partition 0: another connection began anew")
+    assert writer.refused("GET", "a").startswith("FENCED partition 0: another connection began again")
     assert committed(later, 1, 6) == [1, 1, 0]
 
 

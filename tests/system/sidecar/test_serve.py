@@ -121,7 +121,7 @@ def test_usr1_tells_the_status_and_hup_reads_again_and_neither_ends_it(sidecars:
     os.kill(sidecar.pid, signal.SIGUSR1)
     wait_for(lambda: '"schema": "standfast.status/1"' in sidecar.told())
     os.kill(sidecar.pid, signal.SIGHUP)
-    wait_for(lambda: "read again: tokens" in sidecar.told())
+    wait_for(lambda: "reloaded: tokens" in sidecar.told())
     os.kill(sidecar.pid, signal.SIGQUIT)
     wait_for(lambda: "Current thread" in sidecar.told())
     assert sidecar.http is not None and sidecar.http.get("/livez").status_code == 200

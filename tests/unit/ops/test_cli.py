@@ -603,4 +603,4 @@ def test_file_in_the_place_of_a_state_directory_is_told(run: Run, tmp_path: Path
     (tmp_path / "file").write_text("mine")
     code, _, told = run(*words, str(tmp_path / "file"))
     assert (code, "restore it" in told) == (2, False)
-    assert "file is no folder: name the state directory of the application" in told
+    assert "file is not a directory: name the application's state directory" in told

@@ -129,7 +129,7 @@ def test_without_a_token_only_users_on_the_list_are_let_in(clock: ManualClock, t
                 assert reason(server.judge(request)) == found
                 assert server.judge(request | {"path": "/livez"}) == READER
                 unknown = server.judge(request | {"client": ("127.0.0.1", 1)})
-                assert isinstance(unknown, Refusal) and "cannot be told" in unknown.message
+                assert isinstance(unknown, Refusal) and "user of the connection is unknown" in unknown.message
 
 
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"localhost:1", b"[::1]:8080", b"LOCALHOST"])

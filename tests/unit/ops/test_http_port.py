@@ -107,7 +107,7 @@ def test_port_that_is_none_is_told_before_anything_is_made(tmp_path: Path, port:
 def test_port_that_is_taken_is_told_and_changes_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(sf.Held, match=f"127.0.0.1:{port} cannot be served"):
+        with pytest.raises(sf.Held, match=f"cannot listen on 127.0.0.1:{port}"):
             session_at(tmp_path, port)
     assert list(tmp_path.iterdir()) == [] and threads() == set()
     with session_at(tmp_path, port) as opened:

@@ -84,11 +84,11 @@ def test_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: in
         (entry(SECRET, name="../x"), "token name"),
         (entry(SECRET, more="stores = []"), "stores must be a list"),
         (entry(SECRET, more='stores = ["../x"]'), "store name"),
-        (entry(SECRET, more='sha256 = "00"'), "needs one of token and sha256"),
+        (entry(SECRET, more='sha256 = "00"'), "needs either token or sha256"),
         (entry(SECRET, more="rôle = 1"), "not a TOML file"),
-        (entry(SECRET, more="tokn = 1"), "has 'tokn'; a token has"),
+        (entry(SECRET, more="tokn = 1"), "has unknown fields: 'tokn'; a token has"),
         ('[[tokens]]\nname = "a"\nrole = "read"\nsha256 = "zz"\n', "64 hex digits"),
-        ("tokens = [1]\n", "is no table"),
+        ("tokens = [1]\n", "is not a table"),
     ],
 )
 def test_problem_of_a_token_is_told_without_the_token(tmp_path: Path, text: str, problem: str) -> None:

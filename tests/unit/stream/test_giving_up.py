@@ -306,7 +306,7 @@ def test_program_under_our_command_line_ends_with_its_exit_code_and_the_reason(t
     done = program(tmp_path, run=run)
     assert done.returncode == 70
     assert "error: ValueError: this value is not to my taste (while task 0_0 processed" in done.stderr
-    assert "a bug of standfast" not in done.stderr
+    assert "a bug in standfast" not in done.stderr
 
 
 @pytest.mark.slow
