@@ -164,7 +164,7 @@ def places_of(args: argparse.Namespace) -> list[Place]:
         return remote_places(args.state_dir, settings.app)
     if settings.state_dir is None:
         raise InvalidRequest(
-            "which state? name it with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER"
+            "which state? name a directory with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER"
         )
     from pathlib import Path
 
@@ -188,7 +188,7 @@ def _chosen(places: list[Place], args: argparse.Namespace) -> list[Place]:
     chosen = [place for place in places if place.task.partition == args.partition]
     if not chosen:
         held = ", ".join(str(place.task.partition) for place in places)
-        raise InvalidRequest(f"there is no task of partition {args.partition}, there are {held}")
+        raise InvalidRequest(f"there is no task of partition {args.partition}: the partitions are {held}")
     return chosen
 
 
