@@ -147,7 +147,7 @@ def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
             if at.note:
                 reasons.setdefault(at.note, set()).add(str(at.place))
     return [
-        f"the databases of {len(places)} tasks were opened for their definitions, the first {min(places)}: {reason}"
+        f"opened the databases of {len(places)} tasks for their definitions, the first {min(places)}: {reason}"
         for reason, places in sorted(reasons.items())
     ]
 
