@@ -41,11 +41,15 @@ def _commands() -> Iterator[str]:
 
 
 def _parsers(parser: argparse.ArgumentParser, name: str, depth: int) -> Iterator[str]:
+    from standfast.ops.cli.examples import EXAMPLES
+
     groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     if depth > 2:
         yield from ("", f"{'#' * min(depth - 1, 4)} `{name}`", "", _prose(parser.description or ""), "")
         usage = parser.format_usage().removeprefix("usage: ").strip()
         yield from ("```text", re.sub(r"\n\s+", "\n    ", usage), "```", "")
+        if not groups and parser.prog in EXAMPLES:
+            yield from ("```sh", *EXAMPLES[parser.prog], "```", "")
         options = [one for one in parser._actions if one.help != argparse.SUPPRESS and one not in groups]
         rows = [(_option(one), _prose(one.help or "")) for one in options if one.dest != "help"]
         if rows:

@@ -28,7 +28,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "json": {"action": "store_true", "help": "one JSON document instead of a table"},
     # for a command whose table has more columns than a narrow terminal
     "wide": {"action": "store_true", "help": "all columns, each row on one line however long it is"},
-    "config": {"type": Path, "metavar": "FILE", "help": "settings in TOML; flags win over it"},
+    "config": {"type": Path, "metavar": "FILE", "help": "settings file, TOML; flags override it"},
     "offline": {
         "type": Path,
         "metavar": "DIR",
@@ -38,7 +38,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "SECTION.KEY=VALUE",
-        "help": "one setting; wins over the file and the environment; may be given again",
+        "help": "one setting; overrides the file and the environment; repeatable",
     },
 }
 
@@ -86,7 +86,7 @@ def time_of(text: str) -> int:
         return parse_time(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: give milliseconds since the epoch, or 2013-01-01T08:00:00Z"
+            f"{text!r} is not a time: give milliseconds since the epoch, or 2013-01-01T08:00:00Z"
         ) from None
 
 
@@ -94,16 +94,18 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
     """Flags that find a running instance and authenticate to it."""
     where = parser.add_argument_group("which instance")
     where.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory, on this machine")
-    where.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
+    where.add_argument("--app", metavar="NAME", help="application; optional if DIR holds only one")
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="a sidecar's run directory, instead of --state-dir")
     where.add_argument("--url", metavar="URL", help="its HTTP endpoint, http(s)://host:port, instead of a directory")
-    where.add_argument("--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="S", help="seconds to wait for it")
+    where.add_argument(
+        "--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="S", help="seconds to wait for its answer"
+    )
     where.add_argument("--config", **FLAGS["config"])
-    who = parser.add_argument_group("who asks, where the endpoint wants to know")
+    who = parser.add_argument_group("credentials, where the endpoint requires them")
     who.add_argument("--token-file", type=Path, metavar="FILE", help="file of mode 0600 that holds the token")
-    who.add_argument("--ca", type=Path, metavar="FILE", help="authorities of its certificate, PEM; else the machine's")
-    who.add_argument("--cert", type=Path, metavar="FILE", help="our certificate, PEM, for mutual TLS")
-    who.add_argument("--cert-key", type=Path, metavar="FILE", help="the private key of --cert, PEM")
+    who.add_argument("--ca", type=Path, metavar="FILE", help="authorities to trust, PEM (default: the machine's)")
+    who.add_argument("--cert", type=Path, metavar="FILE", help="client certificate, PEM, for mutual TLS")
+    who.add_argument("--cert-key", type=Path, metavar="FILE", help="private key of --cert, PEM")
     who.add_argument("--tls-name", metavar="NAME", help="the name in its certificate, if not the host of its address")
 
 
@@ -116,7 +118,7 @@ def config_of(args: argparse.Namespace) -> Loaded:
         name, separator, value = one.partition("=")
         # The error does not repeat the text, which may hold a secret.
         if not separator or "." not in name:
-            raise InvalidRequest("--set wants SECTION.KEY=VALUE, as in --set http.port=8080")
+            raise InvalidRequest("--set takes SECTION.KEY=VALUE, such as --set http.port=8080")
         flags[name] = value
     return load_config(args.config, os.environ, flags)
 
@@ -144,7 +146,7 @@ def client_of(args: argparse.Namespace) -> Client:
     if args.timeout <= 0:  # a socket's time-out of 0 means non-blocking, which fails at once with another error
         raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
     if args.url is not None and args.run_dir is not None:
-        raise InvalidRequest("--url and --run-dir both say which instance: give one of them")
+        raise InvalidRequest("--url and --run-dir both name an instance: give one of them")
     token = None if args.token_file is None else token_of(args.token_file)
     tls = TlsFiles(args.ca, args.cert, args.cert_key, args.tls_name)
     if args.url is not None:

@@ -39,9 +39,20 @@ COMMAND_MODULES = (
 )
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose help ends with examples of its command. Subcommands get parsers of this class too."""
+
+    def format_help(self) -> str:
+        from standfast.ops.cli.examples import EXAMPLES  # only where help is printed
+
+        # Below the epilog and not in it, since argparse wraps an epilog.
+        lines = [f"  {line}\n" for line in EXAMPLES.get(self.prog, ())]
+        return "".join([super().format_help(), "\nexamples:\n" * bool(lines), *lines])
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="standfast",
         description="Durable local state for stream applications, with standbys that take over at once.",
         epilog="Exit codes: 0 fine, 1 a negative answer, 2 usage, 3 inconclusive, 65 damaged or lost data, "

@@ -134,7 +134,7 @@ class Client:
         # After a kill, another program or instance may have taken the port that an old info file names.
         answered = response.getheader(INSTANCE_HEADER)
         if answered is None or (self._instance is not None and answered != self._instance):
-            raise Unavailable(f"{where} answers, but it is not the instance looked for: its info file is out of date")
+            raise Unavailable(f"{where} answers, but not as the expected instance: its info file is out of date")
         try:
             document = json.loads(answer)
         except ValueError as error:

@@ -144,9 +144,9 @@ class SidecarTask:
                 self._wire.call(*arguments)
             except StandfastError as error:
                 raise CommitUnknown(
-                    f"task 0_{self.partition}: the connection ended before the answer to this commit, and the second "
-                    f"question was refused ({type(error).__name__}), so it may have happened or not: ask "
-                    f"source_offsets() before anything is sent again ({lost})"
+                    f"task 0_{self.partition}: the connection ended before the answer to this commit, and its second "
+                    f"attempt was refused ({type(error).__name__}), so the commit may have happened or not: call "
+                    f"source_offsets() before you send anything again ({lost})"
                 ) from error
 
     def close(self) -> None:

@@ -71,8 +71,8 @@ class Wire:
         except (OSError, EOFError) as error:
             self.close()
             raise kind(
-                f"{self._path}: the sidecar does not answer ({type(error).__name__}: {error}): what was not committed "
-                "is lost, read the source offsets again"
+                f"{self._path}: the sidecar does not answer ({type(error).__name__}: {error}): uncommitted changes "
+                "are lost, read the source offsets again"
             ) from error
 
     def close(self) -> None:

@@ -81,10 +81,10 @@ class Endpoint:
     def failed(self, error: Exception) -> str:
         """A connection error with the likely causes, for people."""
         if isinstance(error, ssl.SSLError):
-            return f"{error}: does the certificate have this name, do we know who signed it, and is ours let in?"
+            return f"{error}: does the certificate have this name, do we trust its authority, and is ours accepted?"
         if self.context is None:
             return f"{error}: is the instance running, and does it speak http, not https?"
-        return f"{error}: is the instance running, does it speak https, and does it let our certificate in?"
+        return f"{error}: is the instance running, does it speak https, and does it accept our certificate?"
 
 
 class _Named(HTTPSConnection):
@@ -134,9 +134,9 @@ def token_of(path: Path) -> str:
     except OSError as error:
         raise BadConfig([f"{path}: cannot be read: {error.strerror or error}"]) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise BadConfig([f"{path}: others can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
+        raise BadConfig([f"{path}: other users can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
     text = raw.strip()  # editors end a file with a line break
     # The token goes into a header, which a control character could end.
     if not text or len(text) > TOKEN_BYTES_MAX or not text.isascii() or not text.decode().isprintable():
-        raise BadConfig([f"{path}: holds no token: one line of text is wanted"])
+        raise BadConfig([f"{path}: holds no token: the file must hold one line of text"])
     return text.decode()

@@ -212,10 +212,12 @@ class Broker:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unavailable(f"the folder of the broker in {self.directory} could not be prepared: {error}") from error
+            raise Unavailable(
+                f"the data folder of the broker in {self.directory} cannot be formatted: {error}"
+            ) from error
         if done.returncode != 0:
             raise Unavailable(
-                f"the folder of the broker in {self.directory} could not be prepared; the last lines:\n"
+                f"the data folder of the broker in {self.directory} cannot be formatted; the last lines:\n"
                 f"{_tail(done.stdout)}"
             )
 

@@ -32,7 +32,7 @@ def fetch_by_ivy(coordinates: list[tuple[str, str, str, str]], target: Path, fol
     run_tool("fetching jars by Ivy", [*command, "-retrieve", f"{target}/{NAMES}"], cwd=folder)
     # Ivy ends with exit code 0 also where it found nothing to copy.
     if not target.is_dir():
-        raise Unavailable("fetching jars by Ivy failed: it ended well and copied nothing")
+        raise Unavailable("fetching jars by Ivy failed: Ivy ended without an error and copied nothing")
 
 
 def find_ivy() -> Path | None:

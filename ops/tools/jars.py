@@ -27,7 +27,7 @@ from standfast.store.errors import Corruption, InternalError, Unavailable
 
 COORDINATE = re.compile(r"[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){2,3}")
 OTHERWISE = (
-    "These jars come through Maven's own repositories: a proxy or a mirror goes into ~/.m2/settings.xml. Without them, "
+    "These jars come through Maven's own repositories: set a proxy or a mirror in ~/.m2/settings.xml. Without them, "
     "use a broker that runs already: kafka://host:9092."
 )
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
@@ -94,7 +94,7 @@ def ensure_jars(jar_set: JarSet, java: Java, say: Say, cache: Path | None = None
     if found == []:
         return target
     if found:
-        say(f"the jars in {target} are not the pinned ones ({found[0]}): fetching them anew")
+        say(f"the jars in {target} are not the pinned ones ({found[0]}): fetching them again")
     with fetching(cache, say) as folder:
         if problems(jar_set, target) == []:  # another process was quicker
             return target
@@ -113,8 +113,8 @@ def ensure_jars(jar_set: JarSet, java: Java, say: Say, cache: Path | None = None
             raise Unavailable(f"{error}\n{OTHERWISE}") from error
         if found := problems(jar_set, fetched):
             raise Corruption(
-                f"what was fetched for {jar_set.name} {jar_set.version} is not what is pinned: {'; '.join(found)}. "
-                "Nothing of it was kept. If a repository manager stands between, it serves other files"
+                f"the files fetched for {jar_set.name} {jar_set.version} are not the pinned ones: {'; '.join(found)}. "
+                "None of them was kept. If a repository manager stands between, it serves other files"
             )
         put_in_place(fetched, target)
     return target
@@ -125,7 +125,7 @@ def problems(jar_set: JarSet, folder: Path) -> list[str]:
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
     wanted = {jar.file_name: jar.sha256 for jar in jar_set.jars}
     found = [f"{name} is missing" for name in sorted(set(wanted) - there)]
-    found += [f"{name} is not of the set" for name in sorted(there - set(wanted))]
+    found += [f"{name} is not in the set" for name in sorted(there - set(wanted))]
     for name in sorted(there & set(wanted)):
         digest = sha256_of(folder / name)
         if digest != wanted[name]:
@@ -148,7 +148,7 @@ def fetch_by_maven(coordinates: list[tuple[str, str, str, str]], target: Path, f
         cwd=folder,
     )
     if not target.is_dir():
-        raise Unavailable("fetching jars by Maven failed: it ended well and copied nothing")
+        raise Unavailable("fetching jars by Maven failed: Maven ended without an error and copied nothing")
 
 
 def pom(coordinates: list[tuple[str, str, str, str]], *, transitive: bool = False) -> str:

@@ -73,7 +73,7 @@ def check_listening(servers: str, hint: str = "start one on this machine with: s
     # librdkafka would go on connecting until the time-out of each call, and then name no cause.
     found = refusals(servers, LISTEN_TIMEOUT_S)
     if found is not None:
-        raise Unavailable(f"kafka://{servers}: no broker is there ({'; '.join(found)}): check the address, or {hint}")
+        raise Unavailable(f"kafka://{servers}: no broker listens ({'; '.join(found)}): check the address, or {hint}")
 
 
 def parse_answer(answer: bytes) -> list[Node]:

@@ -35,19 +35,21 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     commands = parser.add_subparsers(dest="broker_command", required=True, metavar="COMMAND")
     for name, text, run in (
-        ("up", "start it, and return once it answers", run_up),
-        ("status", "tell whether it runs (exit code 1: no)", run_status),
-        ("down", "stop it; its topics stay for the next start", run_down),
+        ("up", "start the broker, and return once it answers", run_up),
+        ("status", "show whether the broker runs (exit code 1: no)", run_status),
+        ("down", "stop the broker; its topics stay for the next start", run_down),
     ):
         command = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
         command.add_argument(
             "--dir",
             type=Path,
             metavar="DIR",
-            help="where it keeps its files (default: ~/.local/state/standfast/broker)",
+            help="folder of the broker's files (default: ~/.local/state/standfast/broker)",
         )
         if name == "up":
-            command.add_argument("--port", type=int, default=0, metavar="P", help="its port (default: a free one)")
+            command.add_argument(
+                "--port", type=int, default=0, metavar="P", help="port of the broker (default: a free one)"
+            )
         prints(command, run, "json")
 
 
@@ -62,16 +64,16 @@ def run_up(args: argparse.Namespace, out: Output) -> int:
     running = running_broker(directory)
     started = running is None
     if running is None:
-        out.note("starting a Kafka broker; it takes some seconds")
+        out.note("starting a Kafka broker; this takes some seconds")
         # Not bound: the broker is to outlive this command.
         running = Broker(directory, args.port, bound=False, say=out.note).start()
     elif args.port not in (0, running.port):
         raise InvalidRequest(
-            f"the broker in {directory} runs at {running.address}: stop it before it can have port {args.port}"
+            f"the broker in {directory} runs at {running.address}: stop it first to start one on port {args.port}"
         )
     took_ms = clock.monotonic_ms() - began_ms if started else None
     out.document(_document(directory, running) | {"started": started, "started_in_ms": took_ms})
-    state = "runs already at" if took_ms is None else f"answers after {took_ms / 1_000:.1f} s at"
+    state = "already runs at" if took_ms is None else f"answers after {took_ms / 1_000:.1f} s at"
     out.line(f"Kafka {running.version} {state} {running.address}, pid {running.pid}")
     out.line(f"try it: standfast demo --log {_url(running)}, or use that address as the log of an application")
     out.line(f"files in {directory}; stop it with: standfast broker down{_flag(args)}")
@@ -92,7 +94,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
     if running is None:
         out.line(f"no broker runs in {directory}; start it with: standfast broker up{_flag(args)}")
         return NEGATIVE
-    state = "answers" if answers else "runs and does not answer"
+    state = "answers" if answers else "runs but does not answer"
     out.line(f"Kafka {running.version} {state} at {running.address}, pid {running.pid}, log {running.log}")
     out.line(f"its address for applications and commands: {_url(running)}")
     return OK if answers else NEGATIVE
@@ -108,7 +110,7 @@ def run_down(args: argparse.Namespace, out: Output) -> int:
     out.line(
         f"no broker ran in {directory}"
         if ended is None
-        else f"stopped pid {ended.pid}; topics stay in {directory} for the next start, delete it to be rid of them"
+        else f"stopped pid {ended.pid}; topics stay in {directory} for the next start; delete it to remove them"
     )
     return OK
 

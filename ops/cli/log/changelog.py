@@ -32,7 +32,7 @@ TOPICS_SCHEMA = "standfast.topics/1"
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     parser = subparsers.add_parser(
-        "changelog", help="look into a changelog, or any topic", description="Look into a changelog, or any topic."
+        "changelog", help="inspect a changelog, or any topic", description="Inspect a changelog, or any topic."
     )
     commands = parser.add_subparsers(dest="changelog_command", required=True, metavar="COMMAND")
     for name, text, handler in (
@@ -42,11 +42,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     ):
         command = commands.add_parser(name, help=text, description=f"Show {text}.")
         command.add_argument("topic", nargs="?", metavar="TOPIC", help="the topic; or name --app and --store")
-        command.add_argument("--store", metavar="NAME", help="store of the application whose changelog it is")
+        command.add_argument("--store", metavar="NAME", help="store whose changelog to read, with --app")
         command.add_argument("--app", metavar="NAME", help="application")
         command.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
         command.add_argument(
-            "--state-dir", type=Path, metavar="DIR", help="where to see whether a source topic is the store's changelog"
+            "--state-dir",
+            type=Path,
+            metavar="DIR",
+            help="state directory with the store's definition, which may name a source topic as its changelog",
         )
         command.add_argument("--partition", type=int, metavar="P", help="only this partition")
         if name != "stats":
@@ -280,7 +283,9 @@ def _topic_document(info: Any) -> Json:
 
 
 def _policy(info: Any) -> str:
+    from standfast.ops.observe.verdict import duration
+
     text = ",".join(sorted(info.policy.cleanup))
     # A topic that is only compacted has a retention setting too, without any effect.
     aged = "delete" in info.policy.cleanup and info.policy.retention_ms >= 0
-    return f"{text}, kept {info.policy.retention_ms} ms" if aged else text
+    return f"{text}, kept {duration(info.policy.retention_ms / 1_000)}" if aged else text

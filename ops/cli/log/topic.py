@@ -27,19 +27,19 @@ SCHEMA = "standfast.topic/1"
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    text = "create a topic, let it grow, or change its settings"
+    text = "create a topic, add partitions, or change its settings"
     parser = subparsers.add_parser("topic", help=text, description=f"{text[0].upper()}{text[1:]}.")
     commands = parser.add_subparsers(dest="topic_command", required=True, metavar="COMMAND")
     for name, what, handler in (
         ("create", "create a topic", run_create),
-        ("alter", "let a topic have more partitions, or change its settings", run_alter),
+        ("alter", "add partitions to a topic, or change its settings", run_alter),
     ):
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         command.add_argument("topic", metavar="NAME", help="the topic")
         command.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
-        command.add_argument("--partitions", type=int, metavar="N", help="so many in all")
+        command.add_argument("--partitions", type=int, metavar="N", help="number of partitions in all")
         command.add_argument(
-            "--set", action="append", default=[], metavar="SETTING=VALUE", help="as cleanup.policy=compact,delete"
+            "--set", action="append", default=[], metavar="SETTING=VALUE", help="such as cleanup.policy=compact,delete"
         )
         prints(command, handler, "json", "config")
 
@@ -55,7 +55,7 @@ def run_create(args: argparse.Namespace, out: Output) -> int:
     with closing(_new_log(args, policy, out) or log_of(args)) as log:
         # Creating is idempotent for an application, but a person's settings would be passed over in silence.
         if log.admin.describe_topic(args.topic) is not None:
-            raise InvalidRequest(f"topic {args.topic!r} is there already: change it with standfast topic alter")
+            raise InvalidRequest(f"topic {args.topic!r} exists already: change it with standfast topic alter")
         _tell(out, log.admin.create_topic(args.topic, args.partitions, policy))
     return 0
 
@@ -85,7 +85,7 @@ def _new_log(args: argparse.Namespace, policy: TopicPolicy, out: Output) -> Log 
         return None
     check_new_topic(args.topic, args.partitions, policy)  # first, so that a refused topic leaves no log behind
     log = open_log(address)
-    out.note(f"made a new log, {Path(where.path).absolute()}")  # in case the address was mistyped
+    out.note(f"created a new log, {Path(where.path).absolute()}")  # in case the address was mistyped
     return log
 
 

@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("config", help="settings: show, schema, validate", description="Work with settings.")
+    parser = subparsers.add_parser(
+        "config", help="settings: show, schema, validate", description="Show and check settings."
+    )
     commands = parser.add_subparsers(dest="config_command", required=True, metavar="COMMAND")
-    text = "what a file, the environment and flags amount to, without secrets"
+    text = "the settings that file, environment and flags give, without secrets"
     show = commands.add_parser("show", help=text, description=f"{text.capitalize()}.")
     _add_file(show, needed=False)
-    show.add_argument("--origin", action="store_true", help="where each value came from")
+    show.add_argument("--origin", action="store_true", help="also the origin of each value")
     prints(show, run_show)
     text = "the JSON Schema of a settings file"
-    schema = commands.add_parser("schema", help=text, description=f"{text.capitalize()}, for editors.")
+    schema = commands.add_parser("schema", help=text, description="The JSON Schema of a settings file, for editors.")
     schema.set_defaults(handler=run_schema)
-    text = "report every problem of a settings file, or what it amounts to"
+    text = "report every problem of a settings file, or the settings that it gives"
     # `check` is the name that it had at first.
     validate = commands.add_parser(
         "validate", aliases=["check"], help=text, description=f"{text.capitalize()} (exit code 78: problems)."

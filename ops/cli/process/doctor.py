@@ -30,10 +30,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "doctor",
         help="find wrong settings of topics, log and files, each with its fix",
-        description="Look at an application's topics, its log and its files; print what is wrong, why it matters and "
-        "the command that puts it right. Nothing is changed.",
-        epilog="Exit codes: 0 nothing is wrong (warnings do not count), 1 something is (also a log that is damaged or "
-        "locked), 69 the log does not answer.",
+        description="Check an application's topics, its log and its files: print each problem, why it matters and the "
+        "command that fixes it. The doctor changes nothing.",
+        epilog="Exit codes: 0 no errors (warnings do not count), 1 errors (also a log that is damaged or locked), "
+        "69 the log does not answer.",
     )
     parser.add_argument("--app", metavar="NAME", help="application")
     parser.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
@@ -41,18 +41,22 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--state-dir",
         type=Path,
         metavar="DIR",
-        help="its state directory on this machine: its stores are known there",
+        help="its state directory on this machine, which names its stores",
     )
     parser.add_argument(
         "--store",
         action="append",
         default=[],
         metavar="NAME:KIND[:OPTIONS]",
-        help="a store, as totals:keyvalue, hourly:window:size=1h,retention=2d, visits:session:retention=2d or "
-        "prices:versioned:history=7d; wins over what the state directory says",
+        help="a store, such as totals:keyvalue, hourly:window:size=1h,retention=2d, visits:session:retention=2d or "
+        "prices:versioned:history=7d; overrides its definition in the state directory",
     )
     parser.add_argument(
-        "--source", action="append", default=[], metavar="TOPIC", help="a source topic, beside those it committed"
+        "--source",
+        action="append",
+        default=[],
+        metavar="TOPIC",
+        help="a source topic, beside those with committed offsets",
     )
     prints(parser, run_doctor, "json", "config")
 
@@ -79,7 +83,9 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
         known = known_of(app, app_tasks(settings.state_dir, app))
         found += local_findings(local_facts(settings.state_dir / app, app, known.unreadable))
     elif args.state_dir is not None:  # from a settings file it may be absent: before the first start there is none
-        raise InvalidRequest(f"{args.state_dir} holds nothing of application {app!r}: name its own, or leave it out")
+        raise InvalidRequest(
+            f"{args.state_dir} holds no state of application {app!r}: name its own directory, or omit --state-dir"
+        )
     looked = None
     try:
         with closing(log_of(args)) as log:
@@ -100,9 +106,9 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     out.document(_document(app, settings.log, () if looked is None else looked.survey.brokers, present, found))
     _show(out, found)
     for topic, other in () if looked is None else looked.doubtful:
-        out.note(f"topic {topic} may be of {app!r} or of {other!r}: name its store with --store to have it judged")
+        out.note(f"topic {topic} may belong to {app!r} or {other!r}: name its store with --store to have it checked")
     if looked is None:
-        out.note("topics and positions could not be looked at: the log is not as it should be")
+        out.note("topics and positions are not checked: the log is damaged or locked")
     wrong = len(errors(found))  # warnings leave the exit code at 0, so that a script may demand it
     out.line(f"{app}: {wrong} wrong, {len(found) - wrong} warnings, in {len(present)} topics")
     return NEGATIVE if wrong else OK

@@ -30,9 +30,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command."""
     parser = subparsers.add_parser(
         "reset",
-        help="let an application begin anew: source offsets, internal topics, local state",
-        description="Commit an application's source offsets anew, delete its changelogs and the topics between its "
-        "tasks, and set its state directory aside. Every instance must be stopped. Source and output topics stay.",
+        help="make an application start over: source offsets, internal topics, local state",
+        description="Commit new source offsets for an application, delete its changelogs and repartition topics, "
+        "and set its state directory aside. Stop every instance first. Source and output topics stay.",
         epilog="Exit codes: 0 done (or shown), 1 the application runs, or the reset was not confirmed, "
         "73 the state directory has an owner.",
     )
@@ -43,23 +43,31 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--local",
         choices=("aside", "remove", "keep"),
         default="aside",
-        help="what becomes of its directory there: moved to DIR/.reset (default), removed, or left alone",
+        help="its directory there is moved to DIR/.reset (default), removed, or kept",
     )
     parser.add_argument(
         "--to",
         action="append",
         default=[],
         metavar="WHERE",
-        help="earliest (default), latest, TOPIC=latest, TOPIC-PARTITION=OFFSET; may be given several times",
+        help="earliest (default), latest, TOPIC=latest, TOPIC-PARTITION=OFFSET; repeatable",
     )
     parser.add_argument(
-        "--source", action="append", default=[], metavar="TOPIC", help="a source topic, beside those it committed"
+        "--source",
+        action="append",
+        default=[],
+        metavar="TOPIC",
+        help="a source topic, beside those with committed offsets",
     )
     parser.add_argument(
-        "--store", action="append", default=[], metavar="NAME", help="a store of it, where topic names are in doubt"
+        "--store",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="one of its stores, where topic names are ambiguous",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--dry-run", action="store_true", help="only print what would be done")
+    how.add_argument("--dry-run", action="store_true", help="only print the steps")
     how.add_argument("--yes", action="store_true", help="do it without asking")
     prints(parser, run_reset, "json", "config")
 
@@ -81,7 +89,9 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
     known = [changelog_topic(app, text.partition(":")[0]) for text in args.store]
     # Before the log is asked, so that a script fails at once and not after the look.
     if not (args.dry_run or args.yes or sys.stdin.isatty()):
-        raise InvalidRequest("nobody is there to confirm it: give --yes to do it, or --dry-run to see what it does")
+        raise InvalidRequest(
+            "a reset needs a confirmation, and there is no terminal: give --yes to do it, or --dry-run to see its steps"
+        )
     with closing(log_of(args)) as log:
         plan = look(
             log,
@@ -114,15 +124,15 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
             # An application that started now would meet offsets of the beginning beside changelogs of before.
             if steps:
                 out.note(
-                    f"the reset is not complete, {steps} of {len(plan.lines())} steps are done: give the same command "
-                    "again before the application starts"
+                    f"the reset is not complete, {steps} of {len(plan.lines())} steps are done: run the same "
+                    "command again before the application starts"
                 )
             raise
     out.document(_document(plan, dry_run=False, done=True))
     out.line(f"{app}: reset, {steps} steps done")
     # Rows beside an empty changelog are refused at the start: they may be the last copy.
     if plan.local is None:
-        out.note("state directories, here and on other machines, must be cleared too before it starts there")
+        out.note("clear its state directories, here and on other machines, before it starts there")
     return OK
 
 
@@ -150,7 +160,7 @@ def _local(state_dir: Path | None, app: str, action: str) -> Any:
 
 def _show(out: Output, plan: ResetPlan) -> None:
     if plan.empty:
-        out.line(f"there is nothing of application {plan.app!r} to reset")
+        out.line(f"application {plan.app!r} has nothing to reset")
     for line in plan.lines():
         out.line(line)
     for topic, why in plan.left:

@@ -22,14 +22,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "serve",
         help="run the sidecar: stores for an application in any language",
         description="Run the sidecar: data over the Redis wire protocol on a Unix socket, control over HTTP on "
-        "loopback. Its info file (STATE_DIR/APP/run/INFO.json) says where both are.",
+        "loopback. Its info file (STATE_DIR/APP/run/INFO.json) names both addresses.",
     )
     add_flags(parser, "config", "set")
     parser.add_argument("--check", action="store_true", help="check the settings and whether the log answers, then end")
     parser.set_defaults(handler=run_serve)
-    text = "have a sidecar take no more work and close its tasks; it goes on answering until it is told to end"
+    text = "make a sidecar take no more work and close its tasks; it goes on answering until it is stopped"
     drain = subparsers.add_parser("drain", help=text, description=f"{text.capitalize()}.")
-    drain.add_argument("--wait", default="20s", metavar="TIME", help="how long writers may take to commit, as 20s")
+    drain.add_argument("--wait", default="20s", metavar="TIME", help="how long writers may take to commit (20s)")
     add_flags(drain, "instance")
     drain.set_defaults(handler=run_drain)
 

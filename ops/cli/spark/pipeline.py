@@ -55,12 +55,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "pipeline",
         help="inspect, rebuild and verify all stores of an application on Spark, with one report",
-        description="One run of Spark over all stores of an application: look at every changelog, rebuild every store "
-        "from it, compare what is stored with it, and write one report.",
-        epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log cannot speak for a store).",
+        description="One run of Spark over all stores of an application: inspect every changelog, rebuild every store "
+        "from it, compare the stored rows with it, and write one report.",
+        epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log does not suffice to judge a store).",
     )
     parser.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
-    parser.add_argument("--app", metavar="NAME", help="application; may be left out if the state is of only one")
+    parser.add_argument("--app", metavar="NAME", help="application; optional if the state is of only one")
     parser.add_argument(
         "--state-dir",
         type=state_dir_argument,
@@ -68,7 +68,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="its state at rest: a state directory, an application's, or s3://bucket/path and the like",
     )
     parser.add_argument(
-        "--snapshot", metavar="FOLDER", help="instead: a folder with a manifest, or with a folder for each store"
+        "--snapshot",
+        metavar="FOLDER",
+        help="instead of --state-dir: a folder with a manifest, or with a folder for each store",
     )
     parser.add_argument(
         "--store",
@@ -76,12 +78,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="append",
         default=[],
         metavar="STORE",
-        help="instead, repeatable: only the log is read, for a store declared so: totals:keyvalue:key=string",
+        help="instead of --state-dir: read only the log, for this store: totals:keyvalue:key=string; repeatable",
     )
     parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
     parser.add_argument("--out", metavar="FOLDER", help="a new or empty folder, or s3://bucket/path and the like")
     parser.add_argument(
-        "--include-values", action="store_true", help="values of rows that differ in the report, not only their hashes"
+        "--include-values",
+        action="store_true",
+        help="write values of rows that differ to the report, not only their hashes",
     )
     add_rebuilding(parser)
     add_splitting(parser)
@@ -98,7 +102,7 @@ def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: Op
 
     check_libraries(report=True)  # Jinja2 is used by the driver at the very end; a missing one is reported now
     if not (args.out or args.plan):
-        raise InvalidRequest("where to? name a new folder with --out FOLDER")
+        raise InvalidRequest("no folder for the result: name a new folder with --out FOLDER")
     for check in (file_bytes, split_bytes, stores_at_once):
         check(args)  # before a log or a session is opened
     looked_at = _looked_at(args)
@@ -193,8 +197,8 @@ def _looked_at(args: argparse.Namespace) -> str:
         return "log"
     if state_of(args) is None:
         raise InvalidRequest(
-            "what is to be looked at? name state at rest with --state-dir DIR, folders with manifests with --snapshot "
-            "FOLDER, or for the log alone each store with --store NAME:KIND"
+            "which stores? name state at rest with --state-dir DIR, folders with manifests with --snapshot FOLDER, or "
+            "for the log alone each store with --store NAME:KIND"
         )
     return "state"
 
@@ -256,7 +260,7 @@ def _steps(out: Output) -> Iterator[_Steps]:
 
 
 def _show_plan(jobs: list[StoreJob], out: Output) -> int:
-    columns = ("store", "kind", "topic", "partitions", "records at most", "left out")
+    columns = ("store", "kind", "topic", "partitions", "records at most", "not rebuilt")
     rows: list[tuple[Any, ...]] = []
     for job in jobs:
         what = job.what
@@ -266,7 +270,7 @@ def _show_plan(jobs: list[StoreJob], out: Output) -> int:
     names = ("store", "kind", "topic", "partitions", "records_max", "left_out")
     out.document({"schema": PLAN_SCHEMA, "stores": [dict(zip(names, row, strict=True)) for row in rows]})
     numbers = ("partitions", "records at most")
-    out.table(columns, rows, right=numbers, fold=("left out",), wide=("kind",))
+    out.table(columns, rows, right=numbers, fold=("not rebuilt",), wide=("kind",))
     out.line(f"{len(rows)} stores, {sum(row[4] for row in rows)} records at most")
     return 0
 

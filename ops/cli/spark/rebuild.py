@@ -32,13 +32,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the commands."""
     parser = subparsers.add_parser(
         "rebuild",
-        help="make a store's files anew from its changelog, on Spark",
-        description="Fold a changelog into sorted files with a manifest, which an instance takes in and tails on from.",
+        help="make a store's files from its changelog, on Spark",
+        description="Fold a changelog into sorted files with a manifest. `standfast restore` imports them; an instance "
+        "then follows the changelog from their offsets.",
     )
     parser.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
     parser.add_argument("--app", metavar="NAME", help="application")
     parser.add_argument(
-        "--store", required=True, metavar="STORE", help="as it was declared: totals:keyvalue:key=string,value=int64"
+        "--store", required=True, metavar="STORE", help="the store as declared: totals:keyvalue:key=string,value=int64"
     )
     parser.add_argument("--out", metavar="FOLDER", help="an empty folder, or s3://bucket/path and the like")
     parser.add_argument("--partition", type=int, action="append", metavar="P", help="only this partition; repeatable")
@@ -57,12 +58,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     gc = subparsers.add_parser(
         "gc",
         help="list files of a rebuild folder that no manifest names",
-        description="Files that attempts of a rebuild left behind; they are only listed unless --delete is given.",
+        description="List files that attempts of a rebuild left behind; --delete deletes them.",
     )
     gc.add_argument("folder", metavar="FOLDER", help="a folder of rebuilds, or s3://bucket/path and the like")
-    gc.add_argument("--delete", action="store_true", help="delete them")
-    gc.add_argument("--dry-run", action="store_true", help="only list them, which is the default")
-    gc.add_argument("--older-than", default="3d", metavar="TIME", help="delete only what is as old (3d)")
+    gc.add_argument("--delete", action="store_true", help="delete the files")
+    gc.add_argument("--dry-run", action="store_true", help="only list them (default)")
+    gc.add_argument("--older-than", default="3d", metavar="TIME", help="delete only files at least as old (3d)")
     prints(gc, run_gc, "json")
 
 
@@ -75,7 +76,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
 
     target = args.out or ""
     if not (target or args.plan):
-        raise InvalidRequest("where to? name an empty folder with --out FOLDER")
+        raise InvalidRequest("no folder for the result: name an empty folder with --out FOLDER")
     size, bound = file_bytes(args), split_bytes(args)
     until = dict(_until(text) for text in args.until)
     with closing(log_of(args)) as log:
@@ -128,7 +129,7 @@ def run_gc(args: argparse.Namespace, out: Output) -> int:
 
     folder = Folder(args.folder)
     if not folder.is_folder():
-        raise InvalidRequest(f"{folder} is no folder: check the name")
+        raise InvalidRequest(f"{folder} is not a folder: check the name")
     found = orphans(folder)
     # Only old files, because no manifest names those of a rebuild under way yet. A negative time is unknown.
     before_ms = SystemClock().wall_ms() - age_ms
@@ -140,7 +141,7 @@ def run_gc(args: argparse.Namespace, out: Output) -> int:
     document = {"folder": str(folder), "orphans": [{"name": name, "bytes": size} for name, size in rows]}
     out.document({"schema": GC_SCHEMA, **document, "old_enough": len(old), "deleted": deleted})
     out.table(("file", "bytes"), rows, right=("bytes",), fold=("file",))
-    out.line(f"{folder}: {len(found)} files that no manifest names, {len(old)} as old as {args.older_than}, "
+    out.line(f"{folder}: {len(found)} files that no manifest names, {len(old)} at least {args.older_than} old, "
              f"{deleted} deleted")  # fmt: skip
     return 0
 

@@ -41,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "verify",
         help="compare stores with their changelogs",
         description="Compare each store of a state directory with its changelog, folded to the position of the store.",
-        epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log cannot speak for a store).",
+        epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log does not suffice to judge a store).",
     )
     parser.add_argument(
         "--state-dir",
@@ -49,12 +49,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="DIR",
         help="a state directory, an application's, or a task's; on Spark also s3://bucket/path and the like",
     )
-    parser.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
+    parser.add_argument("--app", metavar="NAME", help="application; optional if DIR holds only one")
     parser.add_argument("--store", metavar="NAME", help="only this store")
     parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
     parser.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
     parser.add_argument(
-        "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help="differing rows shown of each store (20)"
+        "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help="differing rows to show of each store (20)"
     )
     add_on_spark(parser)
     prints(parser, run_verify, "json", "wide", "times", "config")
@@ -83,8 +83,10 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sample", type=float, default=1.0, metavar="SHARE", help="on Spark: only this share of the keys"
     )
-    parser.add_argument("--digest-only", action="store_true", help="on Spark: compare digests, name no rows")
-    parser.add_argument("--plan", action="store_true", help="on Spark: say what would be read, and stop")
+    parser.add_argument(
+        "--digest-only", action="store_true", help="on Spark: compare digests only, without rows that differ"
+    )
+    parser.add_argument("--plan", action="store_true", help="on Spark: show the plan of the run, and stop")
     add_splitting(parser)
     add_at_once(parser)
     add_spark(parser)
@@ -125,13 +127,13 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
     app, owner = tasks[0].app, tasks[0].owner_pid
     with closing(log_of(args)) as log, open_tasks(tasks) as opened:
         if owner is not None:
-            out.note(f"pid {owner} owns these files and is running: verified is their state when they were opened")
+            out.note(f"pid {owner} owns these files and is running: this verifies their state at opening")
         verdicts, left_out = _verify(opened, args, log, out)
     verdict = overall(verdicts)
     out.document(_document(args, app, owner, verdict, verdicts, left_out))
     show(verdicts, out)
     for line in left_out:
-        out.note(f"left out: {line}")
+        out.note(f"not verified: {line}")
     out.line(f"{app}: {verdict_text(verdict, indeterminate(verdicts))}")
     return EXIT_CODES[verdict]
 
@@ -190,7 +192,7 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
         out.table(("store", "partition", "row", *sides), cells, right=("partition",), fold=sides)
     for one in verdicts:
         if one.truncated:
-            out.note(f"{one.store}, partition {one.task.partition}: more rows differ than are shown, raise --limit")
+            out.note(f"{one.store}, partition {one.task.partition}: more rows differ than these: raise --limit")
 
 
 def _tasks(args: argparse.Namespace) -> list[OfflineTask]:
@@ -265,7 +267,7 @@ def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore
         if definition["engine"] == "memory":
             left_out.append(f"store {each!r} is kept in memory and leaves nothing in files")
         elif not definition["logging"]:
-            left_out.append(f"store {each!r} is not logged, there is nothing to compare it with")
+            left_out.append(f"store {each!r} is not logged: it has no changelog to compare with")
         else:
             part = opened.part(each)
             stores[each] = open_store(part.spec, part.rows)

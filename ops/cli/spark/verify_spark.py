@@ -147,7 +147,7 @@ def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
             if at.note:
                 reasons.setdefault(at.note, set()).add(str(at.place))
     return [
-        f"the databases of {len(places)} tasks were opened for their definitions, the first {min(places)}: {reason}"
+        f"opened the databases of {len(places)} tasks for their definitions, the first {min(places)}: {reason}"
         for reason, places in sorted(reasons.items())
     ]
 
@@ -164,7 +164,7 @@ def places_of(args: argparse.Namespace) -> list[Place]:
         return remote_places(args.state_dir, settings.app)
     if settings.state_dir is None:
         raise InvalidRequest(
-            "which state? name it with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER"
+            "which state? name a directory with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER"
         )
     from pathlib import Path
 
@@ -188,7 +188,7 @@ def _chosen(places: list[Place], args: argparse.Namespace) -> list[Place]:
     chosen = [place for place in places if place.task.partition == args.partition]
     if not chosen:
         held = ", ".join(str(place.task.partition) for place in places)
-        raise InvalidRequest(f"there is no task of partition {args.partition}, there are {held}")
+        raise InvalidRequest(f"there is no task of partition {args.partition}: the partitions are {held}")
     return chosen
 
 

@@ -27,9 +27,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command."""
     parser = subparsers.add_parser(
         "restore",
-        help="make a state directory of folders with manifests",
-        description="Take the files of rebuilt stores into tasks that are new; the instance that opens them reads the "
-        "rest from the log.",
+        help="make a state directory from folders with manifests",
+        description="Import the files of rebuilt stores as new tasks; the instance that opens them reads the rest from "
+        "the log.",
     )
     parser.add_argument(
         "--from",
@@ -39,10 +39,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FOLDER",
         help="a folder with a manifest, or s3://bucket/path and the like; one for each store",
     )
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="the state directory of the instance to come")
-    parser.add_argument("--log", metavar="ADDRESS", help="check that this log goes on from the folders' offsets")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="the state directory that gets the tasks")
+    parser.add_argument("--log", metavar="ADDRESS", help="check that this log continues at the folders' offsets")
     parser.add_argument(
-        "--group", type=int, default=0, metavar="G", help="the tasks' group: 0 unless there are several"
+        "--group", type=int, default=0, metavar="G", help="group number of the tasks: 0 unless there are several groups"
     )
     prints(parser, run_restore, "json", "wide", "config")
 
@@ -54,7 +54,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
 
     settings = settings_of(args)
     if settings.state_dir is None:
-        raise InvalidRequest("where to? name the state directory with --state-dir DIR")
+        raise InvalidRequest("which state directory? name it with --state-dir DIR")
     with ExitStack() as stack:  # copies of folders in object storage are removed, also after an error
         folders = [_local(folder, stack) for folder in args.folders]
         log = None
@@ -66,7 +66,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     columns = ("store", "task", "position", "rows", "digest")
     out.document({"schema": SCHEMA, "stores": [dict(zip(columns, row, strict=True)) for row in rows]})
     out.table(columns, rows, right=("position", "rows"), wide=("digest",))
-    out.line(f"{settings.state_dir}: {len({one.task for one in taken})} tasks made of {len(folders)} folders")
+    out.line(f"{settings.state_dir}: {len({one.task for one in taken})} tasks made from {len(folders)} folders")
     return 0
 
 

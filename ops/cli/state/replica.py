@@ -49,12 +49,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="append",
         default=[],
         metavar="NAME:KIND[:OPTIONS]",
-        help="a store to follow: keyvalue, window, session or versioned; may be given several times",
+        help="a store to follow: keyvalue, window, session or versioned; repeatable",
     )
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where it keeps its copy (default: one a user)")
-    parser.add_argument("--port", type=int, default=0, metavar="P", help="of its HTTP server (default: a free one)")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="folder of the copy (default: one per user)")
     parser.add_argument(
-        "--accept-empty-log", action="store_true", help="let local rows go if their changelog was emptied"
+        "--port", type=int, default=0, metavar="P", help="port of its HTTP server (default: a free one)"
+    )
+    parser.add_argument(
+        "--accept-empty-log", action="store_true", help="give up local rows whose changelog was emptied"
     )
     prints(parser, run_replica, "json", "config")
 
@@ -66,7 +68,7 @@ def run_replica(args: argparse.Namespace, out: Output) -> int:
 
     settings = settings_of(args)
     if settings.app is None or settings.log is None or not args.store:
-        raise InvalidRequest("which stores of whom? give --app ID, --log ADDRESS and --store NAME:KIND, each of them")
+        raise InvalidRequest("which stores of which application? give --app ID, --log ADDRESS and --store NAME:KIND")
     if not 0 <= args.port < 1 << 16:
         raise InvalidRequest(f"--port is {args.port}: give 1 to 65535, or 0 for a free one")
     state_dir = settings.state_dir or _default_dir()  # a fixed one, so that a second start continues
@@ -119,7 +121,7 @@ def _follow(replica: Replica, address: str, state_dir: Path, stop: threading.Eve
             }
         )
         records = sum(replica.statistics().counters.standby_records.values())
-        out.line(f"every changelog was read to its end ({records} records), and is followed from here")
+        out.line(f"read every changelog to its end ({records} records); following them from here")
         out.line(f"read it with: standfast scan {replica.specs[0].name} --state-dir {state_dir} --app {replica.app}")
         sys.stdout.flush()  # a supervisor that reads a pipe waits for this line, and the command goes on for days
 

@@ -34,7 +34,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     scan.add_argument("store", metavar="STORE")
     scan.add_argument("--from", dest="key_from", metavar="KEY", help="first key, included")
     scan.add_argument("--to", dest="key_to", metavar="KEY", help="last key, included")
-    scan.add_argument("--prefix", metavar="TEXT", help="only keys whose bytes begin so")
+    scan.add_argument("--prefix", metavar="TEXT", help="only keys whose bytes begin with TEXT")
     text = "rows of a key by time: windows, sessions or versions"
     fetch = subparsers.add_parser("fetch", help=text, description=f"Show {text}.")
     fetch.add_argument("store", metavar="STORE")
@@ -45,7 +45,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         if parser is not get:
             parser.add_argument("--limit", type=int, default=100, metavar="N", help="rows at most (100; up to 10000)")
         parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
-        parser.add_argument("--stale", action="store_true", help="also standbys and stores that are restoring")
+        parser.add_argument("--stale", action="store_true", help="also read standbys and stores that are restoring")
         parser.add_argument(
             "--key-format", choices=("utf8", "hex"), default="utf8", help="keys as text, or as raw bytes in hex"
         )
@@ -132,7 +132,7 @@ def _flags_for(args: argparse.Namespace, refusal: Json) -> str:
     """The flags of this command that would read the refused rows, or "". The server's error names its parameters."""
     why = str(refusal.get("reason") or refusal.get("error"))
     if why in ELSEWHERE:
-        return "" if args.partition is None else "--partition with one that is held, or another instance"
+        return "" if args.partition is None else "--partition with a partition held here, or another instance"
     if why not in BEHIND or (args.stale and args.partition is not None):
         return ""
     alone = "--partition P for one partition that can be read"

@@ -24,12 +24,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     create = verbs.add_parser(
         "create",
-        help="make one",
+        help="make a snapshot",
         description="Copy the files of every active task to STATE_DIR/APP/snapshots/NAME: each copy is one cut, can be "
-        "read with --offline, and is a task's directory where nothing runs. A name is taken once.",
+        "read with --offline, and serves as a task's directory where no instance runs. Each snapshot needs a new name.",
     )
     create.add_argument("name", metavar="NAME")
-    listed = verbs.add_parser("list", help="those there are", description="List the snapshots, the newest first.")
+    listed = verbs.add_parser("list", help="list the snapshots", description="List the snapshots, the newest first.")
     for one, run in ((create, run_create), (listed, run_list)):
         prints(one, run, "json", "instance")
 
@@ -44,7 +44,7 @@ def run_create(args: argparse.Namespace, out: Output) -> int:
         for partition, positions in sorted(made["positions"].items(), key=lambda item: int(item[0]))
         for store, position in sorted(positions.items())
     ]
-    out.line(f"snapshot {made['name']} is made")
+    out.line(f"made snapshot {made['name']}")
     out.table(("task", "store", "position"), rows, right=("position",))
     return 0
 

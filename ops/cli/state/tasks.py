@@ -24,8 +24,8 @@ OLD_MS = 2_000  # figures of the log above this age are marked as old
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     for name, text, show in (
-        ("status", "what an instance holds and how it is doing", show_status),
-        ("tasks", "its tasks, one line for each store", show_tasks),
+        ("status", "the state of an instance: tasks, stores, restores, commits", show_status),
+        ("tasks", "the tasks of an instance, one line for each store", show_tasks),
         ("lag", "how far each store is from the end of its changelog", show_lag),
     ):
         parser = subparsers.add_parser(name, help=text, description=f"Show {text}.")
@@ -37,10 +37,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _register_health(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "whether an instance is alive, or with --ready whether its restore gate is open"
-    parser = subparsers.add_parser("health", help=text, description=f"Tell {text}; exit code 1 if not.")
+    parser = subparsers.add_parser("health", help=text, description=f"Show {text}; exit code 1 if not.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--ready", action="store_true", help="ask for readiness")
-    which.add_argument("--startup", action="store_true", help="of a sidecar: ask whether it may be called")
+    which.add_argument("--startup", action="store_true", help="ask a sidecar whether clients may call it")
     prints(parser, run_health, "json", "instance")
 
 
@@ -84,11 +84,11 @@ def show_status(status: Json, out: Output) -> None:
     for reason in status["missing"]:
         out.line(f"- {reason}")
     if status["standbys_missing"]:
-        out.line(f"- {status['standbys_missing']} standby replicas asked for have no instance to be on")
+        out.line(f"- {status['standbys_missing']} requested standby replicas have no instance to run on")
     lock = status.get("log_lock")
     if lock:
         seconds = lock["held_ms"] / 1_000
-        out.line(f"- process {lock['pid']} has kept everybody from writing to the log for {seconds:.1f} s")
+        out.line(f"- process {lock['pid']} has kept all others from writing to the log for {seconds:.1f} s")
     if status.get("log_error"):
         out.line(f"- {status['log_error']}")
     # Ends and lags stay as they were read last while the log does not answer.

@@ -283,8 +283,8 @@ def test_bad_input_is_refused_before_spark_starts_and_changes_nothing(
     state, log, out = state_of(bench), ["--log", bench.address], ["--out", str(tmp_path / "o")]
     live_database = str(bench.root / "a/app/0_0")
     cases: list[tuple[list[str], int, str]] = [
-        ([*log, *state], 2, "where to?"),
-        ([*log, *out], 2, "what is to be looked at?"),
+        ([*log, *state], 2, "name a new folder with --out"),
+        ([*log, *out], 2, "which stores? name state at rest"),
         ([*out, *state], 2, "which log?"),
         ([*log, *state, "--snapshot", str(newer), *out], 2, "do not go together"),
         ([*log, *state, "--out", str(full)], 2, "is not empty (it holds precious)"),

@@ -273,7 +273,7 @@ def test_bad_input_is_refused_before_spark_starts(
         ([*common, *kv, "--out", str(tmp_path / "o"), "--until", "x"], 2, "is not PARTITION=OFFSET"),
         ([*common, *kv, "--out", str(tmp_path / "o"), "--partition", "9"], 2, "has partitions 0 to 1, not 9"),
         ([*common, *kv, "--out", "no-such-scheme://x/y"], 78, "cannot be used"),
-        (["gc", str(tmp_path / "nothing")], 2, "is no folder"),
+        (["gc", str(tmp_path / "nothing")], 2, "is not a folder"),
     ]
     before = sorted(path for path in tmp_path.rglob("*") if path.suffix not in (".lock",))
     for arguments, code, text in cases:

@@ -179,7 +179,7 @@ def test_folder_is_compared_whole(tmp_path: Path) -> None:
     name = chosen.jars[0].file_name
     assert jars.problems(chosen, tmp_path) == [f"{name} is missing"]
     (tmp_path / "more.jar").write_bytes(b"")
-    assert jars.problems(chosen, tmp_path) == [f"{name} is missing", "more.jar is not of the set"]
+    assert jars.problems(chosen, tmp_path) == [f"{name} is missing", "more.jar is not in the set"]
 
 
 def test_pinned_set_is_whole_and_another_list_gets_another_folder() -> None:

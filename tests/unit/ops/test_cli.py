@@ -215,7 +215,7 @@ def test_times_are_typed_and_shown_as_iso(run: Run, live: list[str]) -> None:
         ["0", "k", "1970-01-01T02:00:00Z", "1970-01-01T03:00:00Z", "w2"],
     ]
     code, _, told = run("get", "ver", "k", "--as-of", "noon", *live)
-    assert code == 2 and "'noon' is no time" in told
+    assert code == 2 and "'noon' is not a time" in told
     assert run("scan", "kv", "--utc", "--ms", *live)[0] == 2
     row = document(run("fetch", "win", "k", "--utc", "--json", *live))["rows"][0]
     assert row["window_start"] == HOUR_MS, "programs get milliseconds"

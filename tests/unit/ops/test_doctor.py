@@ -214,7 +214,7 @@ def test_changelog_of_another_application_with_a_longer_name_is_not_ours(bench: 
         (["--log", "kafka://127.0.0.1:1?timeout.ms=200"], 69, "127.0.0.1:1"),
         (["--log", "sqlite:///{root}/log", "--store", "kv"], 78, "--store 'kv': unknown kind ''"),
         (["--log", "sqlite:///{root}/log", "--source", "a/b"], 2, "topic name 'a/b'"),
-        (["--log", "sqlite:///{root}/log", "--state-dir", "{root}"], 2, "holds nothing of application 'app'"),
+        (["--log", "sqlite:///{root}/log", "--state-dir", "{root}"], 2, "holds no state of application 'app'"),
     ],
 )
 def test_wrong_call_and_unreachable_log_have_their_exit_codes(
@@ -283,9 +283,9 @@ def test_topic_create_makes_a_log_that_is_not_there_and_says_so(
     capsys.readouterr()
     assert main(["topic", "create", "flights", "--partitions", "2", *address]) == 0
     captured = capsys.readouterr()
-    assert "flights: 2 partitions" in captured.out and f"made a new log, {path}" in captured.err
+    assert "flights: 2 partitions" in captured.out and f"created a new log, {path}" in captured.err
     assert main(["topic", "create", "airports", "--partitions", "1", *address]) == 0
-    assert "made a new log" not in capsys.readouterr().err
+    assert "created a new log" not in capsys.readouterr().err
     assert main(["topics", *address]) == 0
     assert "airports" in capsys.readouterr().out
 

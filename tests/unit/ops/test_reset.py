@@ -345,7 +345,7 @@ def test_directory_with_an_owner_is_left_alone_and_so_is_the_log(small: Place, r
 
 def test_directories_that_a_reset_does_not_reach_are_told_of(small: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reset", *small.flags, "--yes"]) == 0
-    assert "state directories, here and on other machines, must be cleared too" in capsys.readouterr().err
+    assert "clear its state directories, here and on other machines, before it starts there" in capsys.readouterr().err
 
 
 def test_local_keep_leaves_the_directory(small: Place, run: Run) -> None:

@@ -296,7 +296,7 @@ def test_the_command_follows_answers_reads_and_goes_on_after_kill(
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        ([], 2, "which stores of whom?"),
+        ([], 2, "which stores of which application?"),
         (["--store", "kv:table"], 78, "unknown kind 'table'"),
         (["--store", "none:keyvalue"], 2, "it has changelogs of kv, ses, ver, win"),
         (["--store", "kv:keyvalue", "--port", "70000"], 2, "--port is 70000"),

@@ -1,0 +1,156 @@
+"""Examples that end the help of each command, and stand in the reference of the command line.
+
+Rules of this file: plain data. Each line is a whole command that the parser accepts; a test parses all of them. With
+the two spaces before it, a line fits a terminal of 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "standfast": (
+        "standfast demo",
+        "standfast status --state-dir ./state",
+    ),
+    "standfast serve": (
+        "standfast serve --config standfast.toml",
+        "standfast serve --config standfast.toml --set http.port=8080 --check",
+    ),
+    "standfast drain": ("standfast drain --state-dir ./state --app counts --wait 30s",),
+    "standfast status": (
+        "standfast status --state-dir ./state --app counts",
+        "standfast status --url http://localhost:8080 --watch 2",
+    ),
+    "standfast tasks": (
+        "standfast tasks --state-dir ./state --app counts --wide",
+        "standfast tasks --offline ./state --app counts --json",
+    ),
+    "standfast lag": (
+        "standfast lag --state-dir ./state --app counts",
+        "standfast lag --url http://localhost:8080 --watch 5",
+    ),
+    "standfast health": (
+        "standfast health --state-dir ./state --app counts",
+        "standfast health --url http://localhost:8080 --ready",
+    ),
+    "standfast get": (
+        'standfast get counts "hello" --state-dir ./state --app counts',
+        "standfast get prices AAPL --as-of 2013-01-01T08:00:00Z --offline ./state",
+    ),
+    "standfast scan": (
+        "standfast scan counts --prefix he --limit 20 --state-dir ./state",
+        "standfast scan counts --from a --to f --offline ./state --json",
+    ),
+    "standfast fetch": (
+        "standfast fetch hourly JFK --start 2013-01-01T08:00:00Z --state-dir ./state",
+        "standfast fetch visits alice --offline ./state --utc",
+    ),
+    "standfast snapshot": (
+        "standfast snapshot create before-upgrade --state-dir ./state --app counts",
+        "standfast snapshot list --state-dir ./state --app counts",
+    ),
+    "standfast snapshot create": ("standfast snapshot create before-upgrade --state-dir ./state --app counts",),
+    "standfast snapshot list": ("standfast snapshot list --state-dir ./state --app counts",),
+    "standfast changelog": (
+        "standfast changelog stats --app counts --store counts --log sqlite:///./log",
+        "standfast changelog tail words --limit 3 --log kafka://localhost:9092",
+    ),
+    "standfast changelog head": (
+        "standfast changelog head --app counts --store counts --log sqlite:///./log",
+        "standfast changelog head words --partition 0 --log kafka://localhost:9092",
+    ),
+    "standfast changelog tail": (
+        "standfast changelog tail --app counts --store counts --log sqlite:///./log",
+        "standfast changelog tail words --limit 3 --log kafka://localhost:9092",
+    ),
+    "standfast changelog stats": (
+        "standfast changelog stats --app counts --store counts --log sqlite:///./log",
+        "standfast changelog stats words --wide --log kafka://localhost:9092",
+    ),
+    "standfast topics": (
+        "standfast topics --log sqlite:///./log",
+        "standfast topics --log kafka://localhost:9092 --json",
+    ),
+    "standfast config": (
+        "standfast config show standfast.toml --origin",
+        "standfast config validate standfast.toml",
+    ),
+    "standfast config show": (
+        "standfast config show standfast.toml --origin",
+        "standfast config show --set http.port=8080 --json",
+    ),
+    "standfast config schema": ("standfast config schema",),
+    "standfast config validate": ("standfast config validate standfast.toml",),
+    "standfast verify": (
+        "standfast verify --state-dir ./state --app counts --log sqlite:///./log",
+        "standfast verify --spark --snapshot ./rebuilt --log kafka://localhost:9092",
+    ),
+    "standfast rebuild": (
+        "standfast rebuild --config app.toml --store counts:keyvalue --plan",
+        "standfast rebuild --config app.toml --store counts:keyvalue --out ./rebuilt",
+    ),
+    "standfast gc": (
+        "standfast gc ./rebuilt",
+        "standfast gc ./rebuilt --delete --older-than 7d",
+    ),
+    "standfast restore": ("standfast restore --from ./rebuilt --state-dir ./state --log sqlite:///./log",),
+    "standfast pipeline": (
+        "standfast pipeline --state-dir ./state --log sqlite:///./log --plan",
+        "standfast pipeline --state-dir ./state --log sqlite:///./log --out ./report",
+    ),
+    "standfast doctor": (
+        "standfast doctor --app counts --log kafka://localhost:9092",
+        "standfast doctor --app counts --log sqlite:///./log --store counts:keyvalue",
+    ),
+    "standfast topic": (
+        "standfast topic create words --partitions 4 --log sqlite:///./log",
+        "standfast topic alter words --partitions 8 --log sqlite:///./log",
+    ),
+    "standfast topic create": (
+        "standfast topic create words --partitions 4 --log sqlite:///./log",
+        "standfast topic create words --partitions 4 --log kafka://localhost:9092",
+    ),
+    "standfast topic alter": (
+        "standfast topic alter words --partitions 8 --log kafka://localhost:9092",
+        "standfast topic alter words --set retention.ms=86400000 --log sqlite:///./log",
+    ),
+    "standfast reset": (
+        "standfast reset --app counts --log sqlite:///./log --dry-run",
+        "standfast reset --app counts --log sqlite:///./log --state-dir ./state",
+    ),
+    "standfast broker": (
+        "standfast broker up",
+        "standfast broker down",
+    ),
+    "standfast broker up": (
+        "standfast broker up",
+        "standfast broker up --dir ./broker --port 9092",
+    ),
+    "standfast broker status": ("standfast broker status --dir ./broker",),
+    "standfast broker down": ("standfast broker down --dir ./broker",),
+    "standfast replica": (
+        "standfast replica --app orders --log kafka://host:9092 --store totals:keyvalue",
+        "standfast replica --config orders.toml --store hourly:window:size=1h",
+    ),
+    "standfast bench": (
+        "standfast bench write --records 100000",
+        "standfast bench failover --lease 500ms",
+    ),
+    "standfast bench write": (
+        "standfast bench write --records 100000",
+        "standfast bench write --log kafka",
+    ),
+    "standfast bench read": ("standfast bench read --records 100000",),
+    "standfast bench restore": (
+        "standfast bench restore --records 100000",
+        "standfast bench restore --workers 0,1,2",
+    ),
+    "standfast bench standby": ("standfast bench standby --tasks 4 --log kafka",),
+    "standfast bench failover": ("standfast bench failover --runs 5 --lease 500ms",),
+    "standfast bench process": ("standfast bench process --records 100000 --json",),
+    "standfast demo": (
+        "standfast demo",
+        "standfast demo --scenario windows",
+    ),
+}
