@@ -304,9 +304,7 @@ class ControlPlane:
         self._look_at_disk(now_ms)
         self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
-            logger.warning(
-                "the application was silent for %s: its tasks are closed", duration(self.lease.lease_ms / 1_000)
-            )
+            logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
             self._abandoned = bool(self.wanted.tasks)
             self.lease = replace(self.lease, ended=True)
             self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
