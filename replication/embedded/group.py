@@ -192,11 +192,8 @@ def check_claim(run: Transaction, claim: WriterClaim) -> None:
     transactional_id, epoch = claim
     row = find_writer(run, transactional_id)
     if row is None or row[1] != epoch:
-        owner, newest = row if row is not None else ("nobody", "none")
-        raise Fenced(
-            f"writer of {transactional_id!r} with epoch {epoch} was fenced by epoch {newest} of {owner!r}: "
-            "nothing was written, give up the task"
-        )
+        why = "has no writer in this log any more" if row is None else f"was fenced by epoch {row[1]} of {row[0]!r}"
+        raise Fenced(f"writer of {transactional_id!r} with epoch {epoch} {why}: nothing was written, give up the task")
 
 
 def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | None:

@@ -71,7 +71,8 @@ class Encoder:
         if not all(0 <= number < self._partitions for number in partitions):
             bad = next(number for number in partitions if not 0 <= number < self._partitions)
             raise InvalidRequest(
-                f"a row has partition {bad}, partitionCount is {self._partitions}: correct one of them"
+                f"a row has partition {bad}, and partitionCount {self._partitions} allows 0 to {self._partitions - 1}: "
+                "correct one of them"
             )
         return self._joined(cells, keys, values, partitions)
 

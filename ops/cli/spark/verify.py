@@ -265,7 +265,7 @@ def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore
         if name not in (None, each):
             continue
         if definition["engine"] == "memory":
-            left_out.append(f"store {each!r} is kept in memory and leaves nothing in files")
+            left_out.append(f"store {each!r} is kept in memory and has no files")
         elif not definition["logging"]:
             left_out.append(f"store {each!r} is not logged: it has no changelog to compare with")
         else:

@@ -471,8 +471,9 @@ def test_records_that_the_client_gives_beside_an_error_of_another_partition_are_
     )
     with pytest.raises(Unavailable, match=str(other)):
         reader._ingest([first, refused, second])
-    (found,) = reader.fetch_ready(10)
-    assert [(record.offset, record.value) for record in found.records] == [(0, b"v0"), (1, b"v1")]
+    # The end of the empty topic may come as a batch of its own.
+    found = [record for batch in reader.fetch_ready(10) for record in batch.records]
+    assert [(record.offset, record.value) for record in found] == [(0, b"v0"), (1, b"v1")]
 
 
 def test_permission_that_a_partition_lacks_is_told_at_each_fetch_until_it_is_unassigned(log: KafkaLog) -> None:

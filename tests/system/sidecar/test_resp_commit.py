@@ -224,7 +224,7 @@ def test_new_generation_discards_and_fences(desk: Desk) -> None:
     assert desk.talk()("GET", "a") is None
     assert talk("SELECT", 0) == b"OK"
     assert talk("SET", "a", "2") == b"OK"
-    with pytest.raises(Refused, match="older than 4"):
+    with pytest.raises(Refused, match="older than the assigned 4"):
         desk.engine.begin_generation(3)
 
 

@@ -177,7 +177,7 @@ def test_what_cannot_be_a_store_is_refused_and_leaves_nothing(spark: Any, bench:
         (f"{PLAIN}, more int", [("a", 1, 1, 1)], {}, "no place for the column 'more'"),
         ("key string, value bigint", [("a", 1)], {}, "lacks the column 'timestamp'"),
         ("key string, value bigint, timestamp string", [("a", 1, "x")], {}, "timestamp is string, not bigint"),
-        (f"{PLAIN}, partition int", [("a", 1, 1, 4)], {}, "a row has partition 4, of 4"),
+        (f"{PLAIN}, partition int", [("a", 1, 1, 4)], {}, "a row has partition 4, and partitionCount 4 allows 0 to 3"),
         (PLAIN, good, WINDOW, "lacks the column 'window_start'"),
         (windows, [("a", 1, 1, -1)], WINDOW, "window start -1"),
         (windows, [("a", 1, 1, 0)] * 2, WINDOW, "two rows have the key 'a', window start 0"),

@@ -181,7 +181,7 @@ def test_refused_read_names_the_flags_that_read_it(run: Run, bench: Bench) -> No
         code, _, told = run("scan", "kv", "--partition", "0", *where)
         assert (code, "--stale" in told, "--partition P" in told) == (1, True, False), told
         code, _, told = run("scan", "kv", "--partition", "1", "--stale", *where)
-        assert (code, "--stale" in told, "--partition with one that is held" in told) == (1, False, True), told
+        assert (code, "--stale" in told, "--partition with a partition held here" in told) == (1, False, True), told
         assert values(run("scan", "kv", "--partition", "0", "--stale", *where, "--json")) == ["v"]
 
 
@@ -367,7 +367,7 @@ def test_stats_count_records_keys_and_tombstones(run: Run, log: list[str]) -> No
     assert "compact" in run("changelog", "stats", *log, "app-kv-changelog")[1]
 
 
-@pytest.mark.parametrize(("cleanup", "said"), [({"compact"}, "compact"), ({"delete"}, "delete, kept 5000 ms")])
+@pytest.mark.parametrize(("cleanup", "said"), [({"compact"}, "compact"), ({"delete"}, "delete, kept 5.0 s")])
 def test_retention_is_told_of_topics_only_that_delete_by_age(
     run: Run, bench: Bench, cleanup: set[str], said: str
 ) -> None:
@@ -485,7 +485,7 @@ def test_server_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.
         path = session.state_path / RUN_FILE
         path.write_text(json.dumps({**json.loads(path.read_text()), "instance": "another"}))
         code, _, told = run("status", "--state-dir", str(bench.root / "state"))
-    assert code == 69 and "not the instance" in told
+    assert code == 69 and "not as the expected instance" in told
 
 
 OWNER = """
