@@ -10,7 +10,6 @@ broker, and the state. The words go through a repartition topic, so that equal w
 from __future__ import annotations
 
 import sys
-import time
 
 import standfast as sf
 
@@ -20,7 +19,7 @@ LINES = ("the quick brown fox", "jumps over the lazy dog", "The end")
 def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
     """The application. The test driver needs no log and no state directory."""
     counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
-    app = sf.App("word-count", log=log, state_dir=state_dir, stores=[counts])
+    app = sf.App("word-count", log=log, state_dir=state_dir, stores=[counts], create_topics=True)
     (
         app.stream("lines", value=sf.serde.string)
         .flat_map(lambda _, line: [(None, word) for word in line.lower().split()])
@@ -32,21 +31,13 @@ def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
     return app
 
 
-def feed(address: str) -> None:
-    """Create the topics and write the lines."""
-    log = sf.open_log(address)
-    for topic in ("lines", "word-counts"):
-        log.admin.create_topic(topic, 1, sf.TopicPolicy())
-    now_ms = time.time_ns() // 1_000_000
-    lines = [sf.Outgoing(None, line.encode(), now_ms) for line in LINES]
-    log.producer().append({sf.TopicPartition("lines", 0): lines})
-    log.close()
-
-
 def main(folder: str = "word-count") -> None:
-    """Feed the lines, and count until the process ends."""
-    feed(f"sqlite:///{folder}/log")
-    build(f"sqlite:///{folder}/log", f"{folder}/state").run()
+    """Write the lines, and count until the process ends."""
+    app = build(f"sqlite:///{folder}/log", f"{folder}/state")
+    with app.producer() as producer:
+        for line in LINES:
+            producer.send("lines", None, line)
+    app.run()
 
 
 if __name__ == "__main__":

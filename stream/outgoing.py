@@ -1,17 +1,18 @@
 """Checks of output records, made when a record is sent and not when the commit writes it.
 
-Rules of this file: pure. Errors that only the log can find (an absent topic or partition, a compacted topic) appear at
-the commit.
+Rules of this file: pure. Errors that only the log can find (an absent topic or partition) appear at the commit.
 """
 
 from __future__ import annotations
 
-from standfast.replication.log import Headers
+from standfast.replication.log import Headers, TopicInfo
+from standfast.replication.topics.settings import TIMESTAMP_AHEAD, time_text
 from standfast.store.errors import InvalidRequest
-from standfast.store.timestamps import timestamp_problem
+from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 PARTITION_MAX = 2**31 - 1
+CLOCKS_DIFFER_MS = 60_000  # by which a broker's clock may be behind ours
 
 
 def check_output(
@@ -24,6 +25,26 @@ def check_output(
         problem = f"partition {partition!r:.100} is not valid: give a whole number from 0 to 2**31-1"
     if problem is not None:
         raise InvalidRequest(f"record for topic {topic!r}: {problem}")
+
+
+def latest_ms(info: TopicInfo, now_ms: int) -> int:
+    """The latest timestamp that a topic accepts at this time of the wall clock."""
+    limit_ms = info.ahead_max_ms
+    if limit_ms is None:
+        return TIMESTAMP_MAX_MS
+    # A little early: a broker whose clock is behind ours would refuse the whole commit.
+    return now_ms + limit_ms - min(CLOCKS_DIFFER_MS, limit_ms // 2)
+
+
+def check_taken(info: TopicInfo, key: bytes | None, timestamp: int, now_ms: int) -> None:
+    """Raise InvalidRequest for a record that this topic refuses by its settings."""
+    if key is None and "compact" in info.policy.cleanup:
+        raise InvalidRequest(f"a record without a key cannot go into {info.name}, which is compacted: give it a key")
+    if timestamp > latest_ms(info, now_ms):
+        raise InvalidRequest(
+            f"timestamp {timestamp} cannot go into {info.name}, which takes {time_text(info.ahead_max_ms or 0)} ahead "
+            f"of the clock at most: correct it, or set {TIMESTAMP_AHEAD} on the topic"
+        )
 
 
 def headers_bytes(headers: Headers) -> int:

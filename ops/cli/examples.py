@@ -111,6 +111,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast topic create words --partitions 4 --log sqlite:///./log",
         "standfast topic create words --partitions 4 --log kafka://localhost:9092",
     ),
+    "standfast topic write": (
+        "standfast topic write words records.jsonl --log sqlite:///./log",
+        "standfast topic write words --value-serde string --log kafka://localhost:9092",
+    ),
     "standfast topic alter": (
         "standfast topic alter words --partitions 8 --log kafka://localhost:9092",
         "standfast topic alter words --set retention.ms=86400000 --log sqlite:///./log",

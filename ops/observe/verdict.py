@@ -118,12 +118,14 @@ def size(number: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`38 s`, `4 min`, `2 h`."""
+    """`38 s`, `4 min`, `2.0 h`, `7 d`."""
     if seconds is None:
         return "unknown"
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
+    if seconds < 172_800:
+        return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
+    return f"{seconds / 86_400:.1f}".removesuffix(".0") + " d"
 
 
 def _some(what: str, names: list[str]) -> str:

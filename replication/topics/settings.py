@@ -59,6 +59,14 @@ def changed(policy: TopicPolicy, settings: Mapping[str, str]) -> TopicPolicy:
     return replace(made, extra={**policy.extra, **extra})
 
 
+def time_text(ms: int) -> str:
+    """`2 d`, `36 h`, `90 s`, `1500 ms`: the largest unit that says a duration exactly."""
+    for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if ms and ms % unit_ms == 0:
+            return f"{ms // unit_ms} {unit}"
+    return f"{ms} ms"
+
+
 def listed(cleanup: frozenset[str]) -> str:
     """`compact,delete`, as the setting is written."""
     return ",".join(sorted(cleanup))

@@ -31,6 +31,7 @@ from standfast._version import __version__
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.shapes import fit, plain
+from standfast.replication.topics.settings import time_text
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
 from standfast.restore.files.manifest_files import sha256_of
@@ -465,8 +466,8 @@ def _warnings(what: Preflight, elapsed_ms: int) -> Iterator[str]:
     # A delete may expire while its value is still to be read: the key would come back.
     if "compact" in what.info.policy.cleanup and 0 <= kept_ms < 2 * elapsed_ms:
         yield (
-            f"the job took {elapsed_ms} ms and {what.topic} keeps tombstones for {kept_ms} ms (delete.retention.ms): a "
-            "delete may have been missed; raise it above twice the time of a rebuild"
+            f"the job took {elapsed_ms} ms and {what.topic} keeps tombstones for {time_text(kept_ms)} "
+            "(delete.retention.ms): a delete may have been missed; raise it above twice the time of a rebuild"
         )
     if what.truncated:
         yield f"records at the head of {what.topic} were gone: rows that were last written there are missing"

@@ -30,8 +30,10 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import logger, printed
 from standfast.store.names import check_name, check_topic
+from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems
 from standfast.store.specs import KeyValueStore, StoreSpec
+from standfast.stream.app.producer import Producer, formats_of
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
@@ -41,7 +43,7 @@ from standfast.stream.session.session import Session
 from standfast.stream.session.settings import DISCOVERY_DEFAULT_MS, SessionOptions, SessionSettings
 from standfast.stream.signatures import spelled_out
 from standfast.stream.stream_time import Policy
-from standfast.stream.topology.assembly import Assembled, assemble
+from standfast.stream.topology.assembly import Assembled, assemble, create_absent
 from standfast.stream.topology.drops import Drops
 from standfast.stream.topology.nodes import Partitioner, ProcessorNode
 from standfast.stream.topology.policy import StepOptions
@@ -71,6 +73,8 @@ class App:
     watermark_interval_ms  milliseconds between polls of periodic assigners; 0: after every record
     default_key_serde      of keys, in streams that name none
     default_value_serde    of values, in streams that name none
+    create_topics          whether to create its absent source and output topics, for trying: with as many partitions
+                           as its largest source has, else 4
     clock                  source of times; None: the system's clock
     listeners              receive restores, standbys and commits from the start
 
@@ -92,6 +96,7 @@ class App:
         watermark_interval_ms: int = 200,
         default_key_serde: Serde[Any] = serde.string,
         default_value_serde: Serde[Any] = serde.json,
+        create_topics: bool = False,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
         **settings: Unpack[SessionOptions],
@@ -106,6 +111,8 @@ class App:
                 *([] if state_dir is None else path_problems("state_dir", state_dir)),
             ]
         )
+        if not isinstance(create_topics, bool):
+            raise BadConfig([f"create_topics must be True or False, not {create_topics!r:.100}"])
         if log is not None and not isinstance(log, str):
             raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
         if restart is not None and not isinstance(restart, RestartStrategy):
@@ -127,6 +134,7 @@ class App:
         self.stores = tuple(stores)
         self.settings: SessionOptions = settings
         self.discovery_interval_ms = settings.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
+        self.create_topics = create_topics
         self.builder = TopologyBuilder(name, self.stores)
         self.session: Session | None = None
         self._defaults = Defaults(default_key_serde, default_value_serde)
@@ -249,6 +257,28 @@ class App:
 
     # --- life ---
 
+    def producer(self) -> Producer:
+        """A writer of records to the application's topics, with the serdes and partitioners that it declares for them.
+
+        It opens the log for itself, so that it works before, while and after the application runs, here or elsewhere.
+        """
+        if self._log_address is None:
+            raise BadConfig([f"application {self.name!r} needs log=... for a producer"])
+        log = open_log(self._log_address, clock=self.clock)
+        try:
+            for line in create_absent(self.builder, log.admin) if self.create_topics else ():
+                logger.warning("application %s: %s", self.name, line)
+        except BaseException:
+            log.close()
+            raise
+        return Producer(
+            log,
+            formats_of(self.builder),
+            (self._defaults.key, self._defaults.value),
+            self.clock,
+            value_max_bytes=self.settings.get("value_max_bytes", VALUE_MAX_BYTES),
+        )
+
     def open(self) -> Session:
         """Open the session (state directory, log, membership); run() does this too."""
         if self.session is None:
@@ -261,10 +291,12 @@ class App:
             log = open_log(self._log_address, clock=self.clock)
             try:
                 growing = self.discovery_interval_ms is not None
-                self._assembled = assemble(self.builder, log.admin, self._log_address, growing=growing)
+                self._assembled = assemble(
+                    self.builder, log.admin, self._log_address, growing=growing, create=self.create_topics
+                )
             finally:
                 log.close()
-            for line in self._assembled.unclaimed:
+            for line in self._assembled.notes:
                 logger.warning("application %s: %s", self.name, line)
             self.session = self.open_session(self._assembled, self._log_address, self._state_dir, self.clock)
         return self.session

@@ -39,7 +39,6 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
-from standfast.replication.topics.settings import TIMESTAMP_AHEAD
 from standfast.store.arguments import is_whole
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock, measured_ns
@@ -67,7 +66,7 @@ from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
-from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, headers_bytes
+from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, headers_bytes, latest_ms
 from standfast.stream.session.settings import Guarantee
 from standfast.stream.session.source_offsets import checked_source_offsets
 from standfast.stream.session.statistics import SessionCounters, log_error
@@ -75,7 +74,6 @@ from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
-CLOCKS_DIFFER_MS = 60_000  # by which a broker's clock may be behind ours
 Times: TypeAlias = tuple[dict[str, int], dict[str, int]]  # stream times and progress
 
 
@@ -229,7 +227,7 @@ class Task:
             check_output(topic, key, value, stamp, 0 if partition is None else partition, headers, least_ms)
         info = self.output_topics.get(topic)
         if info is not None and (key is None or info.ahead_max_ms is not None):
-            self._check_taken(info, key, stamp)
+            check_taken(info, key, stamp, self._clock.wall_ms())
         if partition is None:
             if not is_whole(partitions, 1, PARTITION_MAX):
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
@@ -249,22 +247,7 @@ class Task:
     def latest_ms(self, topic: str) -> int:
         """The latest timestamp that a topic accepts now, as far as its limit is known."""
         info = self.output_topics.get(topic)
-        limit_ms = None if info is None else info.ahead_max_ms
-        if limit_ms is None:
-            return TIMESTAMP_MAX_MS
-        # A little early: a broker whose clock is behind ours would refuse the whole commit.
-        return self._clock.wall_ms() + limit_ms - min(CLOCKS_DIFFER_MS, limit_ms // 2)
-
-    def _check_taken(self, info: TopicInfo, key: bytes | None, timestamp: int) -> None:
-        if key is None and "compact" in info.policy.cleanup:
-            raise InvalidRequest(
-                f"a record without a key cannot go into {info.name}, which is compacted: give it a key"
-            )
-        if timestamp > self.latest_ms(info.name):
-            raise InvalidRequest(
-                f"timestamp {timestamp} cannot go into {info.name}, which takes {info.ahead_max_ms} ms ahead of the "
-                f"clock at most: correct it, or set {TIMESTAMP_AHEAD} on the topic"
-            )
+        return TIMESTAMP_MAX_MS if info is None else latest_ms(info, self._clock.wall_ms())
 
     def observe(self, topic: str, partition: int, timestamp_ms: int) -> None:
         """Note the timestamp of a record read; a partition's stream time never goes back."""

@@ -1,7 +1,7 @@
 """An application prepared to run on a log: topics checked and created, partitions counted, groups of tasks.
 
-Rules of this file: it uses the log's admin and creates only the application's own internal topics; external topics must
-exist. Every problem is reported at once.
+Rules of this file: it uses the log's admin and creates the application's own internal topics; external topics must
+exist, unless the application creates them for trying. Every problem is reported at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from standfast.stream.session.groups import TaskGroup
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.topology.unclaimed import unclaimed
 
+CREATED = 4  # partitions of topics that are created for trying
 # Records stay until they are processed: then the loop deletes them. Small segments free the space soon.
 BETWEEN_TASKS = TopicPolicy(extra={**OWN_TIMESTAMPS, "segment.bytes": str(50 << 20)})
 
@@ -33,28 +34,27 @@ class Assembled:
     groups: Mapping[int, TaskGroup]
     upstream: Mapping[str, tuple[str, ...]]  # internal topic -> tasks that send watermarks there
     event_time: frozenset[int]
-    unclaimed: tuple[str, ...] = ()  # stores and topics that no processor claims, as lines of a report
+    notes: tuple[str, ...] = ()  # created topics; stores and topics that no processor claims
     outputs: Mapping[str, TopicInfo] = field(default_factory=dict)  # the output topics by name
 
 
-def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
+def assemble(
+    builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True, create: bool = False
+) -> Assembled:
     """Check and create topics. Raises BadConfig with every problem.
 
-    `growing`: a source topic may have got more partitions; topics between tasks then keep their number.
+    `growing`: a source topic may have got more partitions; topics between tasks then keep their number. `create`:
+    create external topics, too.
     """
     # First, so that an application that may not read or write a topic has created none.
     _check_permissions(builder, admin)
-    sources = {
-        topic: info.partitions
-        for topic in dict.fromkeys(node.topic for group in builder.sub_topologies() for node in group.sources)
-        if topic not in builder.internal and (info := admin.describe_topic(topic)) is not None
-    }
-    missing = [
-        f"source topic {node.topic!r} does not exist in {address}: create it: {Fixes(address).create(node.topic, None)}"
-        for group in builder.sub_topologies()
-        for node in group.sources
-        if node.topic not in builder.internal and node.topic not in sources
-    ]
+    read, written = external_topics(builder)
+    created = create_absent(builder, admin) if create else []
+    sources = {topic: info.partitions for topic in read if (info := admin.describe_topic(topic)) is not None}
+    outputs = {topic: info for topic in written if (info := admin.describe_topic(topic)) is not None}
+    # All of them in one error: one at a time costs a start each.
+    missing = [_absent("source", topic, address) for topic in read if topic not in sources]
+    missing += [_absent("output", topic, address) for topic in written if topic not in outputs]
     if missing:
         raise BadConfig(missing)
     topology = builder.build(sources)
@@ -62,11 +62,10 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
     # Another number of partitions would send keys to tasks that do not have their state.
     if kept:
         topology = builder.build(sources, kept)
-    outputs, problems = _outputs(topology, admin, address)
     left = unclaimed(topology, frozenset(admin.topic_names()), admin.groups)
     if left.problems:
-        raise BadConfig([*problems, *left.problems])  # before a topic is created under the new name
-    problems += _make_internal(topology, admin, Fixes(address))
+        raise BadConfig(left.problems)  # before a topic is created under the new name
+    problems = _make_internal(topology, admin, Fixes(address))
     if problems:
         raise BadConfig(problems)
     internal = {one.name: one.partitions for one in topology.internal}
@@ -77,29 +76,41 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
         {one.group: TaskGroup(one.partitions, one.specs, one.topics) for one in topology.groups},
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
         event_time,
-        left.lines,
+        (*created, *left.lines),
         outputs,
     )
 
 
+def external_topics(builder: TopologyBuilder) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The external topics that an application reads, and those that it writes, in order."""
+    topology = Topology(builder.app, builder.sub_topologies(), tuple(builder.internal.values()))
+    return topology.source_topics, topology.output_topics
+
+
+def create_absent(builder: TopologyBuilder, admin: LogAdmin) -> list[str]:
+    """Create absent external topics, for trying; returns a line for each.
+
+    They get the partitions of the largest existing source, so that sources that are read together agree.
+    """
+    read, written = external_topics(builder)
+    found = {topic: admin.describe_topic(topic) for topic in dict.fromkeys((*read, *written))}
+    partitions = max((info.partitions for topic in read if (info := found[topic]) is not None), default=CREATED)
+    absent = [topic for topic, info in found.items() if info is None]
+    for topic in absent:
+        admin.create_topic(topic, partitions, TopicPolicy())
+    return [f"topic {topic} was absent and is created with {partitions} partitions" for topic in absent]
+
+
+def _absent(what: str, topic: str, address: str) -> str:
+    return f"{what} topic {topic!r} does not exist in {address}: create it: {Fixes(address).create(topic, None)}"
+
+
 def _check_permissions(builder: TopologyBuilder, admin: LogAdmin) -> None:
     """Raise BadConfig with every missing permission for the application's topics, before any topic is used."""
-    groups = builder.sub_topologies()
-    read = (node.topic for group in groups for node in group.sources)
-    written = Topology(builder.app, groups, tuple(builder.internal.values())).output_topics
-    problems = admin.lacking(application_needs(read, written, builder.internal))
+    read = (node.topic for group in builder.sub_topologies() for node in group.sources)
+    problems = admin.lacking(application_needs(read, external_topics(builder)[1], builder.internal))
     if problems:
         raise BadConfig(problems)
-
-
-def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[str, TopicInfo], list[str]]:
-    found = {topic: admin.describe_topic(topic) for topic in topology.output_topics}
-    problems = [
-        f"output topic {topic!r} does not exist in {address}: create it with the partitions that its readers need"
-        for topic, info in found.items()
-        if info is None
-    ]
-    return {topic: info for topic, info in found.items() if info is not None}, problems
 
 
 def _smaller_than_now(topology: Topology, builder: TopologyBuilder, admin: LogAdmin) -> dict[str, int]:

@@ -18,18 +18,19 @@ from standfast.store.results import Windowed
 from standfast.store.serde import Serde
 from standfast.stream.record import Record
 from standfast.stream.session.task import Task
-from standfast.stream.topology.nodes import SinkNode
+from standfast.stream.topology.nodes import Partitioner, SinkNode
 from standfast.stream.topology.processor import Forward
 
 Drop = Callable[[str, str, str], None]  # node, reason, detail
+FIX = "give .to(...) or the step before it the right"
 
 
 def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop: Drop) -> Forward:
     """The function that writes a record to the sink's topic."""
     topic, partitions = node.topic, partitions_of[node.topic]
+    route = Route(f"sink {node.name!r}", topic, node.key, node.value, partitions, node.partitioner, FIX)
     # The topic may have fewer partitions than there are tasks.
     own = task.id.partition % partitions
-    suffix = _window_bytes(node.key)
     everywhere = tuple(range(partitions)) if node.internal == "broadcast" else ()
     needs_key = node.internal == "repartition" and not node.null_keys
 
@@ -38,22 +39,68 @@ def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop
         if key is None and needs_key:
             drop(node.name, "null_key", f"a record at {record.timestamp} has no key, which {topic} needs")
             return
-        raw_key = None if key is None else _encode(node.key, key, node, "key")
-        raw_value = None if value is None else _encode(node.value, value, node, "value")
-        if everywhere:
-            targets: tuple[int, ...] = everywhere
-        elif node.partitioner is not None:
-            targets = (_named(node, node.partitioner(key, value, partitions), partitions),)
-        elif raw_key is None:
-            targets = (own,)
-        else:
-            # Without the window's times, so that all windows of a key are in one partition.
-            plain = raw_key[: len(raw_key) - suffix] if type(key) is Windowed else raw_key
-            targets = (partition_of(plain, partitions),)
-        for partition in targets:
+        raw_key, raw_value = route.encode(key, value)
+        for partition in everywhere or (route.partition(key, value, raw_key, own),):
             task.send(topic, raw_key, raw_value, record.timestamp, partition=partition, headers=record.headers)
 
     return write
+
+
+class Route:
+    """The bytes of a topic's records, and their partitions. `where` and `fix` are parts of its errors."""
+
+    __slots__ = ("_fix", "_key", "_partitioner", "_partitions", "_suffix", "_topic", "_value", "_where")
+
+    def __init__(
+        self,
+        where: str,
+        topic: str,
+        key: Serde[Any],
+        value: Serde[Any],
+        partitions: int,
+        partitioner: Partitioner | None,
+        fix: str,
+    ) -> None:
+        self._where = where
+        self._topic = topic
+        self._key = key
+        self._value = value
+        self._partitions = partitions
+        self._partitioner = partitioner
+        self._fix = fix
+        self._suffix = _window_bytes(key)
+
+    def encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
+        """Key and value as bytes. Raises InvalidRequest for one that its serde refuses."""
+        raw_key = None if key is None else self._encode(self._key, key, "key")
+        return raw_key, None if value is None else self._encode(self._value, value, "value")
+
+    def partition(self, key: Any, value: Any, raw_key: bytes | None, keyless: int) -> int:
+        """The partition of a record; `keyless` without a key, unless a partitioner names one."""
+        if self._partitioner is not None:
+            return self._named(self._partitioner(key, value, self._partitions))
+        if raw_key is None:
+            return keyless
+        # Without the window's times, so that all windows of a key are in one partition.
+        plain = raw_key[: len(raw_key) - self._suffix] if type(key) is Windowed else raw_key
+        return partition_of(plain, self._partitions)
+
+    def _encode(self, serde: Serde[Any], given: Any, part: str) -> bytes:
+        try:
+            return serde.serialize(given)
+        except Exception as error:
+            raise InvalidRequest(
+                f"{self._where}: the {part} serde {serde.name!r} cannot serialise this {part} for topic {self._topic} "
+                f"({type(error).__name__}: {error}): {self._fix} {part} serde"
+            ) from error
+
+    def _named(self, partition: object) -> int:
+        if type(partition) is not int or not 0 <= partition < self._partitions:
+            raise InvalidRequest(
+                f"{self._where}: the partitioner named partition {partition!r} of {self._topic}, which has "
+                f"{self._partitions}: it must return a whole number below that"
+            )
+        return partition
 
 
 def partition_of(raw_key: bytes, partitions: int) -> int:
@@ -66,22 +113,3 @@ def _window_bytes(serde: Serde[Any]) -> int:
     if serde.name.startswith("session_windowed("):
         return 16
     return 8 if serde.name.startswith("windowed(") else 0
-
-
-def _encode(serde: Serde[Any], given: Any, node: SinkNode, part: str) -> bytes:
-    try:
-        return serde.serialize(given)
-    except Exception as error:
-        raise InvalidRequest(
-            f"sink {node.name!r}: the {part} serde {serde.name!r} cannot serialise this {part} for topic {node.topic} "
-            f"({type(error).__name__}: {error}): give .to(...) or the step before it the right {part} serde"
-        ) from error
-
-
-def _named(node: SinkNode, partition: object, partitions: int) -> int:
-    if type(partition) is not int or not 0 <= partition < partitions:
-        raise InvalidRequest(
-            f"sink {node.name!r}: the partitioner named partition {partition!r} of {node.topic}, which has "
-            f"{partitions}: it must return a whole number below that"
-        )
-    return partition

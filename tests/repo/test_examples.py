@@ -182,10 +182,10 @@ def until(folder: Path, topic: str, done: Callable[[list[LogRecord]], bool]) -> 
     reader = log.reader()
     found: list[LogRecord] = []
     try:
-        while log.admin.describe_topic(topic) is None:
+        while (info := log.admin.describe_topic(topic)) is None:
             assert clock.monotonic_ms() < deadline_ms, f"no topic {topic!r}"
             clock.sleep_ms(10)
-        reader.assign({sf.TopicPartition(topic, 0): 0})
+        reader.assign({sf.TopicPartition(topic, at): 0 for at in range(info.partitions)})
         while not done(found):
             assert clock.monotonic_ms() < deadline_ms, f"{topic!r} holds only {found}"
             for batch in reader.fetch(1_000, 100):

@@ -2,6 +2,7 @@
 
     standfast topic create NAME --partitions N [--set SETTING=VALUE]... --log ADDRESS
     standfast topic alter NAME [--partitions N] [--set SETTING=VALUE]... --log ADDRESS
+    standfast topic write NAME [FILE] --log ADDRESS                                     see `write.py`
 
 `create` makes an embedded log that is absent; all other commands but those that run an application refuse one.
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from standfast.ops.cli.arguments import log_address_of, log_of, prints
+from standfast.ops.cli.log.write import add_write
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ SCHEMA = "standfast.topic/1"
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    text = "create a topic, add partitions, or change its settings"
+    text = "create a topic, add partitions, change its settings, or write records"
     parser = subparsers.add_parser("topic", help=text, description=f"{text[0].upper()}{text[1:]}.")
     commands = parser.add_subparsers(dest="topic_command", required=True, metavar="COMMAND")
     for name, what, handler in (
@@ -42,6 +44,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "--set", action="append", default=[], metavar="SETTING=VALUE", help="such as cleanup.policy=compact,delete"
         )
         prints(command, handler, "json", "config")
+    add_write(commands)
 
 
 def run_create(args: argparse.Namespace, out: Output) -> int:

@@ -96,7 +96,7 @@ def test_every_counted_name_is_offered(bench: Bench) -> None:
 def test_counted_timers_are_left_behind_where_the_user_says_so(bench: Bench) -> None:
     set_a_timer(bench, timed(name="Timed-1"))
     one = Running(bench, timed(name="timed-anew"))
-    assert any("app-Timed-1-timers-changelog" in line for line in one.assembled.unclaimed)
+    assert any("app-Timed-1-timers-changelog" in line for line in one.assembled.notes)
     assert fired(bench, one) == []
 
 
@@ -104,7 +104,7 @@ def test_counted_timers_beside_timers_of_todays_name_are_reported_only(bench: Be
     set_a_timer(bench, timed())
     bench.log.admin.create_topic("app-Timed-1-timers-changelog", 1, TopicPolicy())
     one = Running(bench, timed())
-    assert any("app-Timed-1-timers-changelog" in line for line in one.assembled.unclaimed)
+    assert any("app-Timed-1-timers-changelog" in line for line in one.assembled.notes)
     assert fired(bench, one) == ["a"]
 
 
@@ -263,7 +263,7 @@ def test_topics_of_an_application_with_a_longer_name_are_not_reported(bench: Ben
     other.run()
     other.commit()
     one = Running(bench, counted, "b", stores=stores)
-    assert one.assembled.unclaimed == ()
+    assert one.assembled.notes == ()
 
 
 # --- numbers of sub-topologies ---

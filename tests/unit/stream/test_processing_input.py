@@ -186,6 +186,7 @@ def test_every_missing_topic_is_told_and_no_internal_one_is_made(bench: Bench) -
     assert [problem.split(" does not")[0] for problem in refused.value.problems] == [
         "source topic 'gone'",
         "source topic 'away'",
+        "output topic 'lost'",
     ]
     assert [info.name for info in bench.log.admin.topics()] == ["there"]
 
