@@ -11,7 +11,7 @@ begins again after a pause: a chart shows no value that was not read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -107,7 +107,7 @@ class History:
         for key, total in totals.items():
             self.meters.setdefault(key, Meter()).add(now_ms, total)
         self.meters = {key: self.meters[key] for key in totals}
-        levels = dict(_levels(status)) | {"changes": self.changes(status)}
+        levels = dict(_levels(status, self.running.values())) | {"changes": self.changes(status)}
         for name, level in levels.items():
             self.series.setdefault(name, Series()).add(now_ms, level)
         kept = levels.keys() | {restore_key(key) for key in self.done}
@@ -192,15 +192,15 @@ def _totals(status: Json) -> Iterator[tuple[str, int]]:
             yield server_key(one["server"], one["what"]), one["value"]
 
 
-def _levels(status: Json) -> Iterator[tuple[str, float]]:
+def _levels(status: Json, running: Iterable[Bar]) -> Iterator[tuple[str, float]]:
     """Levels that rise and fall."""
     lags = {store_key(task, store): store["lag"] for task, store in stores_of(status) if task["role"] == "standby"}
     yield "lag", max(lags.values(), default=0)
     yield "left", sum(one["remaining"] for one in status["restores"])
     for key, lag in lags.items():
         yield lag_key(key), lag
-    for one in status["restores"]:
-        yield restore_key(f"{one['task']}/{one['store']}"), one["rate"]
+    for bar in running:
+        yield restore_key(bar.key), bar.rate
 
 
 def _bar(one: Json) -> Bar:

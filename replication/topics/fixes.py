@@ -42,6 +42,10 @@ class Fixes:
         count = "N" if partitions is None else str(partitions)
         return f"standfast topic create {topic} --partitions {count} --log {_word(self.address)}"
 
+    def absent(self, topic: str) -> str:
+        """A text for an absent topic: its name, where it is missing, and the command that creates it."""
+        return f"{topic!r} does not exist in {self.address}: create it: {self.create(topic, None)}"
+
     def create_replicated(self, topic: str, partitions: int, settings: Mapping[str, str], replicas: int) -> str:
         """Create a topic with `replicas` copies, which only the brokers' own tool can set."""
         given = " ".join(f"--config {_word(f'{name}={value}')}" for name, value in settings.items())

@@ -43,7 +43,7 @@ from standfast.stream.session.session import Session
 from standfast.stream.session.settings import DISCOVERY_DEFAULT_MS, SessionOptions, SessionSettings
 from standfast.stream.signatures import spelled_out
 from standfast.stream.stream_time import Policy
-from standfast.stream.topology.assembly import Assembled, assemble, create_absent
+from standfast.stream.topology.assembly import Assembled, assemble, create_absent, external_topics
 from standfast.stream.topology.drops import Drops
 from standfast.stream.topology.nodes import Partitioner, ProcessorNode
 from standfast.stream.topology.policy import StepOptions
@@ -266,7 +266,7 @@ class App:
             raise BadConfig([f"application {self.name!r} needs log=... for a producer"])
         log = open_log(self._log_address, clock=self.clock)
         try:
-            for line in create_absent(self.builder, log.admin) if self.create_topics else ():
+            for line in create_absent(*external_topics(self.builder), log.admin) if self.create_topics else ():
                 logger.warning("application %s: %s", self.name, line)
         except BaseException:
             log.close()

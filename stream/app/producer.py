@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from standfast.replication.log import Headers, Log, Outgoing, TopicInfo
 from standfast.replication.offsets import TopicPartition
@@ -41,6 +41,14 @@ class Format:
     key: Serde[Any]
     value: Serde[Any]
     partitioner: Partitioner | None = None
+
+
+class Checked(NamedTuple):
+    """A record that its topic takes: its partition, and its key, value and headers in bytes, `size` together."""
+
+    at: TopicPartition
+    record: Outgoing
+    size: int
 
 
 @dataclass(slots=True)
@@ -92,7 +100,6 @@ class Producer(Closing):
         self._topics: dict[str, _Topic] = {}
         self._batches: dict[TopicPartition, list[Outgoing]] = {}
         self._bytes = 0
-        self._count = 0
         self._closed = False
         self._mutex = threading.RLock()
 
@@ -118,13 +125,16 @@ class Producer(Closing):
         Raises InvalidRequest for a record that the topic cannot take, Closed, and errors of `flush`.
         """
         with self._mutex:
-            at, one = self.check(topic, key, value, timestamp, headers, partition=partition)
-            if self._bytes >= self._batch_bytes:
-                self.flush()
-            self._batches.setdefault(at, []).append(one)
-            self._bytes += len(one.key or b"") + len(one.value or b"") + headers_bytes(one.headers) + RECORD_BYTES
-            self._count += 1
-            self._topics[topic].turn += one.key is None
+            self.add(self.check(topic, key, value, timestamp, headers, partition=partition))
+
+    def add(self, checked: Checked) -> int:
+        """Add a record that `check` gave; a full batch is written first. Returns the number of records written."""
+        with self._mutex:
+            written = self.flush() if self._bytes >= self._batch_bytes else 0
+            self._batches.setdefault(checked.at, []).append(checked.record)
+            self._bytes += checked.size + RECORD_BYTES
+            self._topics[checked.at.topic].turn += checked.record.key is None
+            return written
 
     def check(
         self,
@@ -135,8 +145,8 @@ class Producer(Closing):
         headers: Headers = (),
         *,
         partition: int | None = None,
-    ) -> tuple[TopicPartition, Outgoing]:
-        """The bytes that `send` would write and their partition; raises as `send` does, and writes nothing."""
+    ) -> Checked:
+        """The record that `send` would add; raises InvalidRequest and Closed as it does, and writes nothing."""
         with self._mutex:
             self._check_open()
             known = self._known(topic)
@@ -156,7 +166,7 @@ class Producer(Closing):
                 )
             if at >= partitions:
                 raise InvalidRequest(f"record for topic {topic!r}: it has {partitions} partitions, none numbered {at}")
-            return TopicPartition(topic, at), Outgoing(raw_key, raw_value, stamp, tuple(headers))
+            return Checked(TopicPartition(topic, at), Outgoing(raw_key, raw_value, stamp, tuple(headers)), size)
 
     def flush(self) -> int:
         """Write all records of the batch, and wait until the log has acknowledged them; returns their number.
@@ -167,10 +177,11 @@ class Producer(Closing):
         """
         with self._mutex:
             self._check_open()
-            batches, count, size = self._batches, self._count, self._bytes
-            self._batches, self._count, self._bytes = {}, 0, 0
+            batches, size = self._batches, self._bytes
+            self._batches, self._bytes = {}, 0
             if not batches:
                 return 0
+            count = sum(map(len, batches.values()))
             try:
                 self._writer.append(batches)
             except InvalidRequest as error:
@@ -182,7 +193,7 @@ class Producer(Closing):
                 # Before those that a signal handler has sent meanwhile.
                 for at, later in self._batches.items():
                     batches.setdefault(at, []).extend(later)
-                self._batches, self._count, self._bytes = batches, self._count + count, self._bytes + size
+                self._batches, self._bytes = batches, self._bytes + size
                 raise
             return count
 
@@ -212,10 +223,7 @@ class Producer(Closing):
         check_topic(topic)
         info = self._log.admin.describe_topic(topic)
         if info is None:
-            address = self._log.address
-            raise InvalidRequest(
-                f"topic {topic!r} does not exist in {address}: create it: {Fixes(address).create(topic, None)}"
-            )
+            raise InvalidRequest(f"topic {Fixes(self._log.address).absent(topic)}")
         form = self._formats.get(topic, self._default)
         route = Route("producer", topic, form.key, form.value, info.partitions, form.partitioner, FIX)
         self._topics[topic] = _Topic(info, route, now_ms, 0 if known is None else known.turn)

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import weakref
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,8 +39,8 @@ from standfast.stream.record import Record
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
 from standfast.stream.session.task import TaskState
-from standfast.stream.topology.assembly import Assembled, assemble
-from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SourceNode
+from standfast.stream.topology.assembly import Assembled, assemble, external_topics
+from standfast.stream.topology.nodes import SinkNode, SourceNode
 from standfast.stream.topology.sinks import partition_of
 from standfast.stream.topology.topology import TopologyBuilder
 
@@ -197,10 +198,9 @@ class Driver(Closing):
     def _assemble(self) -> Assembled:
         log = open_log(self._address, clock=self.clock)
         try:
-            for node in self._nodes.values():
-                for topic in _outside_topics(node):
-                    # `assemble` refuses absent external topics, and no other program creates them here.
-                    log.admin.create_topic(topic, self._partitions, TopicPolicy())
+            # `assemble` refuses absent external topics, and no other program creates them here.
+            for topic in chain(*external_topics(self.app.builder)):
+                log.admin.create_topic(topic, self._partitions, TopicPolicy())
             return assemble(self.app.builder, log.admin, self._address)
         finally:
             log.close()
@@ -300,17 +300,6 @@ class Driver(Closing):
 
 def _wants_commit(runner: TaskRunner) -> bool:
     return runner.task.commit_requested or runner.task.stores.buffer.full
-
-
-def _outside_topics(node: object) -> list[str]:
-    if isinstance(node, ProcessorNode | SinkNode):
-        own = [node.topic] if isinstance(node, SinkNode) and node.internal is None else []
-        letters = None if node.policy is None else node.policy.dead_letter
-        return own if letters is None else [*own, letters]
-    if isinstance(node, SourceNode) and not node.internal:
-        extra = (node.settings.dead_letter, node.settings.late)
-        return [node.topic, *(topic for topic in extra if topic is not None)]
-    return []
 
 
 def _raw(serde: Serde[Any], given: Any) -> bytes | None:

@@ -6,7 +6,7 @@ exist, unless the application creates them for trying. Every problem is reported
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
@@ -47,14 +47,15 @@ def assemble(
     create external topics, too.
     """
     # First, so that an application that may not read or write a topic has created none.
-    _check_permissions(builder, admin)
     read, written = external_topics(builder)
-    created = create_absent(builder, admin) if create else []
+    _check_permissions(builder, written, admin)
+    created = create_absent(read, written, admin) if create else []
     sources = {topic: info.partitions for topic in read if (info := admin.describe_topic(topic)) is not None}
     outputs = {topic: info for topic in written if (info := admin.describe_topic(topic)) is not None}
     # All of them in one error: one at a time costs a start each.
-    missing = [_absent("source", topic, address) for topic in read if topic not in sources]
-    missing += [_absent("output", topic, address) for topic in written if topic not in outputs]
+    fixes = Fixes(address)
+    missing = [f"source topic {fixes.absent(topic)}" for topic in read if topic not in sources]
+    missing += [f"output topic {fixes.absent(topic)}" for topic in written if topic not in outputs]
     if missing:
         raise BadConfig(missing)
     topology = builder.build(sources)
@@ -65,7 +66,7 @@ def assemble(
     left = unclaimed(topology, frozenset(admin.topic_names()), admin.groups)
     if left.problems:
         raise BadConfig(left.problems)  # before a topic is created under the new name
-    problems = _make_internal(topology, admin, Fixes(address))
+    problems = _make_internal(topology, admin, fixes)
     if problems:
         raise BadConfig(problems)
     internal = {one.name: one.partitions for one in topology.internal}
@@ -87,12 +88,11 @@ def external_topics(builder: TopologyBuilder) -> tuple[tuple[str, ...], tuple[st
     return topology.source_topics, topology.output_topics
 
 
-def create_absent(builder: TopologyBuilder, admin: LogAdmin) -> list[str]:
+def create_absent(read: Sequence[str], written: Sequence[str], admin: LogAdmin) -> list[str]:
     """Create absent external topics, for trying; returns a line for each.
 
     They get the partitions of the largest existing source, so that sources that are read together agree.
     """
-    read, written = external_topics(builder)
     found = {topic: admin.describe_topic(topic) for topic in dict.fromkeys((*read, *written))}
     partitions = max((info.partitions for topic in read if (info := found[topic]) is not None), default=CREATED)
     absent = [topic for topic, info in found.items() if info is None]
@@ -101,14 +101,10 @@ def create_absent(builder: TopologyBuilder, admin: LogAdmin) -> list[str]:
     return [f"topic {topic} was absent and is created with {partitions} partitions" for topic in absent]
 
 
-def _absent(what: str, topic: str, address: str) -> str:
-    return f"{what} topic {topic!r} does not exist in {address}: create it: {Fixes(address).create(topic, None)}"
-
-
-def _check_permissions(builder: TopologyBuilder, admin: LogAdmin) -> None:
+def _check_permissions(builder: TopologyBuilder, written: Sequence[str], admin: LogAdmin) -> None:
     """Raise BadConfig with every missing permission for the application's topics, before any topic is used."""
     read = (node.topic for group in builder.sub_topologies() for node in group.sources)
-    problems = admin.lacking(application_needs(read, external_topics(builder)[1], builder.internal))
+    problems = admin.lacking(application_needs(read, written, builder.internal))
     if problems:
         raise BadConfig(problems)
 

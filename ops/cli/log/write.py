@@ -28,7 +28,7 @@ from standfast.store.errors import InvalidRequest, StandfastError
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
     from standfast.store.serde import Serde
-    from standfast.stream.app.producer import Producer
+    from standfast.stream.app.producer import Checked, Producer
 
 SCHEMA = "standfast.topic-write/1"
 SERDES = ("string", "json", "int64", "float64", "bytes")
@@ -67,9 +67,7 @@ def run_write(args: argparse.Namespace, out: Output) -> int:
     with closing(_Lines(args.file)) as lines, closing(Producer(log_of(args), {}, serdes, SystemClock())) as producer:
         producer.topic(args.topic)  # first, since an absent topic is not the fault of a line
         if lines.seekable:
-            for number, raw in lines:
-                if raw is not None:
-                    _check(lines, number, raw, args.topic, producer)
+            _check(lines, args.topic, producer)
             lines.rewind()
         written = _write(lines, args.topic, producer, out)
     out.document({"schema": SCHEMA, "topic": args.topic, "records": written})
@@ -87,10 +85,11 @@ def _write(lines: _Lines, topic: str, producer: Producer, out: Output) -> int:
                     written += producer.flush()
                     continue
                 try:
-                    producer.send(topic, **_record(raw))
-                except (InvalidRequest, ValueError) as error:
+                    checked = _checked(lines, number, raw, topic, producer)
+                except InvalidRequest:
                     written += producer.flush()
-                    raise InvalidRequest(f"{lines.name}, line {number}: {error}") from error
+                    raise
+                written += producer.add(checked)
                 bar.advance(len(raw) + 1)
             return written + producer.flush()
     except StandfastError:
@@ -99,15 +98,26 @@ def _write(lines: _Lines, topic: str, producer: Producer, out: Output) -> int:
         raise
 
 
-def _check(lines: _Lines, number: int, raw: bytes, topic: str, producer: Producer) -> None:
+def _check(lines: _Lines, topic: str, producer: Producer) -> None:
+    """Check all lines of a file, and write nothing."""
     try:
-        producer.check(topic, **_record(raw))
+        for number, raw in lines:
+            if raw is not None:
+                _checked(lines, number, raw, topic, producer)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error}; nothing is written") from error
+
+
+def _checked(lines: _Lines, number: int, raw: bytes, topic: str, producer: Producer) -> Checked:
+    """The record of a line. Raises InvalidRequest, which names the line."""
+    try:
+        return producer.check(topic, **_record(raw))
     except (InvalidRequest, ValueError) as error:
-        raise InvalidRequest(f"{lines.name}, line {number}: {error}; nothing is written") from error
+        raise InvalidRequest(f"{lines.name}, line {number}: {error}") from error
 
 
 def _record(raw: bytes) -> dict[str, Any]:
-    """The arguments of `send`. Raises ValueError."""
+    """The arguments of `check`. Raises ValueError."""
     from standfast.replication.shapes import read
 
     line = read(raw, _line_type())

@@ -84,3 +84,14 @@ def test_command_writes_lines_to_a_broker(
     assert capsys.readouterr().out == f"50 records written to {topic}\n"
     found = {message.key(): message.value() for message in read(kafka_address, topic, 50)}
     assert found == {str(number).encode(): str(number).encode() for number in range(50)}
+
+
+def test_refusal_of_the_broker_is_not_blamed_on_the_line_that_was_being_read(
+    kafka_address: str, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lines"
+    rows = [{"value": "x" * 3_000}, *({"value": "y" * 1_000} for _ in range(1_200))]  # more than a batch
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert main(["topic", "write", topic, str(file), "--log", f"kafka://{kafka_address}"]) == 2
+    told = capsys.readouterr().err
+    assert "records is given up" in told and ", line" not in told

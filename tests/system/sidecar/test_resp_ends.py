@@ -102,7 +102,7 @@ def test_client_that_floods_while_a_commit_runs_is_held_within_bounds(resp_bench
     assert 0 < resp_bench.call(lambda: server.backlog_bytes) < 8 << 20
     server.backlog_bytes += 64 << 20  # as if other clients had done so, too
     assert flood(other, 100_000) < 3 << 20
-    assert resp_bench.client()("SELECT", 1) == b"OK", "who has nothing waiting is answered"
+    assert resp_bench.client()("SELECT", 1) == b"OK", "a client that waits for nothing is answered"
     server.backlog_bytes -= 64 << 20
     commits.free.set()
     assert client.reply()[1] is None

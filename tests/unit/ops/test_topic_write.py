@@ -115,3 +115,11 @@ def test_lines_of_a_pipe_are_written_when_the_input_pauses_up_to_a_wrong_one(add
     assert process.returncode == 2 and "standard input, line 5: " in told
     assert "4 records were written before the error below" in told
     assert [record.value for record in written(address)] == [b"0", b"1", b"2", b"3"]
+
+
+def test_records_of_every_batch_are_counted(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"value": "x" * 100_000, "timestamp": number} for number in range(25)]
+    file = lines(tmp_path / "lines", *rows)
+    assert main(["topic", "write", "words", file, "--log", address]) == 0
+    assert capsys.readouterr().out == "25 records written to words\n"
+    assert len(written(address)) == 25
