@@ -16,12 +16,12 @@ that an additional retirement deletes would have gone with the next one of the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from standfast.replication.listeners import Listener
+from standfast.replication.offsets import TaskId
 from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
@@ -71,49 +71,40 @@ class BoardSettings:
     @property
     def app(self) -> str:
         """The application, which is also the name of its group."""
-        return self._named(APP)
+        return self.named(APP)
 
-    @property
-    def topic(self) -> str:
-        """The topic of flights."""
-        return self._named(TOPIC)
-
-    @property
-    def by_airport(self) -> str:
-        """The repartition topic."""
-        return self._named(BY_AIRPORT)
-
-    @property
-    def live(self) -> str:
-        """The topic of the live board."""
-        return self._named(LIVE)
-
-    @property
-    def results(self) -> str:
-        """The topic of final results."""
-        return self._named(RESULTS)
-
-    def _named(self, name: str) -> str:
+    def named(self, name: str) -> str:
+        """One of the names above, as the log sees it."""
         return f"{self.prefix}-{name}" if self.prefix else name
 
 
 @dataclass(slots=True)
-class Tally:
-    """Progress of this process: its records, and the monotonic time at which the first of them was done.
+class Tally(Listener):
+    """Progress of this process: its records, and monotonic times: of the first record, of a task's first restore, and
+    of the last task that ran; -1 before.
 
     `resumed` is, by task, the number of flights that were committed when the task was first opened here.
     """
 
-    records: int = 0
+    processed: int = 0
     first_ms: int = -1
+    restoring_ms: int = -1
+    running_ms: int = -1
     resumed: dict[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
 
     def count(self) -> None:
         """Count one processed record."""
-        self.records += 1
+        self.processed += 1
         if self.first_ms < 0:
             self.first_ms = self.clock.monotonic_ms()
+
+    def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
+        """Note the time; see Listener."""
+        if state == "restoring" and self.restoring_ms < 0:
+            self.restoring_ms = self.clock.monotonic_ms()
+        if state == "running":
+            self.running_ms = self.clock.monotonic_ms()
 
 
 def stores(settings: BoardSettings) -> tuple[StoreSpec, ...]:
@@ -141,9 +132,9 @@ def build_app(
     tally: Tally,
     log: str | None = None,
     state_dir: Path | None = None,
-    listeners: Iterable[Listener] = (),
+    http_port: int | None = None,
 ) -> App:
-    """The application for one process; `log` and `state_dir` as App has them."""
+    """The application for one process; `log`, `state_dir` and `http_port` as App has them."""
     app = App(
         settings.app,
         log=log,
@@ -153,7 +144,8 @@ def build_app(
         standby_replicas=1,
         commit_interval_ms=COMMIT_INTERVAL_MS,
         lease_ms=settings.lease_ms,
-        listeners=listeners,
+        http_port=http_port,
+        listeners=[tally],
     )
     _add_board(app, settings, tally)
     _add_windows(app, settings)
@@ -170,12 +162,12 @@ def topics(settings: BoardSettings) -> tuple[str, ...]:
     """Every topic that the demo makes in a log."""
     specs = all_specs(task_groups(settings))
     changelogs = sorted(spec.changelog_of(settings.app) for spec in specs if spec.logging)
-    return (settings.topic, settings.live, settings.results, settings.by_airport, *changelogs)
+    return (*map(settings.named, (TOPIC, LIVE, RESULTS, BY_AIRPORT)), *changelogs)
 
 
 def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
-    @app.sink(settings.live, key=serde.string, value=serde.json)
-    @app.source(settings.topic, key=serde.string, value=serde.json)
+    @app.sink(settings.named(LIVE), key=serde.string, value=serde.json)
+    @app.source(settings.named(TOPIC), key=serde.string, value=serde.json)
     class Board(Processor):
         """Position of every aircraft. A record's timestamp is the scheduled departure; they come as the flights
         left."""
@@ -254,7 +246,7 @@ class Latest:
 
 def _add_windows(app: App, settings: BoardSettings) -> None:
     by_airport = (
-        app.stream(settings.topic, key=serde.string, value=serde.json)
+        app.stream(settings.named(TOPIC), key=serde.string, value=serde.json)
         .map(lambda _tail, flight: (flight["origin"], flight["delay"]), key=serde.string, value=serde.int64)
         .repartition("by-airport")
         .group_by_key()
@@ -264,7 +256,7 @@ def _add_windows(app: App, settings: BoardSettings) -> None:
     by_airport.window(hours).aggregate(no_flights, add_delay, "delays")
     by_airport.window(view).aggregate(no_flights, add_delay, "three-hours")
     by_airport.window(hours).aggregate(no_flights, add_delay, "final-delays", emit=ON_WINDOW_CLOSE).to(
-        settings.results, value=serde.json
+        settings.named(RESULTS), value=serde.json
     )
 
 

@@ -12,23 +12,29 @@ Rules of this file: no process of the demo runs any more; the checks change noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from standfast.ops.demo.board import PARTITIONS, BoardSettings, task_groups
-from standfast.ops.demo.compare import BoardComparison, compare_state, open_state, state_digests
+from standfast.ops.demo.board import PARTITIONS, RESULTS, BoardSettings, task_groups
+from standfast.ops.demo.compare import (
+    BoardComparison,
+    FinalsComparison,
+    compare_finals,
+    compare_state,
+    read_finals,
+    state_digests,
+)
 from standfast.ops.demo.display import Display
-from standfast.ops.demo.finals import FinalsComparison, compare_finals, read_finals
 from standfast.ops.demo.flights import FlightData
+from standfast.ops.demo.log import LogView
 from standfast.ops.demo.plain import plain_board
 from standfast.ops.demo.result import ColdRestore, Offsets, Verified
 from standfast.ops.demo.worker import state_dir
-from standfast.replication.listeners import Listener
+from standfast.ops.observe.offline import OfflineStores, find_tasks, open_tasks
 from standfast.replication.log import Log
-from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
+from standfast.restore.verify.verify import verify_task
 from standfast.store.clock import Clock
 from standfast.stream.session.groups import all_task_ids
 from standfast.stream.session.session import Session
@@ -48,60 +54,55 @@ class Checked:
     a_equal: bool
 
 
-class _Counter(Listener):
-    """Counter of the records that a restore replays."""
-
-    def __init__(self) -> None:
-        self.records = 0
-
-    def on_batch_restored(
-        self, task: TaskId, store: str, changelog: TopicPartition, position: int, records: int
-    ) -> None:
-        self.records += records
-
-
-def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clock: Clock, display: Display) -> Checked:
+def check(
+    folder: Path, log: Log, view: LogView, data: FlightData, settings: BoardSettings, clock: Clock, display: Display
+) -> Checked:
     """Run every check over the state that the demo left in `folder`."""
     plain = plain_board(data.flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
-    comparison = compare_state(state_dir(folder, "b"), settings, plain, clock)
-    rows = sum(one.expected for one in comparison.stores)
-    display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
     # At least once, rows may count flights again and results may be given again; none may be missing.
     exact = settings.guarantee == "exactly_once"
-    finals = compare_finals(read_finals(log, settings.results), plain.finals, exact=exact)
-    display.event(f"{finals.records:,} final results, one for each hour that closed: {finals.differences} differences")
+    with open_state(folder, "b", settings) as tasks:
+        comparison = compare_state(tasks, plain, exact=exact)
+        rows = sum(one.expected for one in comparison.stores)
+        display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
+        finals = compare_finals(read_finals(log, settings.named(RESULTS)), plain.finals, exact=exact)
+        display.event(
+            f"{finals.records:,} final results, one for each hour that closed: {finals.differences} differences"
+        )
+        verified = verify_state(tasks, log, clock)
+        display.event(f"{verified.rows:,} rows verified against the changelogs: {verified.mismatches} differences")
     live = {one.store: one.digest for one in comparison.stores}
-    verified = verify_state(folder, log, settings, clock)
-    display.event(f"{verified.rows:,} rows verified against the changelogs: {verified.mismatches} differences")
-    cold, digests = restore_cold(folder, log.address, settings, clock)
-    cold_equal = digests == live
+    cold = restore_cold(folder, log.address, settings, clock, live)
     display.event(f"cold restore of the same state: {cold.records:,} changes in {cold.duration_ms / 1_000:.2f} s")
-    return Checked(
-        comparison=comparison,
-        finals=finals,
-        offsets=committed_offsets(log, settings, plain.records),
-        verified=verified,
-        cold=ColdRestore(cold.records, cold.duration_ms, cold_equal),
-        a_equal=_digests(state_dir(folder, "a"), settings, clock) == live,
-    )
+    committed = view.committed()
+    # A partition without a flight has no commit.
+    offsets = Offsets({number: committed.get(number, 0) for number in plain.records}, plain.records)
+    with open_state(folder, "a", settings) as tasks:
+        a_equal = state_digests(tasks) == live
+    return Checked(comparison, finals, offsets, verified, cold, a_equal)
 
 
-def committed_offsets(log: Log, settings: BoardSettings, expected: Mapping[int, int]) -> Offsets:
-    """Committed offsets of the flights, by partition; a partition without a flight has no commit."""
-    with closing(log.group(settings.app)) as group:
-        # By name: asked for all partitions of a group, Kafka omits one whose first offset is still being written.
-        wanted = [TopicPartition(settings.topic, part) for part in expected]
-        found = {at.partition: one.offset for at, one in group.committed(wanted).items()}
-    return Offsets({number: found.get(number, 0) for number in expected}, dict(expected))
+@contextmanager
+def open_state(folder: Path, name: str, settings: BoardSettings) -> Iterator[Sequence[OfflineStores]]:
+    """The stores that a process of the demo left, read-only."""
+    with open_tasks(find_tasks(state_dir(folder, name), settings.app)) as tasks:
+        yield tasks
 
 
-def verify_state(folder: Path, log: Log, settings: BoardSettings, clock: Clock) -> Verified:
-    """Compare the stores of B with their changelogs, folded to the positions of the stores."""
-    found: list[StoreVerdict] = []
-    with open_state(state_dir(folder, "b"), settings, clock) as tasks:
-        for task_id, task in tasks.items():
-            views, positions = committed_views(task), task.cut.positions
-            found += verify_task(task_id, views, positions, log, settings.app, now_ms=clock.wall_ms())
+def verify_state(tasks: Sequence[OfflineStores], log: Log, clock: Clock) -> Verified:
+    """Compare stores with their changelogs, folded to the positions of the stores."""
+    found = [
+        verdict
+        for one in tasks
+        for verdict in verify_task(
+            one.task.task,
+            {name: one.store(name) for name in one.definitions},
+            one.cut.positions,
+            log,
+            one.task.app,
+            now_ms=clock.wall_ms(),
+        )
+    ]
     return Verified(
         stores=len(found),
         rows=sum(one.store_digest.count for one in found),
@@ -110,27 +111,16 @@ def verify_state(folder: Path, log: Log, settings: BoardSettings, clock: Clock) 
     )
 
 
-def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock) -> tuple[ColdRestore, dict[str, str]]:
-    """Restore every task into an empty directory; the time counts from nothing to an open gate."""
-    counter = _Counter()
-    root, groups = state_dir(folder, "cold"), task_groups(settings)
+def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock, live: dict[str, str]) -> ColdRestore:
+    """Restore every task into an empty directory, and compare with the `live` digests; the time counts from nothing to
+    an open gate."""
+    groups = task_groups(settings)
     started_ms = clock.monotonic_ms()
-    session = Session(
-        settings.app,
-        log=log,
-        state_dir=root,
-        groups=groups,
-        clock=clock,
-        listeners=[counter],
-    )
-    with session:
+    with Session(settings.app, log=log, state_dir=state_dir(folder, "cold"), groups=groups, clock=clock) as session:
         session.assign(active=all_task_ids(groups))
         session.wait_ready(COLD_TIMEOUT_S)
         # Before the session closes: flushing is no part of a restore.
         duration_ms = clock.monotonic_ms() - started_ms
-    return ColdRestore(counter.records, duration_ms, equal=False), _digests(root, settings, clock)
-
-
-def _digests(root: Path, settings: BoardSettings, clock: Clock) -> dict[str, str]:
-    with open_state(root, settings, clock) as tasks:
-        return state_digests(tasks)
+        records = session.statistics().counters.restored_records.total()
+    with open_state(folder, "cold", settings) as tasks:
+        return ColdRestore(records, duration_ms, state_digests(tasks) == live)

@@ -1,37 +1,40 @@
-"""Compares the stores that the demo left behind with the plain computation, row by row.
+"""Compares the stores and the final results that the demo left behind with the plain computation, row by row.
 
-    state directory ──> rows by (partition, key ...) ──┐
-    flights ──> plain_board ───────────────────────────┴─> missing, extra, different, examples
+    state directory ──> rows by (partition, key ...) ────────────┐
+    hour-results    ──> records by (partition, airport, start) ──┤
+    flights ──> plain_board ─────────────────────────────────────┴─> missing, extra, different, examples
 
-Rules of this file: it reads stores as an application would and changes nothing; no other process may have the state
-directory meanwhile. The expected rows come from `standfast.ops.demo.plain` alone.
+Rules of this file: it reads stores and the topic as any reader would and changes nothing; no process of the demo runs
+meanwhile. The expected rows come from `standfast.ops.demo.plain` alone.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from standfast.ops.demo.board import BoardSettings, task_groups
+from standfast.ops.demo.board import HOUR_MS, PARTITIONS, RESULTS
 from standfast.ops.demo.plain import PlainBoard
-from standfast.replication.offsets import TaskId
+from standfast.ops.observe.offline import OfflineStores
+from standfast.replication.log import Log
+from standfast.replication.offsets import TopicPartition
 from standfast.restore.compare import merged
 from standfast.restore.digest import Digest, digest_rows
-from standfast.store.clock import Clock
+from standfast.store import serde
 from standfast.store.results import Windowed
-from standfast.store.rocks.engine import RocksShared
-from standfast.store.task.state_dir import StateDir
-from standfast.store.task.task_stores import TaskStores
-from standfast.stream.session.groups import all_task_ids
+from standfast.stream.dsl.windowed_serde import windowed
 
 EXAMPLES_MAX = 5
-READ_MEMORY_BYTES = 64 << 20
+FETCH_RECORDS = 5_000
+WAIT_MS = 100
+HOUR = windowed(serde.string, HOUR_MS)
 
+At = tuple[int, str, int]
 Rows = Mapping[Any, Mapping[str, Any]]
 
 
@@ -89,42 +92,73 @@ class BoardComparison:
         return max(self.windowed_flights_counted - self.windowed_flights_expected, 0)
 
 
-def compare_state(root: Path, settings: BoardSettings, plain: PlainBoard, clock: Clock) -> BoardComparison:
-    """Compare every row of the state directory `root` with the plain board."""
-    exact = settings.guarantee == "exactly_once"
+class Final(NamedTuple):
+    """One record of the topic: (partition, airport, start) and the row."""
+
+    at: At
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FinalsComparison:
+    """Records of the topic against the hours that closed.
+
+    `repeated` are records beyond the first of an hour, `disordered` those that end before one given earlier in their
+    partition; `examples` are the first differences in words. Where it is not `exact`, as at least once, results may be
+    given again and count flights again.
+    """
+
+    records: int
+    expected: int
+    missing: int
+    extra: int
+    different: int
+    repeated: int
+    disordered: int
+    examples: tuple[str, ...]
+    exact: bool = True
+
+    @property
+    def differences(self) -> int:
+        """Number of wrong results."""
+        again = self.repeated if self.exact else 0
+        return self.missing + self.extra + self.different + again + self.disordered
+
+
+def compare_state(tasks: Sequence[OfflineStores], plain: PlainBoard, *, exact: bool = True) -> BoardComparison:
+    """Compare every row of the tasks' stores with the plain board; `exact` unless the guarantee is at least once."""
     expected: dict[str, Rows] = {
         "aircraft": plain.aircraft,
         "delays": plain.delays,
         "three-hours": plain.three_hours,
         "final-delays": plain.delays,  # results are given once, but the rows stay as long as any others
     }
-    with open_state(root, settings, clock) as tasks:
-        actual = {name: _rows(tasks, name) for name in expected}
-        digests = state_digests(tasks)
-        progress = [task.cut.progress for task in tasks.values()]
+    actual = {name: _rows(tasks, name) for name in expected}
+    digests = state_digests(tasks)
+    counted, retired = (sum(one.cut.progress.get(name, 0) for one in tasks) for name in ("flights", "retired"))
     return BoardComparison(
         stores=tuple(
             compare_store(name, actual[name], rows, digests[name], exact=exact) for name, rows in expected.items()
         ),
-        flights_counted=sum(one.get("flights", 0) for one in progress),
+        flights_counted=counted,
         flights_expected=sum(plain.records.values()),
         windowed_flights_counted=sum(row["flights"] for row in actual["delays"].values()),
         windowed_flights_expected=sum(plain.records.values()) - plain.expired,
-        aircraft_retired=sum(one.get("retired", 0) for one in progress),
+        aircraft_retired=retired,
         exact=exact,
     )
 
 
-def _rows(tasks: Mapping[TaskId, TaskStores], name: str) -> dict[Any, dict[str, Any]]:
+def _rows(tasks: Sequence[OfflineStores], name: str) -> dict[Any, dict[str, Any]]:
     """(partition, key) or (partition, key, window start) -> value, over all tasks that have the store."""
     rows: dict[Any, dict[str, Any]] = {}
-    for task_id, task in tasks.items():
-        if name in task.stores:
+    for task in tasks:
+        if name in task.definitions:
             store: Any = task.store(name)
             with store.all() as found:
                 for key, value in found:
                     plain = (key.key, key.start) if isinstance(key, Windowed) else (key,)
-                    rows[(task_id.partition, *plain)] = value
+                    rows[(task.task.task.partition, *plain)] = value
     return rows
 
 
@@ -164,27 +198,55 @@ def _named(rows: Rows) -> list[tuple[bytes, Mapping[str, Any]]]:
     return sorted(((str(at).encode(), row) for at, row in rows.items()), key=itemgetter(0))
 
 
-def state_digests(tasks: Mapping[TaskId, TaskStores]) -> dict[str, str]:
+def state_digests(tasks: Sequence[OfflineStores]) -> dict[str, str]:
     """Digest by store, over all partitions: key, timestamp and raw value of every visible row."""
     digests: dict[str, Digest] = {}
-    for task in tasks.values():
-        for name, store in task.stores.items():
-            digests[name] = digests.get(name, Digest()) + digest_rows(store.logical_rows())
+    for task in tasks:
+        for name in task.definitions:
+            digests[name] = digests.get(name, Digest()) + digest_rows(task.store(name).logical_rows())
     return {name: digest.hex() for name, digest in digests.items()}
 
 
-@contextmanager
-def open_state(root: Path, settings: BoardSettings, clock: Clock) -> Iterator[dict[TaskId, TaskStores]]:
-    """The stores of every task in a state directory, held against other processes meanwhile."""
-    groups = task_groups(settings)
-    with ExitStack() as opened:
-        folder = StateDir(root, settings.app)
-        opened.callback(folder.close)
-        shared = RocksShared(READ_MEMORY_BYTES)
-        tasks = {}
-        for task_id in sorted(all_task_ids(groups)):
-            name, specs = str(task_id), groups[task_id.group].specs
-            path = folder.task_path(name)
-            tasks[task_id] = TaskStores(path, settings.app, name, specs, shared, now_ms=clock.wall_ms)
-            opened.callback(tasks[task_id].close)
-        yield tasks
+def read_finals(log: Log, topic: str = RESULTS) -> list[Final]:
+    """Every record of the topic, in order by partition."""
+    found: list[Final] = []
+    with closing(log.reader()) as reader:
+        for part in range(PARTITIONS):
+            at = TopicPartition(topic, part)
+            position, end = reader.bounds([at])[at]
+            reader.assign({at: position})
+            # By position and not by records: on Kafka the end of a transaction takes an offset, too.
+            while position < end:
+                for batch in reader.fetch(FETCH_RECORDS, WAIT_MS):
+                    position = batch.next_offset
+                    for record in batch.records:
+                        hour = HOUR.deserialize(record.key or b"")
+                        found.append(Final((part, hour.key, hour.start), json.loads(record.value or b"null")))
+    return found
+
+
+def compare_finals(
+    finals: Iterable[Final], expected: Mapping[At, Mapping[str, Any]], *, exact: bool = True
+) -> FinalsComparison:
+    """Compare the records of the topic, each partition in its order, with the hours that closed."""
+    seen: dict[At, dict[str, Any]] = {}
+    latest: dict[int, int] = {}
+    records = repeated = disordered = 0
+    told: list[str] = []
+    for at, row in finals:
+        records += 1
+        again = at in seen
+        if again:
+            repeated += 1
+            told += [f"{at}: given again, as {row}"] if exact else []
+        seen.setdefault(at, row)
+        # A result that is given again comes after later hours by its nature.
+        if at[2] < latest.get(at[0], 0) and (exact or not again):
+            disordered += 1
+            told.append(f"{at}: given after a later hour")
+        latest[at[0]] = max(latest.get(at[0], 0), at[2])
+    rows = compare_store(RESULTS, seen, expected, exact=exact)
+    examples = (*(f"{RESULTS} {text}" for text in told), *rows.examples)[:EXAMPLES_MAX]
+    return FinalsComparison(
+        records, len(expected), rows.missing, rows.extra, rows.different, repeated, disordered, examples, exact
+    )

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from standfast.ops.demo.board import TASKS, BoardSettings
 from standfast.ops.demo.display import Display, Numbers
@@ -46,36 +45,30 @@ class Killed:
     finals: int
 
 
+@dataclass(slots=True)
 class Course:
-    """The part with live processes. Its findings are in its attributes once `run` returned."""
+    """The part with live processes. Its findings are in its attributes once `run` returned.
 
-    def __init__(
-        self,
-        folder: Path,
-        log: str,
-        settings: BoardSettings,
-        feeder: Feeder,
-        view: LogView,
-        display: Display,
-        clock: Clock,
-        metrics_port: int,
-    ) -> None:
-        self.killed = Killed(-1, 0, 0, 0, 0)
-        self.promoted = self.a_last = self.b_last = self.a_back = Status()
-        self.published = 0
-        self.metrics = Metrics("", 0)
-        self._folder = folder
-        self._log = log
-        self._settings = settings
-        self._feeder = feeder
-        self._view = view
-        self._display = display
-        self._clock = clock
-        self._metrics_port = metrics_port
-        self._slice = max(feeder.total // SLICE_PARTS, SLICE_RECORDS_MIN)
-        self._workers: list[Worker] = []
-        self._committed = 0
-        self._b = Status()
+    `a_last`, `b_last` and `a_back` are the newest statuses: of A before it was killed, of B, of A after it came back;
+    `promoted` is that of B just before it took over.
+    """
+
+    folder: Path
+    log: str
+    settings: BoardSettings
+    feeder: Feeder
+    view: LogView
+    display: Display
+    clock: Clock
+    metrics_port: int
+    killed: Killed = field(default_factory=lambda: Killed(-1, 0, 0, 0, 0))
+    promoted: Status = field(default_factory=Status)
+    a_last: Status = field(default_factory=Status)
+    b_last: Status = field(default_factory=Status)
+    a_back: Status = field(default_factory=Status)
+    metrics: Metrics = field(default_factory=lambda: Metrics("", 0))
+    _workers: list[Worker] = field(default_factory=list)
+    _committed: int = 0
 
     def run(self) -> None:
         """Run from the start of A to the clean stop of both."""
@@ -88,7 +81,7 @@ class Course:
         # The standby goes first, so that it does not take over the tasks that the active gives up.
         returned.stop()
         b.stop()
-        self._display.event("both processes stopped cleanly")
+        self.display.event("both processes stopped cleanly")
 
     def abandon(self) -> None:
         """End all processes."""
@@ -103,7 +96,7 @@ class Course:
             processed_by_a=max(killed.processed, last.resumed),  # its last status may be older than its last commit
             committed_by_a=last.resumed,
             waiting=killed.fed - last.resumed,
-            lease_ms=self._settings.lease_ms,
+            lease_ms=self.settings.lease_ms,
             to_promotion_ms=last.restoring_ms - killed.at_ms,
             to_running_ms=last.running_ms - killed.at_ms,
             to_first_record_ms=last.first_ms - killed.at_ms,
@@ -116,8 +109,8 @@ class Course:
         )
 
     def _start(self, name: str, *, held: bool = False) -> Worker:
-        port = self._metrics_port if name == "b" else 0  # B is the one that lives to the end
-        worker = Worker(self._folder, name, self._log, self._settings, self._clock, port, held=held)
+        port = self.metrics_port if name == "b" else 0  # B is the one that lives to the end
+        worker = Worker(self.folder, name, self.log, self.settings, self.clock, port, held=held)
         self._workers.append(worker)
         return worker
 
@@ -128,133 +121,137 @@ class Course:
         self._wait("A to take every task", lambda: a.status().tasks("active") == TASKS and a.last.ready)
         b.release()
         self._wait("B to stand by for every task", lambda: b.status().tasks("standby") == TASKS)
-        self._display.event(f"A (pid {a.pid}) runs all {TASKS} tasks, B (pid {b.pid}) stands by for them")
+        self.display.event(f"A (pid {a.pid}) runs all {TASKS} tasks, B (pid {b.pid}) stands by for them")
         return a, b
 
     def _until_half(self, a: Worker, b: Worker) -> None:
         def half() -> bool:
-            self.a_last, self._b = a.status(), b.status()
-            if self._b.first_ms >= 0:
+            self.a_last, self.b_last = a.status(), b.status()
+            if self.b_last.first_ms >= 0:
                 raise Unavailable(
                     "B took over before A was killed: A was held up for longer than its lease of "
-                    f"{self._settings.lease_ms} ms; run the demo again while the machine is less busy, or with a "
+                    f"{self.settings.lease_ms} ms; run the demo again while the machine is less busy, or with a "
                     "longer --lease-ms"
                 )
             self._feed()
-            return self.a_last.processed >= self._feeder.total // 2
+            return self.a_last.processed >= self.feeder.total // 2
 
         self._wait("A to process half of the flights", half)
         reached = self.a_last.processed
 
         def in_the_middle() -> bool:
-            self.a_last, self._b = a.status(), b.status()
+            self.a_last, self.b_last = a.status(), b.status()
             # As much as may wait, so that A has work in hand that is lost, and B has work at once.
-            self._feeder.feed(self._feeder.room(self._view.committed()))
+            self.feeder.feed(self.feeder.room(self.view.committed()))
             return self.a_last.processed > reached
 
         self._wait("A to be in the middle of its work", in_the_middle)
 
     def _kill(self, a: Worker) -> None:
-        committed = sum(self._view.committed().values())
+        committed = sum(self.view.committed().values())
         at_ms = a.kill()
         # With the reports that were still in the pipe.
         self.a_last = a.last
-        self.killed = Killed(at_ms, self.a_last.processed, committed, self._feeder.fed, self._view.finals())
-        self._display.event(
-            f"kill -9 A: {committed:,} of {self._feeder.total:,} flights committed, "
+        self.killed = Killed(at_ms, self.a_last.processed, committed, self.feeder.fed, self.view.finals())
+        self.display.event(
+            f"kill -9 A: {committed:,} of {self.feeder.total:,} flights committed, "
             f"{self.killed.fed - committed:,} waiting in the log",
             loud=True,
         )
 
     def _until_taken_over(self, b: Worker) -> None:
         def taken() -> bool:
-            self._b = b.status()
-            if self._b.restoring_ms < 0:
+            self.b_last = b.status()
+            if self.b_last.restoring_ms < 0:
                 # Nothing is fed meanwhile: A may have left a transaction open, and its offsets are waited for.
-                self.promoted = self._b
+                self.promoted = self.b_last
             else:
                 self._feed()
-            return self._b.first_ms >= 0
+            return self.b_last.first_ms >= 0
 
         self._wait("B to take over", taken)
-        self._display.event(
-            f"B took over after {(self._b.first_ms - self.killed.at_ms) / 1_000:.2f} s (lease "
-            f"{self._settings.lease_ms / 1_000:.1f} s); it had replayed {self.promoted.standby_records:,} changes",
+        self.display.event(
+            f"B took over after {(self.b_last.first_ms - self.killed.at_ms) / 1_000:.2f} s (lease "
+            f"{self.settings.lease_ms / 1_000:.1f} s); it had replayed {self.promoted.standby_records:,} changes",
             loud=True,
         )
 
     def _until_end(self, b: Worker, returned: Worker) -> None:
         def processed() -> bool:
-            self._b, self.a_back = b.status(), returned.status()
+            self.b_last, self.a_back = b.status(), returned.status()
             self._feed()
-            return self._feeder.done and self._view.settled(self._feeder.total)
+            return self.feeder.done and self.view.settled(self.feeder.total)
 
         self._wait("B to process every flight", processed)
-        done_ms = self._clock.monotonic_ms()
-        self._display.event(f"all {self._feeder.total:,} flights are committed")
+        done_ms = self.clock.monotonic_ms()
+        self.display.event(f"all {self.feeder.total:,} flights are committed")
 
         def settled() -> bool:
-            self._b, self.a_back = b.status(), returned.status()
+            self.b_last, self.a_back = b.status(), returned.status()
             caught_up = self.a_back.tasks("standby") == TASKS and self.a_back.stores("lag", "standby") == 0
             # Statuses from after the last commit: an older one may show a lag of 0 of the time before it.
-            return caught_up and min(self._b.at_ms, self.a_back.at_ms) > done_ms + SETTLE_MS
+            return caught_up and min(self.b_last.at_ms, self.a_back.at_ms) > done_ms + SETTLE_MS
 
         self._wait("A to stand by again", settled)
-        self.b_last, self.published = self._b, self._view.published
-        self.metrics = Metrics(self._b.metrics, count_samples(self._b.metrics) if self._b.metrics else 0)
-        self._display.event(
+        self.metrics = Metrics(self.b_last.metrics, count_samples(self.b_last.metrics) if self.b_last.metrics else 0)
+        self.display.event(
             f"A came back as standby and replayed the {self.a_back.standby_records:,} changes it had missed"
         )
 
     def _feed(self) -> int:
         """Write the next slice, as far as both groups of tasks keep up; returns the number of flights in it."""
-        committed = self._view.committed()
+        committed = self.view.committed()
         self._committed = sum(committed.values())
         # Behind the repartition topic as well: no window may get a flight later than the lead allows.
-        room = min(self._feeder.room(committed), self._feeder.lead_max - self._view.backlog())
-        return self._feeder.feed(min(self._slice, room))
+        room = min(self.feeder.room(committed), self.feeder.lead_max - self.view.backlog())
+        return self.feeder.feed(min(max(self.feeder.total // SLICE_PARTS, SLICE_RECORDS_MIN), room))
 
     def _wait(self, what: str, done: Callable[[], bool]) -> None:
         moved = self._marks()
-        deadline_ms = self._clock.monotonic_ms() + STALL_MS_MAX
+        deadline_ms = self.clock.monotonic_ms() + STALL_MS_MAX
         while not done():
             self._show()
-            now_ms = self._clock.monotonic_ms()
+            now_ms = self.clock.monotonic_ms()
             # The deadline moves with any progress, so that a slow machine is not taken for a stalled demo.
             if self._marks() != moved:
                 moved, deadline_ms = self._marks(), now_ms + STALL_MS_MAX
             elif now_ms > deadline_ms:
                 raise Unavailable(
                     f"the demo made no progress for {STALL_MS_MAX / 1_000:.0f} s while it waited for {what}: see the "
-                    f"worker logs in {self._folder} (give the folder with --dir to keep it)"
+                    f"worker logs in {self.folder} (give the folder with --dir to keep it)"
                 )
-            self._clock.sleep_ms(POLL_MS)
+            self.clock.sleep_ms(POLL_MS)
         self._show()
 
     def _marks(self) -> tuple[int, ...]:
-        return (self._feeder.fed, self._committed, self.a_last.processed, self._b.processed, self._b.standby_records)
+        return (
+            self.feeder.fed,
+            self._committed,
+            self.a_last.processed,
+            self.b_last.processed,
+            self.b_last.standby_records,
+        )
 
     def _show(self) -> None:
         killed = self.killed.at_ms >= 0
-        self._display.numbers(
+        self.display.numbers(
             Numbers(
-                total=self._feeder.total,
-                fed=self._feeder.fed,
+                total=self.feeder.total,
+                fed=self.feeder.fed,
                 by_a=self.a_last.processed,
                 a_ended=killed,
-                standby=self._b.standby_records,
+                standby=self.b_last.standby_records,
                 standby_total=self.a_last.stores("logged_records"),
-                by_b=self._b.processed,
-                by_b_total=self._feeder.total - self.killed.committed if killed else 0,
-                board=self._view.board(),
+                by_b=self.b_last.processed,
+                by_b_total=self.feeder.total - self.killed.committed if killed else 0,
+                board=self.view.board(),
             )
         )
 
 
 def count_samples(address: str) -> int:
     """Fetch `address`/metrics once and count its samples. Raises Unavailable."""
-    where = urlsplit(address)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=METRICS_TIMEOUT_S)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=METRICS_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()

@@ -17,24 +17,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from standfast.ops.scenarios.stage import SCENARIOS
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from standfast.ops.demo.display import Display
-    from standfast.ops.demo.result import DemoResult, LogUsed
-    from standfast.store.clock import Clock
+    from standfast.ops.demo.result import DemoResult
 
 EXIT_DIFFERENT = 1
 EXIT_INTERRUPTED = 130
@@ -103,12 +99,10 @@ def start(arguments: argparse.Namespace) -> int:
     if arguments.scenario is not None:
         return play_scenario(arguments)
     from standfast.ops.demo.board import LEASE_MS
-    from standfast.ops.demo.place import check_place
+    from standfast.ops.demo.place import check_place, run_remove
 
     check_place(arguments.log, arguments.prefix)
     if arguments.remove or arguments.yes:
-        from standfast.ops.demo.remove import run_remove
-
         return run_remove(arguments)
     arguments.data = arguments.data or "sample"
     arguments.guarantee = arguments.guarantee or "exactly_once"
@@ -143,8 +137,10 @@ def play_scenario(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; returns the exit code. Raises StandfastError for an error that the caller must fix."""
     try:
+        from standfast.ops.demo.run import run_demo
+
         with _terminated(), _folder(arguments.dir) as folder:
-            result = _run(arguments, folder)
+            result = run_demo(arguments, folder)
     except KeyboardInterrupt:
         print("demo stopped, with all of its processes", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -160,76 +156,6 @@ def report(result: DemoResult, *, as_json: bool) -> int:
 
         print_card(result, sys.stdout)
     return EXIT_DIFFERENT if result.problems else 0
-
-
-def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
-    from rich.console import Console
-
-    from standfast.ops.demo.display import Display
-    from standfast.ops.demo.flights import read_flights
-    from standfast.ops.demo.place import place_for
-    from standfast.ops.demo.run import run_demo
-    from standfast.store.clock import SystemClock
-
-    data, clock, kept = read_flights(arguments.data, arguments.limit), SystemClock(), arguments.dir is not None
-    with (
-        _own_stderr() as stderr,
-        Display(Console(file=stderr, highlight=False)) as display,
-        place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
-        _left_behind(used),
-    ):
-        result = run_demo(
-            folder,
-            data,
-            display,
-            clock,
-            used,
-            guarantee=arguments.guarantee,
-            lease_ms=arguments.lease_ms,
-            kept=kept,
-            metrics_port=arguments.metrics_port,
-            spark=not arguments.no_spark,
-        )
-        # After a problem, topics stay for a look.
-        return result if kept or result.problems else _cleared(result, display, clock)
-
-
-def _cleared(result: DemoResult, display: Display, clock: Clock) -> DemoResult:
-    """Remove the demo's topics from a shared cluster after a good run whose folder goes, too."""
-    from standfast.ops.demo.place import cleared
-
-    if not result.log.shared:
-        return result
-    used = cleared(result.log, clock)
-    display.event(f"removed the {len(used.topics)} topics of {used.prefix}-")
-    return replace(result, log=used)
-
-
-@contextmanager
-def _own_stderr() -> Iterator[TextIO]:
-    """On a terminal a handle of the display's own: while Spark starts, the other one leads to a file."""
-    if not sys.stderr.isatty():
-        yield sys.stderr
-        return
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, buffering=1) as own:
-        yield own
-
-
-@contextmanager
-def _left_behind(used: LogUsed) -> Iterator[None]:
-    """If the demo does not end by itself, print its leftovers on a shared cluster."""
-    try:
-        yield
-    except BaseException:
-        if used.shared:
-            from standfast.ops.demo.result import removal_line
-
-            print(
-                f"note: topics that begin with {used.prefix}- may be left on {used.address}; remove them with: "
-                f"{removal_line(used.address, used.prefix)}",
-                file=sys.stderr,
-            )
-        raise
 
 
 @contextmanager

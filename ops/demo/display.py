@@ -5,22 +5,20 @@ Rules of this file: it writes to stderr only, and knows nothing of how the demo 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from standfast.ops.demo.live import LiveBoard
+from standfast.ops.demo.log import LiveBoard
 
 NO_FLIGHT = LiveBoard()
 PLAIN_BOARDS = 4  # number of plain lines with the board
-REFRESH_PER_S = 10
 LABEL_WIDTH = 11  # of the longest name of a bar
 
 
@@ -39,7 +37,7 @@ class Numbers:
     board: LiveBoard = NO_FLIGHT
 
 
-class Display:
+class Display(Progress):
     """Display of the demo, and of the steps of its run of Spark.
 
     On a terminal the live board and five bars stay at the bottom, events scroll above them; anywhere else events are
@@ -47,21 +45,17 @@ class Display:
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._moves = console.is_terminal and not console.is_dumb_terminal
         self._boards = 0
         self._part, self._what = 0.0, ""
         self._board = NO_FLIGHT
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=LABEL_WIDTH)),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="grey37"),
             TextColumn("{task.fields[count]}", justify="right"),
             console=console,
-            expand=False,
-            auto_refresh=False,
-        )
-        self._live = Live(
-            console=console, get_renderable=self._picture, refresh_per_second=REFRESH_PER_S, transient=True
+            transient=True,
+            disable=not self._moves,
         )
         names = {
             "fed": "flights fed",
@@ -70,20 +64,26 @@ class Display:
             "b": "B  active",
             "spark": "Spark",
         }
-        self._bars = {
-            name: self._progress.add_task(text, total=None, count="", start=False) for name, text in names.items()
-        }
+        self._bars = {name: self.add_task(text, total=None, count="", start=False) for name, text in names.items()}
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The picture on a terminal; see Progress."""
+        yield board_panel(self._board)
+        yield self.make_tasks_table(self.tasks)
+        # Below the bars: in their column of counts a long text would leave no room for them.
+        if self._what:
+            yield Padding(Text(self._what, overflow="fold"), (0, 0, 0, LABEL_WIDTH + 1))
 
     def event(self, text: str, *, loud: bool = False) -> None:
         """Show an event; `loud` for the kill and the take-over."""
         if not self._moves:
-            print(f"{'**' if loud else '--'} {text}", file=self._console.file, flush=True)
+            print(f"{'**' if loud else '--'} {text}", file=self.console.file, flush=True)
             return
         line = Table.grid(padding=(0, 1, 0, 0))  # so that a line that wraps stays behind its mark
         line.add_column(no_wrap=True)
         line.add_column(overflow="fold")
         line.add_row("■" if loud else "·", Text(text), style="bold yellow" if loud else "")
-        self._console.print(line)
+        self.console.print(line)
 
     def numbers(self, now: Numbers) -> None:
         """Show progress, several times a second."""
@@ -107,37 +107,22 @@ class Display:
     def at(self, part: float, what: str = "") -> None:
         """See `standfast.restore.spark.pipeline.Steps`."""
         self._part, self._what = part, what or self._what
-        self._progress.start_task(self._bars["spark"])
-        self._progress.update(self._bars["spark"], completed=part, total=1.0, count=f"{part:.0%}")
+        self.start_task(self._bars["spark"])
+        self.update(self._bars["spark"], completed=part, total=1.0, count=f"{part:.0%}")
 
     def note(self, text: str) -> None:
         """See `standfast.restore.spark.pipeline.Steps`."""
         self.event(text)
 
-    def __enter__(self) -> Display:
-        if self._moves:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-    def _picture(self) -> Group:
-        # Below the bars: in their column of counts a long text would leave no room for them.
-        spark = [Padding(Text(self._what, overflow="fold"), (0, 0, 0, LABEL_WIDTH + 1))] if self._what else []
-        return Group(board_panel(self._board), self._progress, *spark)
-
     def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
         bar = self._bars[name]
-        if done and not self._progress.tasks[bar].started:
+        if done and not self.tasks[bar].started:
             # A total below the records done would show more than 100 %.
-            self._progress.start_task(bar)
-        self._progress.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}")
+            self.start_task(bar)
+        self.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}")
         if ended is not None:
-            self._progress.update(bar, description=ended)
-            self._progress.stop_task(bar)
+            self.update(bar, description=ended)
+            self.stop_task(bar)
 
 
 def board_panel(board: LiveBoard) -> Panel:

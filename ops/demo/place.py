@@ -12,6 +12,8 @@ Rules of this file: places and names. It removes only topics that it is given by
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +23,8 @@ from standfast.ops.demo.board import VIEW_MS, BoardSettings, topics
 from standfast.ops.demo.display import Display
 from standfast.ops.demo.result import LogUsed, removal_line
 from standfast.ops.demo.worker import log_address
+from standfast.ops.shared.exit_codes import OK
+from standfast.ops.shared.output import Output
 from standfast.ops.tools.kafka_probe import check_listening
 from standfast.replication.kafka.address import SCHEME, parse_kafka_address
 from standfast.replication.log import Log
@@ -30,6 +34,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import check_name
 
+SCHEMA = "standfast.demo-remove/1"
 KAFKA = "kafka"
 PREFIX_DEFAULT = "standfast-demo"
 MEMBERS = "-standfast-members"
@@ -134,8 +139,56 @@ def _listed(found: Sequence[str]) -> str:
     return f"topic{'s' * (len(found) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")
 
 
-def cleared(used: LogUsed, clock: Clock) -> LogUsed:
+def remove_own(used: LogUsed, display: Display, clock: Clock) -> LogUsed:
     """Remove the demo's topics and group from the user's cluster."""
     with closing(open_log(used.address, clock=clock)) as log:
         remove(log, used.prefix, found_topics(log, used.prefix))
+    display.event(f"removed the {len(used.topics)} topics of {used.prefix}-")
     return replace(used, removed=True)
+
+
+@contextmanager
+def left_behind(used: LogUsed) -> Iterator[None]:
+    """If the demo does not end by itself, print its leftovers on a shared cluster."""
+    try:
+        yield
+    except BaseException:
+        if used.shared:
+            print(
+                f"note: topics that begin with {used.prefix}- may be left on {used.address}; remove them with: "
+                f"{removal_line(used.address, used.prefix)}",
+                file=sys.stderr,
+            )
+        raise
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    """demo --remove: topics that demos left on a shared cluster; without --yes it only lists them."""
+    if not args.remove:
+        raise InvalidRequest("--yes goes with --remove")
+    if args.log in (None, KAFKA):
+        raise InvalidRequest("--remove goes with --log kafka://host:9092: elsewhere the demo leaves nothing")
+    prefix, out = args.prefix or PREFIX_DEFAULT, Output(as_json=args.json)
+    with closing(open_log(args.log)) as log:
+        found = found_topics(log, prefix)
+        if args.yes:
+            remove(log, prefix, found)
+        address = log.address
+    out.document(
+        {
+            "schema": SCHEMA,
+            "log": address,
+            "prefix": prefix,
+            "removed": bool(args.yes and found),
+            "topics": [{"topic": one.name, "partitions": one.partitions, "offsets": one.offsets} for one in found],
+        }
+    )
+    if not found:
+        out.line(f"{address} has nothing of a demo with the prefix {prefix}")
+        return OK
+    rows = [(one.name, one.partitions, one.offsets) for one in found]
+    out.table(("topic", "partitions", "offsets held"), rows, right=("partitions", "offsets held"))
+    out.line(
+        f"removed {len(found)} topics" if args.yes else f"nothing was removed: to delete these {len(found)}, add --yes"
+    )
+    return OK

@@ -9,12 +9,12 @@ that carries the end of that file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from standfast.ops.demo.board import BoardSettings
-from standfast.ops.demo.worker import Open, open_line, state_dir
+from standfast.ops.demo.worker import state_dir
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.process.child import ChildProcess, json_line, json_object
@@ -82,7 +82,7 @@ class Worker:
         self.name = name
         self.last = Status()  # the newest one read, also of a process that has ended
         self._clock = clock
-        self._open = open_line(Open(log, port, settings))
+        self._open = json_line({"log": log, "port": port, "settings": asdict(settings)})
         self._words = folder / f"worker-{name}.log"
         self._child = ChildProcess(
             "standfast.ops.demo.worker",

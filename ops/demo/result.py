@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from shlex import quote
 from typing import Any
 
-from standfast.ops.demo.compare import BoardComparison
-from standfast.ops.demo.finals import FinalsComparison
+from standfast.ops.demo.compare import BoardComparison, FinalsComparison
 
 SCHEMA = "standfast.demo/2"
 
@@ -189,8 +188,8 @@ class DemoResult:
     cold: ColdRestore
     metrics: Metrics
     duration_ms: int
-    kept_in: str | None
     log: LogUsed
+    kept_in: str | None = None
     spark: SparkRun | None = None
     spark_left_out: str = ""
 

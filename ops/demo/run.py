@@ -1,4 +1,4 @@
-"""The whole demo: settings that fit the data, the course with two processes, the checks after it, the result.
+"""The whole demo: place of the log, settings that fit the data, the course with two processes, the checks, the result.
 
     flights ──> lead, grace, retention ──> Course ──> check ──> Spark ──> DemoResult
 
@@ -7,22 +7,29 @@ Rules of this file: it only puts together.
 
 from __future__ import annotations
 
-from contextlib import closing
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
-from standfast.ops.demo.board import DAY_MS, HOUR_MS, LEASE_MS, PARTITIONS, VIEW_MS, BoardSettings
+from rich.console import Console
+
+from standfast.ops.demo.board import DAY_MS, HOUR_MS, PARTITIONS, TOPIC, VIEW_MS, BoardSettings
 from standfast.ops.demo.check import Checked, check
 from standfast.ops.demo.course import SLICE_RECORDS_MIN, Course
 from standfast.ops.demo.display import Display
 from standfast.ops.demo.feeder import Feeder, grace_for
-from standfast.ops.demo.flights import FlightData
+from standfast.ops.demo.flights import FlightData, read_flights
 from standfast.ops.demo.log import LogView
+from standfast.ops.demo.place import left_behind, place_for, remove_own
 from standfast.ops.demo.result import Board, DemoResult, Fed, LogUsed, Returned
 from standfast.ops.demo.spark import run_spark
 from standfast.replication.tail.open_log import open_log
-from standfast.store.clock import Clock
-from standfast.stream.session.settings import Guarantee
+from standfast.store.clock import Clock, SystemClock
 
 # The feeder is at most this part of all flights ahead of the committed ones; that, and the delays, make the grace.
 LEAD_PARTS = 10
@@ -31,42 +38,50 @@ LEAD_RECORDS_MAX = 8_000
 RETENTION_MS = {"sample": 7 * DAY_MS, "full": 30 * DAY_MS}
 
 
-def run_demo(
-    folder: Path,
-    data: FlightData,
-    display: Display,
-    clock: Clock,
-    used: LogUsed,
-    *,
-    guarantee: Guarantee = "exactly_once",
-    lease_ms: int = LEASE_MS,
-    kept: bool,
-    metrics_port: int = 0,
-    spark: bool = False,
+def run_demo(arguments: argparse.Namespace, folder: Path) -> DemoResult:
+    """Run the demo of the command's arguments in `folder`. Raises StandfastError."""
+    data, clock, kept = read_flights(arguments.data, arguments.limit), SystemClock(), arguments.dir is not None
+    with (
+        _own_stderr() as stderr,
+        Display(Console(file=stderr, highlight=False)) as display,
+        place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
+        left_behind(used),
+    ):
+        result = replace(_run(arguments, folder, data, used, display, clock), kept_in=str(folder) if kept else None)
+        # After a problem, topics stay for a look; with a folder that is kept, too.
+        if used.shared and not kept and not result.problems:
+            return replace(result, log=remove_own(used, display, clock))
+        return result
+
+
+def _run(
+    arguments: argparse.Namespace, folder: Path, data: FlightData, used: LogUsed, display: Display, clock: Clock
 ) -> DemoResult:
-    """Run the whole course in `folder`. Leaves no process behind, whatever happens. Raises StandfastError."""
+    """Run the whole course. Leaves no process behind, whatever happens."""
     started_ms = clock.monotonic_ms()
     lead_max = lead_for(len(data.flights))
-    settings = replace(settings_for(data), guarantee=guarantee, prefix=used.prefix, lease_ms=lease_ms)
+    settings = replace(
+        settings_for(data), guarantee=arguments.guarantee, prefix=used.prefix, lease_ms=arguments.lease_ms
+    )
     display.event(
         f"{len(data.flights):,} flights of {data.source}, {PARTITIONS} partitions, two processes; "
         f"windows wait {settings.grace_ms / DAY_MS:.1f} days for late flights"
     )
-    with closing(open_log(used.address, clock=clock)) as log:
-        # Closed before the checks, which compare a state that nothing changes any more.
-        with (
-            closing(Feeder(log, settings.topic, PARTITIONS, data.flights, lead_max)) as feeder,
-            closing(LogView(log, settings)) as view,
-        ):
-            course = Course(folder, used.address, settings, feeder, view, display, clock, metrics_port)
-            try:
-                course.run()
-            finally:
-                course.abandon()
-        checked = check(folder, log, data, settings, clock, display)
-        ran, left_out = run_spark(folder, log, settings, display, clock) if spark else (None, "leave --no-spark out")
-    took_ms = clock.monotonic_ms() - started_ms
-    result = _result(_fed(data, feeder, settings), course, checked, used, took_ms, str(folder) if kept else None)
+    with (
+        closing(open_log(used.address, clock=clock)) as log,
+        closing(Feeder(log, settings.named(TOPIC), PARTITIONS, data.flights, lead_max)) as feeder,
+        closing(LogView(log, settings)) as view,
+    ):
+        course = Course(folder, used.address, settings, feeder, view, display, clock, arguments.metrics_port)
+        try:
+            course.run()
+        finally:
+            course.abandon()
+        checked = check(folder, log, view, data, settings, clock, display)
+        ran, left_out = (
+            (None, "leave --no-spark out") if arguments.no_spark else run_spark(folder, log, settings, display, clock)
+        )
+    result = _result(data, course, checked, used, clock.monotonic_ms() - started_ms)
     return replace(result, spark=ran, spark_left_out=left_out)
 
 
@@ -81,37 +96,31 @@ def settings_for(data: FlightData) -> BoardSettings:
     return BoardSettings(grace_ms, max(RETENTION_MS[data.name], grace_ms + VIEW_MS))
 
 
-def _fed(data: FlightData, feeder: Feeder, settings: BoardSettings) -> Fed:
-    return Fed(
-        data=data.name,
-        source=data.source,
-        rows=data.rows,
-        cancelled=data.cancelled,
-        without_aircraft=data.without_aircraft,
-        records=feeder.fed,
-        out_of_order=feeder.out_of_order(),
-        partitions=PARTITIONS,
-        lead_max=feeder.lead_max,
-        grace_ms=settings.grace_ms,
-        retention_ms=settings.retention_ms,
-        guarantee=settings.guarantee,
-    )
-
-
-def _result(
-    fed: Fed, course: Course, checked: Checked, used: LogUsed, duration_ms: int, kept_in: str | None
-) -> DemoResult:
-    a, b = course.a_last, course.b_last
+def _result(data: FlightData, course: Course, checked: Checked, used: LogUsed, duration_ms: int) -> DemoResult:
+    a, b, feeder, settings = course.a_last, course.b_last, course.feeder, course.settings
     return DemoResult(
         log=used,
-        fed=fed,
+        fed=Fed(
+            data=data.name,
+            source=data.source,
+            rows=data.rows,
+            cancelled=data.cancelled,
+            without_aircraft=data.without_aircraft,
+            records=feeder.fed,
+            out_of_order=feeder.out_of_order(),
+            partitions=PARTITIONS,
+            lead_max=feeder.lead_max,
+            grace_ms=settings.grace_ms,
+            retention_ms=settings.retention_ms,
+            guarantee=settings.guarantee,
+        ),
         takeover=course.takeover(),
         board=Board(
             late_windows=sum(one.counter("dropped", "late_window") for one in (a, b)),
             late_dropped=sum(one.stores("late_dropped") for one in (a, b)),
             segments_expired=b.stores("segments_expired"),
             finals_by_a=course.killed.finals,
-            live_records=course.published,
+            live_records=course.view.published,
             handed_over=b.status["counters"]["handed_over_records"],
         ),
         returned=Returned(course.a_back.standby_records, checked.a_equal),
@@ -122,5 +131,14 @@ def _result(
         cold=checked.cold,
         metrics=course.metrics,
         duration_ms=duration_ms,
-        kept_in=kept_in,
     )
+
+
+@contextmanager
+def _own_stderr() -> Iterator[TextIO]:
+    """On a terminal a handle of the display's own: while Spark starts, the other one leads to a file."""
+    if not sys.stderr.isatty():
+        yield sys.stderr
+        return
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, buffering=1) as own:
+        yield own

@@ -20,13 +20,11 @@ from typing import Any
 from standfast.ops.observe.reads import Part
 from standfast.ops.shared.run_file import find_app, owner_pid
 from standfast.replication.offsets import TaskId
-from standfast.restore.verify.at_rest import read_marker
+from standfast.restore.verify.at_rest import read_marker, rows_of
 from standfast.store import serde as serdes
-from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.rows import StoreRows
 from standfast.store.task.commit_record import (
     CUT_KEY,
     INGESTING_KEY,
@@ -37,7 +35,8 @@ from standfast.store.task.commit_record import (
     decode_record,
 )
 from standfast.store.task.state_dir import MARKER, check_marker
-from standfast.store.types.kinds import definition_spec
+from standfast.store.task.task_stores import AnyStore
+from standfast.store.types.kinds import definition_spec, open_store
 from standfast.store.types.segments import parse_family
 
 MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
@@ -112,18 +111,13 @@ class OfflineStores:
             )
         key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
         spec = definition_spec(name, definition)
-        # Retention hides rows by the store's own observed time, not by the clock of this machine.
-        times = self.cut.stores.get(name, StoreTimes())
-        rows = StoreRows(
-            name=name,
-            engine=self.engine,
-            buffer=WriteBuffer(0),
-            now_ms=lambda: 0,
-            read_only=True,
-            observed_ms=times.observed_ms,
-            sequence=times.sequence,
-        )
+        rows = rows_of(self.engine, name, self.cut.stores.get(name, StoreTimes()))
         return Part(self.task.task.partition, spec, rows, "offline", 0, key, value)
+
+    def store(self, name: str) -> AnyStore:
+        """A store, for reading; raises as `part`. Serdes of the application's own are replaced by bytes."""
+        part = self.part(name)
+        return open_store(part.spec, part.rows)
 
     def has_rows(self, name: str) -> bool:
         """Whether a store has at least one row."""

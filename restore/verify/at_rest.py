@@ -83,8 +83,13 @@ def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
 
 def view(engine: Engine, spec: StoreSpec, times: StoreTimes) -> AnyStore:
     """A read-only store over the rows of an engine."""
-    rows = StoreRows(
-        name=spec.name,
+    return open_store(spec, rows_of(engine, spec.name, times))
+
+
+def rows_of(engine: Engine, name: str, times: StoreTimes) -> StoreRows:
+    """The committed rows of a store, read-only; retention hides rows by the store's own observed time, not a clock."""
+    return StoreRows(
+        name=name,
         engine=engine,
         buffer=WriteBuffer(0),  # committed rows only
         now_ms=lambda: 0,  # reads at rest ask no clock
@@ -92,7 +97,6 @@ def view(engine: Engine, spec: StoreSpec, times: StoreTimes) -> AnyStore:
         observed_ms=times.observed_ms,
         sequence=times.sequence,
     )
-    return open_store(spec, rows)
 
 
 @contextmanager

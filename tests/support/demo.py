@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from standfast.ops.demo.board import DAY_MS, PARTITIONS, TASKS, BoardSettings
-from standfast.ops.demo.compare import BoardComparison
-from standfast.ops.demo.finals import FinalsComparison
+from standfast.ops.demo.compare import BoardComparison, FinalsComparison
 from standfast.ops.demo.result import (
     Board,
     ColdRestore,

@@ -257,7 +257,6 @@ def _having(opened: list[OfflineStores], name: str | None) -> list[OfflineStores
 def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore], list[str]]:
     """Stores of a task that can be verified, and a line for each other store with the reason."""
     from standfast.store.errors import InvalidRequest, UnknownStore
-    from standfast.store.types.kinds import open_store
 
     stores: dict[str, AnyStore] = {}
     left_out = []
@@ -269,8 +268,7 @@ def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore
         elif not definition["logging"]:
             left_out.append(f"store {each!r} is not logged: it has no changelog to compare with")
         else:
-            part = opened.part(each)
-            stores[each] = open_store(part.spec, part.rows)
+            stores[each] = opened.store(each)
     # A store that was named and cannot be verified is an error, and no note beside "equal".
     if name is not None and left_out:
         raise InvalidRequest(f"{left_out[0]}: verify another store")

@@ -27,8 +27,8 @@ from standfast.ops.demo.board import (
     build_app,
     task_groups,
 )
+from standfast.ops.demo.compare import Final, compare_finals
 from standfast.ops.demo.feeder import flight_json, grace_for, partition_of
-from standfast.ops.demo.finals import Final, compare_finals
 from standfast.ops.demo.flights import Flight, read_flights
 from standfast.ops.demo.plain import PlainBoard, plain_board
 from standfast.store.clock import ManualClock

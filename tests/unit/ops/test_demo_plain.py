@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from standfast.ops.demo.board import DAY_MS, HOUR_MS, PARTITIONS
+from standfast.ops.demo.compare import At, Final, compare_finals
 from standfast.ops.demo.feeder import grace_for, partition_of
-from standfast.ops.demo.finals import At, Final, compare_finals
 from standfast.ops.demo.flights import Flight
 from standfast.ops.demo.plain import plain_board
 

@@ -9,14 +9,16 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from standfast.ops.demo.board import PARTITIONS, RESULTS, TASKS, BoardSettings
-from standfast.ops.demo.compare import BoardComparison, compare_state, open_state
-from standfast.ops.demo.finals import compare_finals, read_finals
+from standfast.ops.demo.board import APP, PARTITIONS, RESULTS, TASKS, BoardSettings
+from standfast.ops.demo.check import open_state
+from standfast.ops.demo.compare import BoardComparison, compare_finals, compare_state, read_finals
 from standfast.ops.demo.flights import read_flights
 from standfast.ops.demo.plain import PlainBoard, plain_board
 from standfast.ops.demo.run import settings_for
@@ -26,7 +28,8 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
-from standfast.store.task.task_stores import TaskStores
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.types.segments import store_of_family
 from support.groups import costly
 
 LIMIT = 2_500  # three days: aircraft are retired, hours close
@@ -46,10 +49,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @pytest.fixture
 def kept(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
-    """A copy of the state that took over."""
-    root = tmp_path / "state"
-    shutil.copytree(state_dir(finished[0], "b"), root)
-    return root
+    """A folder with a copy of the state that took over."""
+    shutil.copytree(state_dir(finished[0], "b"), state_dir(tmp_path, "b"))
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +64,21 @@ def plain(settings: BoardSettings) -> PlainBoard:
     return plain_board(read_flights("sample", LIMIT).flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
 
 
-def compared(root: Path, plain: PlainBoard, settings: BoardSettings) -> BoardComparison:
-    return compare_state(root, settings, plain, SystemClock())
+def compared(folder: Path, plain: PlainBoard, settings: BoardSettings) -> BoardComparison:
+    with open_state(folder, "b", settings) as tasks:
+        return compare_state(tasks, plain)
 
 
-def first_row(task: TaskStores, name: str) -> tuple[str, bytes, bytes]:
-    family = next(family for family in task.stores[name].families() if list(task.engine.scan(family)))
-    return family, *next(iter(task.engine.scan(family)))
+@contextmanager
+def written_to(folder: Path, task: TaskId) -> Iterator[RocksEngine]:
+    """The database of a task, for planting differences."""
+    with closing(RocksEngine(state_dir(folder, "b") / APP / str(task), shared=RocksShared(8 << 20))) as engine:
+        yield engine
+
+
+def first_row(engine: RocksEngine, store: str) -> tuple[str, bytes, bytes]:
+    family = next(one for one in engine.families() if store_of_family(one) == store and list(engine.scan(one)))
+    return family, *next(iter(engine.scan(family)))
 
 
 @pytest.mark.slow
@@ -165,9 +175,9 @@ def test_untouched_copy_has_no_difference(kept: Path, plain: PlainBoard, setting
 def test_deleted_row_is_missing(
     kept: Path, plain: PlainBoard, settings: BoardSettings, store: str, task: TaskId, sums: int
 ) -> None:
-    with open_state(kept, settings, SystemClock()) as tasks:
-        family, key, _ = first_row(tasks[task], store)
-        tasks[task].engine.write({family: {key: None}})
+    with written_to(kept, task) as engine:
+        family, key, _ = first_row(engine, store)
+        engine.write({family: {key: None}})
     comparison = compared(kept, plain, settings)
     found = {one.store: one for one in comparison.stores}
     assert {name: one.missing for name, one in found.items() if one.differences} == {store: 1}
@@ -177,9 +187,9 @@ def test_deleted_row_is_missing(
 
 @pytest.mark.slow
 def test_changed_and_added_rows_are_found(kept: Path, plain: PlainBoard, settings: BoardSettings) -> None:
-    with open_state(kept, settings, SystemClock()) as tasks:
-        family, key, row = first_row(tasks[TaskId(0, 0)], "aircraft")
-        tasks[TaskId(0, 0)].engine.write({family: {key: row.replace(b'"airport":"', b'"airport":"X'), b"N-none": row}})
+    with written_to(kept, TaskId(0, 0)) as engine:
+        family, key, row = first_row(engine, "aircraft")
+        engine.write({family: {key: row.replace(b'"airport":"', b'"airport":"X'), b"N-none": row}})
     aircraft = compared(kept, plain, settings).stores[0]
     assert (aircraft.missing, aircraft.extra, aircraft.different) == (0, 1, 1)
 
@@ -188,10 +198,11 @@ def test_changed_and_added_rows_are_found(kept: Path, plain: PlainBoard, setting
 def test_row_in_the_wrong_partition_is_missing_and_extra(
     kept: Path, plain: PlainBoard, settings: BoardSettings
 ) -> None:
-    with open_state(kept, settings, SystemClock()) as tasks:
-        family, key, row = first_row(tasks[TaskId(0, 3)], "aircraft")
-        tasks[TaskId(0, 3)].engine.write({family: {key: None}})
-        tasks[TaskId(0, 2)].engine.write({family: {key: row}})
+    with written_to(kept, TaskId(0, 3)) as engine:
+        family, key, row = first_row(engine, "aircraft")
+        engine.write({family: {key: None}})
+    with written_to(kept, TaskId(0, 2)) as engine:
+        engine.write({family: {key: row}})
     aircraft = compared(kept, plain, settings).stores[0]
     assert (aircraft.missing, aircraft.extra, aircraft.different) == (1, 1, 0)
 
