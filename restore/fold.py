@@ -34,7 +34,6 @@ from standfast.store.specs import SPECS, TRAITS
 NO_TIMESTAMP = -1  # the timestamp of rows in stores that keep none (plain stores, sessions)
 NOTHING_OBSERVED = -1
 
-_key_of = itemgetter(2)
 _valid_from_of = itemgetter(0)
 
 
@@ -172,18 +171,6 @@ def fold_for(kind: str, *, timestamped: bool = True, retention_ms: int | None = 
         return VersionsFold(retention_ms)
     time_of = None if traits.times is None else traits.times.time_of
     return LatestFold(timestamped=stamped, retention_ms=retention_ms, time_of=time_of)
-
-
-def fold_latest(records: Sequence[Record]) -> dict[bytes, Record]:
-    """Last record per key, tombstones removed."""
-    return {key: record for key, record in _by_key(records)[0].items() if record.value is not None}
-
-
-def fold_versions(records: Sequence[Record], history_retention_ms: int) -> dict[bytes, list[Version]]:
-    """Kept versions per key, oldest first, tombstones included."""
-    fold = VersionsFold(history_retention_ms)
-    fold.add(records)
-    return dict(fold.versions())
 
 
 def versions_of(puts: Iterable[tuple[int, bytes | None]], kept_after: int) -> list[Version]:

@@ -103,10 +103,6 @@ class ProgressMeter:
         self._bytes += bytes_
         self._sample()
 
-    def set_end(self, end: int) -> None:
-        """Set a new end, read again after the previous owner was fenced or while a standby tails."""
-        self._end = end
-
     def snapshot(self, now_ms: int) -> RestoreProgress:
         """The progress at `now_ms`."""
         self._tick(now_ms)

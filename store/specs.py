@@ -34,9 +34,6 @@ else:
 
 EngineKind = Literal["rocksdb", "memory"]
 
-# Settings of a definition that may change between runs: they do not alter the stored bytes.
-CHANGEABLE = frozenset({"engine", "caching", "changelog"})
-
 
 @dataclass(frozen=True)
 class StoreSpec(Generic[K, V]):

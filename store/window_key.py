@@ -19,7 +19,6 @@ SUFFIX_BYTES = 12
 SEQUENCE_MAX = 0x7FFFFFFF
 TIME_MAX = 2**63 - 1
 _START = struct.Struct(">q4x")
-_SEQUENCE = struct.Struct(">I")
 _SUFFIX = struct.Struct(">qI")
 _AFTER_EVERY_SEQUENCE = b"\xff\xff\xff\xff\x00"
 

@@ -21,7 +21,6 @@ from typing import NamedTuple
 from standfast.ops.observe.verdict import Json, duration, size, stores_of
 from standfast.ops.page.history import History
 
-BEHIND_MS = 60_000
 RISK = 0.1  # this bound and the next are those of the alert StandfastRetentionRisk
 RISK_RECORDS = 1_000
 STEPS_SHOWN = 12  # of a series, at least: a minute

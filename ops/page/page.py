@@ -97,11 +97,6 @@ class OpsPage:
         return Response(self._files[name], headers=HEADERS, media_type=FILES[name])
 
 
-def page_routes(status: Status, clock: Clock | None = None, streams_max: int = STREAMS_MAX) -> list[Route]:
-    """The routes of a page over this status."""
-    return OpsPage(status, clock, streams_max).routes
-
-
 class _Events:
     """The stream, as a plain ASGI endpoint: a reader that takes nothing for SEND_S_MAX is cut off."""
 

@@ -28,11 +28,6 @@ class Fixes:
         given = " ".join(f"--set {_word(f'{name}={value}')}" for name, value in settings.items())
         return f"standfast topic alter {topic} {given} --log {_word(self.address)}"
 
-    def change_brokers(self, settings: Mapping[str, str]) -> str:
-        """Change settings of all brokers, while they run."""
-        pairs = ",".join(f"{name}={value}" for name, value in settings.items())
-        return f"{self._tool('configs')} --alter --entity-type brokers --entity-default --add-config {_word(pairs)}"
-
     def grow(self, topic: str, partitions: int) -> str:
         """Grow a topic to that many partitions."""
         return f"standfast topic alter {topic} --partitions {partitions} --log {_word(self.address)}"

@@ -169,24 +169,6 @@ def _damaged(where: str, error: ValueError) -> Corruption:
     return Corruption(f"{where} is damaged: {error}; make the files and their manifest again")
 
 
-def check_store(manifest: Manifest, definition: Mapping[str, Any], topic: str, topic_id: str, where: str) -> None:
-    """Refuse files that were made for another store, definition or topic. Raises InvalidRequest."""
-    problems = [
-        f"{name} {found!r} instead of {wanted!r}"
-        for name, found, wanted in (
-            ("definition", dict(manifest.definition), dict(definition)),
-            ("topic", manifest.topic, topic),
-            ("topic id", manifest.topic_id, topic_id),  # a recreated topic has the same name and other offsets
-        )
-        if found != wanted
-    ]
-    if problems:
-        raise InvalidRequest(
-            f"{where} does not fit store {manifest.store!r} here: {'; '.join(problems)}; "
-            "make it again from this topic, with this definition"
-        )
-
-
 def _check_format(found: object, where: str) -> None:
     version = _FORMAT.fullmatch(found) if isinstance(found, str) else None
     if version is None:

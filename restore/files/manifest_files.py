@@ -12,9 +12,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from standfast.restore.files.manifest import FILE_NAME, Manifest, ManifestFile, dump_manifest, parse_manifest
+from standfast.restore.files.manifest import FILE_NAME, Manifest, ManifestFile, parse_manifest
 from standfast.store.errors import Corruption, InvalidRequest, Unavailable
-from standfast.store.task.state_dir import write_atomically
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -29,14 +28,6 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise Unavailable(f"reading {path}: {error}: check that this user may read it") from error
     return parse_manifest(content, str(path))
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> Path:
-    """Write the manifest so that a crash leaves all of it or nothing. Its files must be complete already."""
-    path = folder / FILE_NAME
-    # A kill leaves a file under a temporary name, which no reader takes for a manifest.
-    write_atomically(path, dump_manifest(manifest))
-    return path
 
 
 def check_files(folder: Path, files: Iterable[ManifestFile]) -> list[Path]:

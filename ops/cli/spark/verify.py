@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.cli.arguments import is_url, log_of, prints, settings_of
 from standfast.ops.cli.spark_arguments import add_at_once, add_spark, add_splitting
+from standfast.ops.shared.exit_codes import INCONCLUSIVE, NEGATIVE, OK
 
 if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineStores, OfflineTask
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.verify/1"
 LIMIT_DEFAULT = 20
-EXIT_CODES = {"equal": 0, "different": 1, "inconclusive": 3}
+EXIT_CODES = {"equal": OK, "different": NEGATIVE, "inconclusive": INCONCLUSIVE}
 WRONG = ("missing", "extra", "different", "stale")
 COUNTS = ("matched", *WRONG, "indeterminate")
 

@@ -226,11 +226,12 @@ def test_embedded_log_is_put_right_by_our_own_command() -> None:
 
 def test_command_for_a_cluster_with_a_login_leaves_it_in_a_file() -> None:
     fixes = Fixes("kafka://h:9093?security.protocol=SASL_SSL&sasl.password.file=/run/secret")
-    assert fixes.change_brokers({"a": "1"}) == (
-        "kafka-configs.sh --bootstrap-server h:9093 --command-config client.properties --alter --entity-type brokers "
-        "--entity-default --add-config a=1"
+    assert fixes.create_replicated("t", 2, {}, 3) == (
+        "kafka-topics.sh --bootstrap-server h:9093 --command-config client.properties --create --topic t "
+        "--partitions 2 --replication-factor 3"
     )
-    assert "client.properties" not in Fixes("kafka://h:9093?socket.keepalive.enable=true").change_brokers({"a": "1"})
+    other = Fixes("kafka://h:9093?socket.keepalive.enable=true")
+    assert "client.properties" not in other.create_replicated("t", 2, {}, 3)
 
 
 def test_command_of_ours_opens_the_log_as_it_was_opened() -> None:

@@ -19,8 +19,6 @@ from standfast.restore.fold import (
     Version,
     VersionsFold,
     fold_for,
-    fold_latest,
-    fold_versions,
 )
 from standfast.store import serde, session_key, window_key
 from standfast.store.buffer import WriteBuffer
@@ -46,9 +44,16 @@ def rows_of(fold: Fold, *changes: Change, observed_ms: int = -1) -> set[LogicalR
     return set(rows)
 
 
+def versions_of(records: list[Record]) -> dict[bytes, list[Version]]:
+    fold = VersionsFold(1_000)
+    fold.add(records)
+    return dict(fold.versions())
+
+
 def test_last_record_of_a_key_wins_and_a_tombstone_removes() -> None:
-    records = log_of((5, b"a", b"1"), (4, b"b", b"2"), (3, b"a", b"3"), (6, b"b", None), (1, b"c", b""))
-    assert fold_latest(records) == {b"a": records[2], b"c": records[4]}
+    fold = fold_for("keyvalue")
+    rows = rows_of(fold, (5, b"a", b"1"), (4, b"b", b"2"), (3, b"a", b"3"), (6, b"b", None), (1, b"c", b""))
+    assert rows == {(b"a", 3, b"3"), (b"c", 1, b"")}
     assert set(fold_for("keyvalue").rows()) == set()
 
 
@@ -91,7 +96,7 @@ def test_duplicates_of_a_window_are_rows_of_their_own() -> None:
 
 def test_each_version_is_valid_until_the_next_one() -> None:
     records = log_of((10, b"k", b"a"), (30, b"k", b"c"), (20, b"k", b"b"), (20, b"k", b"B"), (40, b"k", None))
-    assert fold_versions(records, 1_000) == {
+    assert versions_of(records) == {
         b"k": [
             Version(10, 20, b"a"),
             Version(20, 30, b"B"),
@@ -129,7 +134,7 @@ def test_refusal_depends_on_the_time_observed_at_that_moment() -> None:
 def test_late_tombstone_ends_the_version_before_it() -> None:
     """A restore by batch instead of record by record brings such a deleted version back."""
     records = log_of((10, b"k", b"a"), (30, b"k", b"c"), (20, b"k", None))
-    versions = fold_versions(records, 1_000)[b"k"]
+    versions = versions_of(records)[b"k"]
     assert versions == [Version(10, 20, b"a"), Version(20, 30, None), Version(30, VALID_TO_UNDEFINED, b"c")]
 
 

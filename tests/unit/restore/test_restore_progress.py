@@ -72,15 +72,6 @@ def test_restore_is_done_when_the_position_reaches_the_end(end: int, done: bool)
     assert now.remaining == (0 if done else 1)
 
 
-def test_end_may_move_while_a_restore_runs() -> None:
-    one = meter()
-    one.advance(1_100, records=1_000, bytes_=0, now_ms=1_000)
-    assert one.snapshot(1_000).done
-    one.set_end(2_100)
-    now = one.snapshot(1_000)
-    assert (now.done, now.remaining, now.fraction, now.seconds_left) == (False, 1_000, 0.5, 1.0)
-
-
 @pytest.mark.parametrize(("now_ms", "stuck"), [(10_999, False), (11_000, True), (11_001, True)])
 def test_restore_without_movement_below_the_end_is_stuck(now_ms: int, stuck: bool) -> None:
     one = meter(stuck_ms=10_000)
