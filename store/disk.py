@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 from standfast.store.errors import DiskFull
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 # Bytes on disk for each buffered byte, at most: a buffer counts row and change, and either is written twice on the way
 # (RocksDB: WAL and table file; the embedded log: its WAL and the file).
@@ -153,7 +153,13 @@ class DiskGuard:
     def _take(self, spaces: tuple[Space, ...]) -> None:
         least = spaces[0]
         if least.error and not (self.spaces and self.spaces[0].error):
-            logger.error("%s %s cannot be measured: %s", least.what, least.path, least.error)
+            logger.error(
+                "%s %s cannot be measured: %s",
+                least.what,
+                least.path,
+                least.error,
+                extra=as_event("disk_unmeasured", path=str(least.path)),
+            )
         self.spaces = spaces
         if not self.floor_bytes:
             return
@@ -165,7 +171,13 @@ class DiskGuard:
             self._fill(f"{_has(least)}{claimed}; the floor (disk_floor) is {self.floor_bytes}")
         elif self.full:
             self.full = ""
-            logger.warning("%s %s has %d bytes free: writes go on", least.what, least.path, least.free_bytes)
+            logger.warning(
+                "%s %s has %d bytes free: writes go on",
+                least.what,
+                least.path,
+                least.free_bytes,
+                extra=as_event("writes_resumed", path=str(least.path), free_bytes=least.free_bytes),
+            )
 
     def _fill(self, why: str) -> None:
         least, before = self.spaces[0], self.full
@@ -175,7 +187,7 @@ class DiskGuard:
             "deletes and commits go on. Free space there, or lower the floor"
         )
         if not before:
-            logger.error("writes are refused: %s", self.full)
+            logger.error("writes are refused: %s", self.full, extra=as_event("writes_refused", reason="disk_full"))
             # From every buffer at once: credit granted before would let a fast writer pass the floor.
             for borrower in self._borrowers:
                 borrower.revoke()

@@ -36,7 +36,7 @@ from standfast.store.errors import (
     Unavailable,
     UnknownStore,
 )
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 
 TIMEOUT_S = 120.0  # above WAIT_MS: the server answers a long wait by itself
@@ -295,7 +295,7 @@ class SidecarClient(Closing):
             except Closed:
                 return
             except Exception as error:  # noqa: BLE001  the next call on a task or of `wait_ready` raises it
-                logger.warning("heartbeat to the sidecar failed: %s", error)
+                logger.warning("heartbeat to the sidecar failed: %s", error, extra=as_event("heartbeat_failed"))
 
 
 def _missing(answer: Mapping[str, Any]) -> str:

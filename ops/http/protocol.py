@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.text import dumps
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -106,7 +106,11 @@ def ends_with_client(app: App) -> App:
             await app(scope, receive, marking)
         except ClientDisconnect:
             # The method alone, since the path holds keys.
-            logger.info("http: a client disconnected during its request (%s)", scope["method"][:10])
+            logger.info(
+                "http: a client disconnected during its request (%s)",
+                scope["method"][:10],
+                extra=as_event("http_client_gone"),
+            )
             # Without any answer the counters took the hang-up for a failure (500).
             if not begun:
                 await send({"type": "http.response.start", "status": HUNG_UP, "headers": []})

@@ -34,7 +34,7 @@ from standfast.ops.observe.metrics_servers import (
 from standfast.ops.observe.metrics_values import Buckets, Labels, Sample, Value, buckets, session_samples
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.session.session import Session
 from standfast.stream.session.statistics import SessionStatistics
 
@@ -77,7 +77,7 @@ class Metrics:
             found = list(self._read())  # whole or not at all: half of the series would look like a revocation
         except StandfastError as error:
             self._errors += 1
-            logger.warning("metrics: the session cannot be read: %s", error)
+            logger.warning("metrics: the session cannot be read: %s", error, extra=as_event("metrics_unreadable"))
             yield "ready", (), 0
         else:
             yield from found
@@ -85,7 +85,9 @@ class Metrics:
             disk = shutil.disk_usage(self._state_path)
         except OSError as error:
             self._errors += 1
-            logger.warning("metrics: the state directory cannot be measured: %s", error)
+            logger.warning(
+                "metrics: the state directory cannot be measured: %s", error, extra=as_event("disk_unmeasured")
+            )
         else:
             yield "state_dir_free_bytes", (), disk.free
             yield "state_dir_size_bytes", (), disk.total

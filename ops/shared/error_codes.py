@@ -16,7 +16,7 @@ from typing import Any, Final
 from standfast.ops.shared import exit_codes as exits
 from standfast.store import errors
 from standfast.store.errors import StandfastError
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 ERROR_SCHEMA = "standfast.error/1"
 RETRY_AFTER_S: Final = 1
@@ -158,7 +158,12 @@ def error_document(error: BaseException) -> dict[str, Any]:
     reason = reason_of(error)
     if reason is INTERNAL:
         frame = traceback.extract_tb(error.__traceback__)[-1:]
-        logger.error("http: %s%s", type(error).__name__, "".join(f" at {one.filename}:{one.lineno}" for one in frame))
+        logger.error(
+            "http: %s%s",
+            type(error).__name__,
+            "".join(f" at {one.filename}:{one.lineno}" for one in frame),
+            extra=as_event("http_failed", error_class=type(error).__name__),
+        )
     return {
         "schema": ERROR_SCHEMA,
         "error": type(error).__name__,

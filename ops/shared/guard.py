@@ -1,6 +1,7 @@
 """Run a command and turn each of its ends into an exit code.
 
-An error is one line `error: what` on stderr (for BadConfig one line per problem). With --json stdout always holds one
+An error is one line `error: what` on stderr (for BadConfig one line per problem), or a line of a log in JSON, where the
+command writes such a log. With --json stdout always holds one
 document: the result, or {"schema": "standfast.error/1", "error", "message", "problems", "exit_code"}.
 
 Rules of this file: `guard` is the outermost frame of every command; codes are those of `error_codes.py`.
@@ -16,6 +17,7 @@ from typing import Any
 from standfast.ops.shared.error_codes import ERROR_SCHEMA, exit_code
 from standfast.ops.shared.exit_codes import INTERRUPTED
 from standfast.store.errors import BadConfig, StandfastError
+from standfast.store.log import as_event, logger, shown_as
 
 
 def error_printed(error: BaseException) -> dict[str, Any]:
@@ -32,6 +34,11 @@ def error_printed(error: BaseException) -> dict[str, Any]:
 def tell(error: BaseException) -> int:
     """Print the error on stderr, an unforeseen one with its traceback. Returns the exit code."""
     problems = error.problems if isinstance(error, BadConfig) else (str(error),)
+    if shown_as() == "json":  # a program that reads these lines reads nothing else
+        bug = None if isinstance(error, StandfastError) else error
+        about = as_event("command_failed", error_class=type(error).__name__, exit_code=exit_code(error))
+        logger.error("%s", "; ".join(problems), exc_info=bug, extra=about)
+        return exit_code(error)
     if not isinstance(error, StandfastError):
         traceback.print_exception(error, file=sys.stderr)
         notes = getattr(error, "__notes__", ())  # an application's own error carries its handling as notes

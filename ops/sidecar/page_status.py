@@ -22,7 +22,7 @@ from standfast.ops.page.model import percentile
 from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.store.histogram import Histogram
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 Json = Mapping[str, Any]
 
@@ -56,7 +56,7 @@ def _disk(state_path: Path | None, floor_bytes: int) -> Json | None:
     try:
         found = shutil.disk_usage(state_path)
     except OSError as error:
-        logger.warning("page: the state directory cannot be measured: %s", error)
+        logger.warning("page: the state directory cannot be measured: %s", error, extra=as_event("disk_unmeasured"))
         return None
     return {"free_bytes": found.free, "total_bytes": found.total, "floor_bytes": floor_bytes}
 

@@ -54,7 +54,7 @@ from standfast.ops.sidecar.systemd import Notifier
 from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.task.state_dir import StateDir
 
 # A worker of a killed server ends by its pidfd and holds the inherited lock until then.
@@ -177,7 +177,15 @@ class Sidecar:
         watching = [loop.create_task(self._beat()), loop.create_task(self._lag.watch())]
         # Last: systemd starts units that depend on the sidecar once it has READY=1.
         self._notify.tell(READY=1, STATUS="serving")
-        logger.info("serving %s: RESP at %s, HTTP at %s:%d", self._config.app.name, self._resp_path, *self._http_at)
+        logger.info(
+            "serving %s: RESP at %s, HTTP at %s:%d",
+            self._config.app.name,
+            self._resp_path,
+            *self._http_at,
+            extra=as_event(
+                "serving", app=self._config.app.name, resp=str(self._resp_path), http=":".join(map(str, self._http_at))
+            ),
+        )
         try:
             await self._stop.wait()
             self._notify.tell(STOPPING=1)
@@ -200,7 +208,7 @@ class Sidecar:
             try:
                 self._tell_well()
             except Exception:  # noqa: BLE001  the next beat comes; without its sign the watchdog acts
-                logger.exception("the service manager could not be notified")
+                logger.exception("the service manager could not be notified", extra=as_event("notify_failed"))
             await asyncio.sleep(BEAT_S)
 
     def _tell_well(self) -> None:
@@ -287,11 +295,11 @@ class Sidecar:
 
     def _on_stop(self) -> None:
         if self._stop.is_set():
-            logger.warning("second request to stop: stopping now")
+            logger.warning("second request to stop: stopping now", extra=as_event("stop_forced"))
             # `os._exit` runs no cleanup, so the files of the run directory are removed here.
             self._run.close()
             os._exit(0)  # acknowledged writes are durable, and uncommitted ones belong to no client any more
-        logger.info("request to stop: draining")
+        logger.info("request to stop: draining", extra=as_event("stop_requested"))
         self._stop.set()
 
     def _on_reload(self) -> None:
@@ -304,10 +312,10 @@ class Sidecar:
                 configure(logging_now.level, logging_now.format)
         except StandfastError as error:
             self._audit.failed("reload", "signal")
-            logger.error("the reload ended with an error: %s", error)
+            logger.error("the reload ended with an error: %s", error, extra=as_event("reload_failed"))
         else:
             self._audit.done("reload", "signal")
-            logger.info("reloaded: tokens, TLS files, log level")
+            logger.info("reloaded: tokens, TLS files, log level", extra=as_event("reloaded"))
 
     def _on_status(self) -> None:
         def tell() -> None:
@@ -339,7 +347,11 @@ class Sidecar:
         timeout_s = self._config.serve.drain_timeout_ms / 1_000
 
         def end() -> None:
-            logger.warning("the sidecar did not close within %.1f s; nothing acknowledged is lost", timeout_s)
+            logger.warning(
+                "the sidecar did not close within %.1f s; nothing acknowledged is lost",
+                timeout_s,
+                extra=as_event("close_overdue"),
+            )
             with contextlib.suppress(OSError):
                 self._run.close()
                 remove_run_file(self._state.path, run_info)
@@ -356,7 +368,11 @@ class Sidecar:
             # Closing gets its own share: clients that never commit would use up the whole deadline.
             await self._drain(timeout_s - min(CLOSE_S, timeout_s / 2))
         except (StandfastError, TimeoutError) as error:
-            logger.warning("the tasks could not be closed cleanly; nothing that was acknowledged is lost: %s", error)
+            logger.warning(
+                "the tasks could not be closed cleanly; nothing that was acknowledged is lost: %s",
+                error,
+                extra=as_event("close_failed"),
+            )
         # Streams have no end of their own, so the HTTP server would wait for them.
         self.plane.events.close()
         for end in self._closing:

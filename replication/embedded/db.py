@@ -46,7 +46,7 @@ from standfast.store.errors import (
 )
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import file_error, no_descriptors, out_of_descriptors
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 Transaction: TypeAlias = sqlite3.Connection  # yielded by read() and write()
 
@@ -267,7 +267,12 @@ class Database:
             except Unavailable as error:
                 # The lock's holder has the file open as well, so this connection is not the last one, and only the
                 # close of the last one would write a checkpoint.
-                logger.warning("log %s is closed without its lock: %s", self.path, error)
+                logger.warning(
+                    "log %s is closed without its lock: %s",
+                    self.path,
+                    error,
+                    extra=as_event("log_closed_unlocked", log=str(self.path)),
+                )
             with self._mutex:
                 if self._closed:
                     return
@@ -345,6 +350,7 @@ class Database:
                         "log %s lost its last %d commits: with synchronous=normal a power loss may do so, and so does "
                         "damage to its WAL (frame %d); the log goes on without them",
                         *(self.path, lost.commits, lost.frame),
+                        extra=as_event("log_commits_lost", log=str(self.path), commits=lost.commits, frame=lost.frame),
                     )
             yield
 

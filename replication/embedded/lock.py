@@ -27,7 +27,7 @@ from standfast.replication.embedded.watch import held_by_program, sqlite_writer
 from standfast.replication.log import LockHolder
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 STUCK_MS = 1_000
 SOON_MS = 1_500
@@ -138,7 +138,7 @@ class LogLock:
                 continue  # no holder is stuck: many processes wait, and the lock goes round
             if looks - said >= SAY_AGAIN_LOOKS:
                 said = looks
-                logger.warning("%s", self._stuck(holder))
+                logger.warning("%s", self._stuck(holder), extra=as_event("log_lock_stuck"))
             if give_up_ms is not None and held_ms >= give_up_ms:
                 _gone[self._log] = os.pread(self._fd, _TEXT_BYTES, 0) if holder.pid and not by_program else b""
                 raise self._stuck(holder)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from standfast.replication.lease.progress import LOST, RENEWED, STALLED, TRIES, LeaseProgress
 from standfast.store.clock import Clock
-from standfast.store.log import logger
+from standfast.store.log import as_event, child_environment, logger
 
 MODULE = "standfast.replication.lease.worker"
 READ_BYTES = 1 << 16
@@ -114,7 +114,9 @@ class LeaseProcess:
                 ended = not piece
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
-            logger.warning("the lease process: %s", line.decode(errors="replace"))
+            logger.warning(
+                "the lease process: %s", line.decode(errors="replace"), extra=as_event("lease_process_trouble")
+            )
         if ended or silent:
             process.kill()  # first: `close` would wait for a process that hangs in a call to the log
             self.close()
@@ -140,6 +142,7 @@ class LeaseProcess:
                 bufsize=0,
                 pass_fds=(self._progress.fd,),
                 start_new_session=True,
+                env=os.environ | child_environment(),
             )
         except OSError as error:
             self._later(now_ms, f"it could not be started: {error}")
@@ -164,6 +167,7 @@ class LeaseProcess:
             "the lease process ended (%s): started again in %d ms, a thread renews the lease meanwhile",
             how,
             self._wait_ms,
+            extra=as_event("lease_process_ended", restart_ms=self._wait_ms),
         )
         self._start_ms = now_ms + self._wait_ms
         self._wait_ms = min(self._wait_ms * 2, RESTART_MS_MAX)

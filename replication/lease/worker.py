@@ -29,6 +29,7 @@ from standfast.replication.log import Group, Log
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Corruption, Fenced, StandfastError, Unavailable
+from standfast.store.log import print_as_parent
 from standfast.store.process.parent import bind_to_parent
 
 READ_BYTES = 1 << 16
@@ -151,6 +152,7 @@ def main() -> int:
 
 def run() -> int:
     """Run `main` and report an error that ends it to the parent."""
+    print_as_parent()
     try:
         return main()
     except StandfastError as error:

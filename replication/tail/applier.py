@@ -19,7 +19,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores
 
@@ -215,6 +215,9 @@ class ChangelogApplier:
                 changelog,
                 next_offset,
                 why,
+                extra=as_event(
+                    "records_skipped", task=self.task, changelog=changelog, records=count, offset=next_offset
+                ),
             )
 
     def _blame(self, changelog: TopicPartition, name: str, records: Sequence[Record], error: Corruption) -> Corruption:

@@ -33,7 +33,7 @@ from standfast.restore.replay.worker_pool import Answer, Died, WorkerPool
 from standfast.restore.replay.worker_protocol import Done, Failed, Job, Progress, Ready, Run, Surveyed
 from standfast.store.clock import measured_ns
 from standfast.store.errors import StandfastError, StateLost, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.state_dir import BULK_FOLDER
@@ -309,7 +309,13 @@ class BulkLoader:
         if not passing or one.attempts >= ATTEMPTS_MAX:
             yield self._end(load, given_back=f"a worker process {what}")
             return
-        logger.warning("the worker process for %s from offset %d %s: trying again", load.changelog, one.built, what)
+        logger.warning(
+            "the worker process for %s from offset %d %s: trying again",
+            load.changelog,
+            one.built,
+            what,
+            extra=as_event("restore_worker_retried", changelog=load.changelog, offset=one.built),
+        )
         one.read = one.built  # rows of the unfinished run were lost with the worker
         self._submit(load, one, self._parts if one is load.surveying else 0)
 

@@ -29,7 +29,7 @@ from standfast.restore.replay.bulk_plan import BulkSettings
 from standfast.store.clock import measured_ns
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 # Several records may fold to one row, so a batch takes up to four records for each row. It is read and folded piece by
 # piece, while a piece is in the processor's cache.
@@ -219,7 +219,13 @@ class Restorer:
             if self.bulk is None or one.done:
                 continue
             choice = self.bulk.choice(applier, changelog, one.position, one.end)
-            logger.debug("%s: %s (%s)", changelog, "bulk" if choice.bulk else "batches", choice.why)
+            logger.debug(
+                "%s: %s (%s)",
+                changelog,
+                "bulk" if choice.bulk else "batches",
+                choice.why,
+                extra=as_event("restore_planned", changelog=changelog, bulk=choice.bulk),
+            )
             if choice.bulk:
                 one.in_bulk = True
                 self.bulk.add(applier, changelog, one.position, one.end)
@@ -241,7 +247,13 @@ class Restorer:
             if step.error is not None:
                 failed[step.task] = self._lost_in_bulk(step.task, step.changelog, step.error)
             elif step.given_back is not None:
-                logger.warning("%s is restored by batches from %d: %s", step.changelog, step.position, step.given_back)
+                logger.warning(
+                    "%s is restored by batches from %d: %s",
+                    step.changelog,
+                    step.position,
+                    step.given_back,
+                    extra=as_event("restore_by_batches", changelog=step.changelog, offset=step.position),
+                )
                 # Batches begin below the offsets that workers have read, and a meter does not go back.
                 changelog.meter = ProgressMeter(step.task, step.changelog, step.position, changelog.end, now_ms=now_ms)
                 self._reader.add({step.changelog: step.position})

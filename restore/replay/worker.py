@@ -57,7 +57,7 @@ from standfast.store.clock import SystemClock, measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import StateLost, Unavailable
 from standfast.store.failpoint import reach
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger, print_as_parent
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import definition_spec
@@ -178,7 +178,12 @@ def read_range(
         try:
             fetched = reader.fetch(records_max, FETCH_WAIT_MS)
         except Unavailable as error:
-            logger.warning("the worker process for %s reads the log again: %s", source, error)
+            logger.warning(
+                "the worker process for %s reads the log again: %s",
+                source,
+                error,
+                extra=as_event("restore_worker_log_away", changelog=source),
+            )
             clock.sleep_ms(RETRY_MS)
             continue
         for batch in fetched:
@@ -284,5 +289,16 @@ def _rocksdict_version() -> str:
     return version("rocksdict")
 
 
+def run() -> int:
+    """Run `main`, and report an error that ends it on standard error."""
+    print_as_parent()
+    try:
+        return main()
+    except Exception as error:  # noqa: BLE001  the outermost frame: the owner finds out by the end of the output
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stderr.flush()
+        os._exit(1)  # Python would wait for the thread that reads standard input, and abort
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run())

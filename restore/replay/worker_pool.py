@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from standfast.restore.replay.worker_protocol import Done, Event, Failed, Job, job_line, parse_event
 from standfast.store.errors import StandfastError
-from standfast.store.log import logger
+from standfast.store.log import as_event, child_environment, logger
 
 MODULE = "standfast.restore.replay.worker"
 READ_BYTES = 1 << 20
@@ -125,7 +125,9 @@ class WorkerPool:
                     worker.job = None
         except StandfastError as error:
             worker.kill()
-            logger.error("a worker process of a bulk restore is killed: %s", error)
+            logger.error(
+                "a worker process of a bulk restore is killed: %s", error, extra=as_event("restore_worker_killed")
+            )
         # After its lines: a worker that has reported the end of its job did not die with it.
         ended = worker.ended()
         if ended is not None:
@@ -147,6 +149,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             bufsize=0,  # jobs must leave at once, and lines are split here
             process_group=0,
+            env=os.environ | child_environment(),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout

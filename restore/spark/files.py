@@ -29,7 +29,7 @@ from standfast.restore.spark.folder import Folder, Stored
 from standfast.restore.spark.session import parallelism
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,12 @@ def run_files(spark: SparkSession, *, needed: bool) -> Iterator[str]:
         try:
             _remove_everywhere(spark, run)
         except Exception as error:  # noqa: BLE001  the run has its answer or its error; old files go by age
-            logger.warning("files that run %s fetched are removed later, by age: %s", run, error)
+            logger.warning(
+                "files that run %s fetched are removed later, by age: %s",
+                run,
+                error,
+                extra=as_event("spark_files_left", run=run),
+            )
 
 
 def _remove_everywhere(spark: SparkSession, run: str) -> None:

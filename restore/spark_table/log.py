@@ -33,7 +33,7 @@ from standfast.restore.spark.source import absolute, read_range
 from standfast.restore.spark_table.columns import Cells, Shaper, log_columns
 from standfast.restore.spark_table.options import Given, described_store
 from standfast.store.errors import BadConfig, Corruption, InternalError, InvalidRequest, UnknownStore
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 
 Identity: TypeAlias = "bytes | tuple[bytes, int]"
@@ -205,7 +205,11 @@ def read_keyed(address: str, at: TopicPartition, span: Bounds) -> Iterator[pa.Re
         if kept.num_rows:
             yield kept
     if skipped:
-        logger.warning("%s", skipped_text(f"{at} from offset {span.begin} to {span.end}", skipped))
+        logger.warning(
+            "%s",
+            skipped_text(f"{at} from offset {span.begin} to {span.end}", skipped),
+            extra=as_event("records_skipped", source=at, records=skipped),
+        )
 
 
 def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 from standfast.store.clock import Clock
 from standfast.store.errors import InternalError, StandfastError
+from standfast.store.log import child_environment
 from standfast.store.process.parent import PARENT_VARIABLE
 
 Answer = TypeVar("Answer")
@@ -140,7 +141,9 @@ class ChildProcess(Generic[Answer]):
                 bufsize=0,
                 pass_fds=lent,
                 process_group=0,
-                env=os.environ | {PARENT_VARIABLE: str(lent[-1] if len(lent) > len(lend) else "")},
+                env=os.environ
+                | child_environment()
+                | {PARENT_VARIABLE: str(lent[-1] if len(lent) > len(lend) else "")},
             )
         finally:
             for handle in lent[len(lend) :]:

@@ -33,7 +33,7 @@ import rocksdict
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.rocks.errors import STALLS_PROPERTY, damaged_file, stalled_ms, translate
 from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refuse_foreign
 from standfast.store.rocks.scan import RocksScan
@@ -438,7 +438,7 @@ class RocksEngine:
             self._sealer.write(log=self._unflushed)
         if isinstance(failure, Corruption):
             # Not raised: a compaction or flush met it, writes have raised it since then, and the directory is closed.
-            logger.warning("%s", failure)
+            logger.warning("%s", failure, extra=as_event("database_unclosed"))
         elif failure is not None:
             raise failure
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from standfast.store.errors import Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.task.state_dir import write_atomically
 
 STORES_FILE = "STORES"
@@ -76,7 +76,12 @@ def keep(directory: Path, stores: Mapping[str, Any]) -> None:
         # The file is a convenience of readers; a commit or an opening must not fail for it.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-        logger.warning("%s is not written (%s): readers of copies open the database instead", path, error)
+        logger.warning(
+            "%s is not written (%s): readers of copies open the database instead",
+            path,
+            error,
+            extra=as_event("definitions_unwritten", path=str(path)),
+        )
 
 
 def _checksum(stores: Mapping[str, Any]) -> int:

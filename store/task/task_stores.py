@@ -25,7 +25,7 @@ from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, Key
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.wal import refuse_damaged_wal
@@ -456,11 +456,9 @@ class TaskStores:
         gone |= declared.keys() - stored.keys()
         unsure = marked.keys()
         if unsure:
-            logger.warning(
-                "task %s: a crash interrupted the import of files into %s: the store is emptied and begins again",
-                self.task,
-                *sorted(unsure),
-            )
+            about = as_event("import_interrupted", task=self.task, stores=sorted(unsure))
+            logger.warning("task %s: a crash interrupted the import of files into %s: the store is emptied and begins "
+                           "again", self.task, ", ".join(sorted(unsure)), extra=about)  # fmt: skip
         gone |= unsure
         # Without its position a store is restored from the beginning.
         cut = replace(
@@ -481,8 +479,9 @@ class TaskStores:
         for family in dead:
             self.engine.drop_family(family)
         for name in sorted(stored.keys() - declared.keys()):
+            about = as_event("store_dropped", task=self.task, store=name)
             logger.warning("task %s: store %r is no longer declared: its rows are dropped here, its changelog keeps "
-                           "them", self.task, name)  # fmt: skip
+                           "them", self.task, name, extra=about)  # fmt: skip
         if dead or unsure or declared != stored:
             self._record(cut, declared)
         elif self.engine.durable:  # an earlier version wrote no file, and a crash leaves none

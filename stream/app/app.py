@@ -28,7 +28,7 @@ from standfast.store import serde
 from standfast.store.arguments import list_problems, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.log import logger, printed
+from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems
@@ -73,6 +73,8 @@ class App:
     watermark_interval_ms  milliseconds between polls of periodic assigners; 0: after every record
     default_key_serde      of keys, in streams that name none
     default_value_serde    of values, in streams that name none
+    log_format             "text" or "json": form of the lines that run() prints; None: as STANDFAST_LOGGING__FORMAT
+                           says, else "text"
     create_topics          whether to create its absent source and output topics, for trying: with as many partitions
                            as its largest source has, else 4
     clock                  source of times; None: the system's clock
@@ -96,6 +98,7 @@ class App:
         watermark_interval_ms: int = 200,
         default_key_serde: Serde[Any] = serde.string,
         default_value_serde: Serde[Any] = serde.json,
+        log_format: LogFormat | None = None,
         create_topics: bool = False,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
@@ -113,6 +116,8 @@ class App:
         )
         if not isinstance(create_topics, bool):
             raise BadConfig([f"create_topics must be True or False, not {create_topics!r:.100}"])
+        if log_format is not None and log_format not in get_args(LogFormat):
+            raise BadConfig([f"log_format must be {' or '.join(get_args(LogFormat))}, not {log_format!r:.100}"])
         if log is not None and not isinstance(log, str):
             raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
         if restart is not None and not isinstance(restart, RestartStrategy):
@@ -135,6 +140,7 @@ class App:
         self.settings: SessionOptions = settings
         self.discovery_interval_ms = settings.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
         self.create_topics = create_topics
+        self.log_format: LogFormat | None = log_format
         self.builder = TopologyBuilder(name, self.stores)
         self.session: Session | None = None
         self._defaults = Defaults(default_key_serde, default_value_serde)
@@ -267,7 +273,7 @@ class App:
         log = open_log(self._log_address, clock=self.clock)
         try:
             for line in create_absent(*external_topics(self.builder), log.admin) if self.create_topics else ():
-                logger.warning("application %s: %s", self.name, line)
+                logger.warning("application %s: %s", self.name, line, extra=as_event("app_note", app=self.name))
         except BaseException:
             log.close()
             raise
@@ -297,7 +303,7 @@ class App:
             finally:
                 log.close()
             for line in self._assembled.notes:
-                logger.warning("application %s: %s", self.name, line)
+                logger.warning("application %s: %s", self.name, line, extra=as_event("app_note", app=self.name))
             self.session = self.open_session(self._assembled, self._log_address, self._state_dir, self.clock)
         return self.session
 
@@ -342,20 +348,27 @@ class App:
         A failed task is opened again as the restart strategy says. Once it may not be, the other tasks commit, all
         is closed, and its error ends the run, with a note that says why. Uncommitted records are processed again by
         the next run. Lines about tasks and failures go through the logger `standfast`; while the program has set up
-        no handler for them, they are printed to stderr.
+        no handler for them, they are printed to stderr, in the form of `log_format`.
         """
-        with printed():
+        with printed(self.log_format):
             try:
                 self._run()
             except Exception as error:
-                logger.error("application %s ends: %s: %s", self.name, type(error).__name__, error)
+                logger.error(
+                    "application %s ends: %s: %s",
+                    self.name,
+                    type(error).__name__,
+                    error,
+                    extra=as_event("app_failed", app=self.name, error_class=type(error).__name__),
+                )
                 raise
-            logger.info("application %s ended", self.name)
+            logger.info("application %s ended", self.name, extra=as_event("app_ended", app=self.name))
 
     def _run(self) -> None:
         session = self.open()
+        about = as_event("app_started", app=self.name, instance=session.instance_id, state_dir=str(session.state_path))
         logger.info("application %s runs as instance %s, state in %s", self.name, session.instance_id,
-                    session.state_path)  # fmt: skip
+                    session.state_path, extra=about)  # fmt: skip
         assembled = self._assembled
         assert assembled is not None
         previous = self._catch_signals()
@@ -451,6 +464,6 @@ def _closing(what: str, close: Callable[[], None]) -> Iterator[None]:
         try:
             close()
         except Exception:  # noqa: BLE001 - see above
-            logger.exception("%s: closing failed, after the error that ends it", what)
+            logger.exception("%s: closing failed, after the error that ends it", what, extra=as_event("close_failed"))
         raise
     close()

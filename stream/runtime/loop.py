@@ -34,7 +34,7 @@ from standfast.store.errors import (
     Unavailable,
     is_of_serde,
 )
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.guard import can_skip
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
@@ -197,7 +197,12 @@ class Loop:
         task.on_outputs = self._hand_over
         self._running[task_id] = running
         self._turns.append(task_id)
-        logger.info("task %s runs here, from %s", task_id, _offsets(positions))
+        logger.info(
+            "task %s runs here, from %s",
+            task_id,
+            _offsets(positions),
+            extra=as_event("task_started", task=task_id, sources={str(at): offset for at, offset in positions.items()}),
+        )
         self._guarded(task_id, running, runner.start)
 
     def _end(self, task_id: TaskId) -> None:
@@ -214,7 +219,9 @@ class Loop:
         try:
             self._end(task_id)
         except Exception:  # noqa: BLE001 - the task is gone either way, and the others go on
-            logger.exception("task %s: closing its processors failed", task_id)
+            logger.exception(
+                "task %s: closing its processors failed", task_id, extra=as_event("task_close_failed", task=task_id)
+            )
 
     def _guarded(self, task_id: TaskId, running: RunningTask, action: Callable[[], None]) -> None:
         try:
@@ -236,7 +243,7 @@ class Loop:
             self._leave(task_id)
         if gone or (isinstance(error, (Corruption, Fenced, StateLost)) and not is_of_serde(error)):
             # Such a task is the session's to open again or to give up; a restart would only repeat the error.
-            logger.warning("task %s stops: %s", task_id, error)
+            logger.warning("task %s stops: %s", task_id, error, extra=as_event("task_stopped", task=task_id))
             return
         self._session.counters.task_failures += 1
         self._open_later(task_id, error, at, _committed(task), hint if can_skip(error) else "")
@@ -248,7 +255,12 @@ class Loop:
             if task_id in self._failures:
                 self._failures[task_id].interrupted()
             # Not the task's fault: it waits for the log as long as needed, and goes on as soon as the log is back.
-            logger.warning("task %s is opened again when the log answers: %s", task_id, error)
+            logger.warning(
+                "task %s is opened again when the log answers: %s",
+                task_id,
+                error,
+                extra=as_event("task_waits_for_log", task=task_id),
+            )
             self._reopen_at[task_id] = now_ms + RETRY_WAIT_MS
             return
         if isinstance(error, BadConfig):
@@ -259,11 +271,20 @@ class Loop:
         delay_ms = history.failed(now_ms, at or committed)
         if delay_ms is None:
             error.add_note(f"task {task_id} is given up: {history.reason}{hint}")
-            logger.error("task %s is given up: %s%s", task_id, history.reason, hint, exc_info=error)
+            logger.error(
+                "task %s is given up: %s%s",
+                task_id,
+                history.reason,
+                hint,
+                exc_info=error,
+                extra=as_event("task_given_up", task=task_id, failures=history.failures, source=at),
+            )
             self._fatal = self._fatal or error
             return
-        logger.error("task %s failed (%d so far) %s, opened again in %d ms%s", task_id, history.failures,
-                     f"at {at}" if at else f"(committed: {committed})", delay_ms, hint, exc_info=error)  # fmt: skip
+        where = f"at {at}" if at else f"(committed: {committed})"
+        about = as_event("task_failed", task=task_id, failures=history.failures, source=at, restart_ms=delay_ms)
+        logger.error("task %s failed (%d so far) %s, opened again in %d ms%s", task_id, history.failures, where,
+                     delay_ms, hint, exc_info=error, extra=about)  # fmt: skip
         self._reopen_at[task_id] = now_ms + delay_ms
 
     def _reopen_due(self) -> None:
@@ -278,7 +299,9 @@ class Loop:
             try:
                 self._session.reopen(task_id)
             except (Held, Fenced) as other:
-                logger.warning("task %s is not opened again: %s", task_id, other)
+                logger.warning(
+                    "task %s is not opened again: %s", task_id, other, extra=as_event("task_not_reopened", task=task_id)
+                )
             except StandfastError as again:
                 self._open_later(task_id, again, None, _committed(task))
 
@@ -332,7 +355,7 @@ class Loop:
                 self._guarded(task_id, running, partial(take_in, batch.at_end))
 
     def _wait_for_log(self, error: Unavailable) -> None:
-        logger.warning("the log does not answer, trying again: %s", error)
+        logger.warning("the log does not answer, trying again: %s", error, extra=as_event("log_away"))
         # An outage must not use up the ten minutes without a commit of tasks that failed before it.
         for history in self._failures.values():
             history.interrupted()

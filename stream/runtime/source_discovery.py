@@ -19,7 +19,7 @@ from standfast.replication.discovery import Discovery
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InvalidRequest, StateLost, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.runtime.runner import RunnerSettings
 from standfast.stream.session.session import Session
 from standfast.stream.topology.nodes import SubTopology
@@ -65,9 +65,11 @@ class SourceDiscovery:
             self._discovery.described({name: self._admin.describe_topic(name) for name in names})
             return self._follow()
         except Unavailable as error:
-            logger.warning("partition discovery: the log does not answer, trying again: %s", error)
+            logger.warning(
+                "partition discovery: the log does not answer, trying again: %s", error, extra=as_event("log_away")
+            )
         except (InvalidRequest, StateLost) as error:
-            logger.error("partition discovery: %s", error)
+            logger.error("partition discovery: %s", error, extra=as_event("partition_discovery_failed"))
         return False
 
     def _follow(self) -> bool:
@@ -82,6 +84,7 @@ class SourceDiscovery:
                 "%s: %d partitions now, so there are new tasks %s. A key that its writers now send to another "
                 "partition has no earlier state there",
                 ", ".join(self._external[number]), count, ", ".join(tasks),
+                extra=as_event("partitions_found", topics=list(self._external[number]), partitions=count, tasks=tasks),
             )  # fmt: skip
             self._tasks[number] = count
             self._tell_downstream(self._topology.groups[number], tasks)
@@ -99,7 +102,7 @@ class SourceDiscovery:
             behind = ", ".join(f"{name} has {count}" for name, count in counts.items() if count < most)
             logger.warning(
                 "topics that are processed together have up to %d partitions, but %s: their further tasks begin once "
-                "all topics have as many", most, behind,
+                "all topics have as many", most, behind, extra=as_event("partitions_unequal", partitions=most),
             )  # fmt: skip
         return fewest
 

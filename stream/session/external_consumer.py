@@ -23,7 +23,7 @@ from standfast.replication.log import Committed, Group
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InvalidRequest, NotReady, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.session.source_gate import OpenTask, SourceGate
 from standfast.stream.session.source_offsets import checked_shape
 from standfast.stream.session.task import Task
@@ -149,7 +149,12 @@ class ExternalConsumer:
         try:
             self._host.give_up(tasks | frozenset(map(self._host.task_of, gone)))
         except Unavailable as error:  # the tasks are closed; the group learns it with the next round
-            logger.warning("%d partitions were revoked, and the group cannot be notified: %s", len(gone), error)
+            logger.warning(
+                "%d partitions were revoked, and the group cannot be notified: %s",
+                len(gone),
+                error,
+                extra=as_event("group_not_notified", partitions=len(gone)),
+            )
 
     def before_commit(self, offsets: Offsets) -> Offsets:
         """With a blocking consumer: resume restored partitions, and check the offsets."""
@@ -169,6 +174,7 @@ class ExternalConsumer:
                     "application %s: make sure that its consumer has enable.auto.commit=false, which is not the "
                     "default; session.consumer_settings() gives settings that fit",
                     self._host.app,
+                    extra=as_event("consumer_settings_unfit", app=self._host.app),
                 )
         yield from self._steps.check_group(self._host.app)
         sources = {TopicPartition(one.topic, one.partition): self._host.task_of(one) for one in partitions}
@@ -211,6 +217,7 @@ class ExternalConsumer:
                     "before are not delivered again; set auto.offset.reset=earliest, which "
                     "session.consumer_settings() gives",
                     at,
+                    extra=as_event("records_not_redelivered", source=at),
                 )
                 continue
             if not (yield from self._steps.seek(at, offset)):
@@ -230,7 +237,12 @@ class ExternalConsumer:
         back = yield from self.moves()
         given = checked_shape(offsets)
         for at in back & given.keys():  # processed in an earlier opening, and delivered again from here on
-            logger.info("offset %d of %s is not committed, its records are delivered again", given.pop(at), at)
+            logger.info(
+                "offset %d of %s is not committed, its records are delivered again",
+                given.pop(at),
+                at,
+                extra=as_event("offset_not_committed", source=at),
+            )
         tasks = self._host.opened()
         with self._mutex:
             owners = {at: tasks.get(self._host.task_of(at)) for at in self._gate.partitions & given.keys()}
@@ -275,6 +287,7 @@ class ExternalConsumer:
                 "poll, also with nothing to commit, and poll for a second at most",
                 ", ".join(map(str, waiting)),
                 self._host.app,
+                extra=as_event("consumer_does_not_commit", app=self._host.app, sources=[str(at) for at in waiting]),
             )
         if now_ms >= self._next_watch_ms:
             self._next_watch_ms = now_ms + WATCH_MS

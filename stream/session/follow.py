@@ -15,7 +15,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement import may_release, place_standbys
 from standfast.replication.takeover import MemberPlan, plans
 from standfast.store.errors import StandfastError, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import TaskState
 
@@ -63,7 +63,12 @@ class GroupFollower:
                 try:
                     instance.reopen(task_id)
                 except StandfastError as error:  # its owner's next call raises it; the other tasks are served
-                    logger.warning("task %s is not opened again: %s", task_id, error)
+                    logger.warning(
+                        "task %s is not opened again: %s",
+                        task_id,
+                        error,
+                        extra=as_event("task_not_reopened", task=task_id),
+                    )
         placed = place_standbys(members, self._replicas)
         changed = False
         mine = placed.standbys[member]
@@ -100,6 +105,7 @@ class GroupFollower:
                 self._instance.app,
                 missing,
                 self._replicas,
+                extra=as_event("standbys_missing", app=self._instance.app, missing=missing, wanted=self._replicas),
             )
         if changed or warm != self._told[0]:
             self._instance.membership.publish()

@@ -32,7 +32,7 @@ from standfast.store.errors import (
     StateLost,
     Unavailable,
 )
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
@@ -173,7 +173,11 @@ class Instance:
             if self.follower is None:
                 raise
             # Fenced: a former owner claimed one while it was opened here; the group's decision stands.
-            logger.warning("the tasks that the group assigned are opened as soon as the log answers: %s", error)
+            logger.warning(
+                "the tasks that the group assigned are opened as soon as the log answers: %s",
+                error,
+                extra=as_event("log_away"),
+            )
 
     def give_up(self, tasks: Iterable[TaskId]) -> None:
         """Give these up, because they are active elsewhere: uncommitted changes are discarded."""
@@ -253,7 +257,10 @@ class Instance:
         for task_id, task in self.tasks.items():
             if task.state in (TaskState.RESTORING, TaskState.STANDBY):
                 logger.warning(
-                    "task %s is opened again, because reading its changelogs was interrupted by %r", task_id, error
+                    "task %s is opened again, because reading its changelogs was interrupted by %r",
+                    task_id,
+                    error,
+                    extra=as_event("task_reopened", task=task_id),
                 )
                 self.readiness.remove(task_id, "failed")
                 task.fail(error)
@@ -339,7 +346,12 @@ class Instance:
         try:
             self.open_standby(task_id)
         except (StateLost, Corruption) as refused:
-            logger.error("task %s cannot be a standby here, its rows stay: %s", task_id, refused)
+            logger.error(
+                "task %s cannot be a standby here, its rows stay: %s",
+                task_id,
+                refused,
+                extra=as_event("standby_refused", task=task_id),
+            )
             self.tasks[task_id] = self._opener.closed(task_id, refused, "standby")
 
     def _stand_by_for(self, opened: Opened) -> None:
@@ -419,13 +431,23 @@ class Instance:
                 self._start_over(task_id, reason, loss, now_ms)
 
     def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
-        logger.warning("task %s is opened again when the log answers: %s", task.id, error)
+        logger.warning(
+            "task %s is opened again when the log answers: %s",
+            task.id,
+            error,
+            extra=as_event("task_waits_for_log", task=task.id),
+        )
         task.fail(error)
         self._again[task.id] = (reason, NOTHING)
 
     def _lose(self, task_id: TaskId, why: str) -> None:
         """A newer owner has the task: close it, and open its standby again where that was assigned or is shared out."""
-        logger.warning("task %s was taken over by a newer owner, it is closed here: %s", task_id, why)
+        logger.warning(
+            "task %s was taken over by a newer owner, it is closed here: %s",
+            task_id,
+            why,
+            extra=as_event("task_fenced", task=task_id),
+        )
         self.counters.fenced += 1
         self.ownership.lose(task_id, why)
         self._unwritten.pop(task_id, None)
@@ -446,10 +468,20 @@ class Instance:
             try:
                 self.open_standby(task_id)
             except Unavailable as error:
-                logger.warning("the standby of task %s is opened again when possible: %s", task_id, error)
+                logger.warning(
+                    "the standby of task %s is opened again when possible: %s",
+                    task_id,
+                    error,
+                    extra=as_event("standby_waits", task=task_id),
+                )
                 return  # the others need the log, too
             except StandfastError as error:
-                logger.error("the standby of task %s cannot be opened again: %s", task_id, error)
+                logger.error(
+                    "the standby of task %s cannot be opened again: %s",
+                    task_id,
+                    error,
+                    extra=as_event("standby_not_reopened", task=task_id),
+                )
             self._returning.discard(task_id)
         self._returning &= self.ownership.standby - self.tasks.keys()
 
@@ -462,12 +494,18 @@ class Instance:
             self.readiness.remove(task_id, "failed")
             task = self.tasks[task_id]
             task.fail(error)
-            logger.error("task %s failed: %s", task_id, error)
+            logger.error("task %s failed: %s", task_id, error, extra=as_event("task_failed", task=task_id))
             if isinstance(error, BadConfig) and task.role == "active":
                 raise error  # a missing permission: the gate would stay shut without an end
             return
         reason = error.reason if isinstance(error, StateLost) else "corrupt"
-        logger.warning("task %s: state lost (%s): %s", task_id, reason, error)
+        logger.warning(
+            "task %s: state lost (%s): %s",
+            task_id,
+            reason,
+            error,
+            extra=as_event("state_lost", task=task_id, reason=reason),
+        )
         loss = _loss(self.tasks[task_id], error)
         self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
 
@@ -512,7 +550,9 @@ class Instance:
         task.error = error
         if isinstance(error, Unavailable):
             self._again[task.id] = (reason, loss)
-        logger.error("task %s cannot be opened again: %s", task.id, error)
+        logger.error(
+            "task %s cannot be opened again: %s", task.id, error, extra=as_event("task_not_reopened", task=task.id)
+        )
         if task.writer is not None:
             self.readiness.keep_shut(task.id, error)
             if isinstance(error, BadConfig):
@@ -544,15 +584,17 @@ class Instance:
         except (Held, Fenced) as other:
             # Fenced: another instance claimed it after this one, and before the log let this one in. A standby stays
             # a standby; the next look at the group finds the owner.
-            logger.info("task %s: %s", task_id, other)
+            logger.info("task %s: %s", task_id, other, extra=as_event("take_over_lost", task=task_id))
             return
         try:
             self._run(task_id, writer, started_ms)
         except Held as held:
-            logger.warning("task %s cannot be opened yet: %s", task_id, held)
+            logger.warning("task %s cannot be opened yet: %s", task_id, held, extra=as_event("task_held", task=task_id))
             return
         except (StateLost, Corruption) as refused:
-            logger.error("task %s cannot be taken over: %s", task_id, refused)
+            logger.error(
+                "task %s cannot be taken over: %s", task_id, refused, extra=as_event("take_over_refused", task=task_id)
+            )
             if task_id in self.tasks:
                 self.tasks[task_id].fail(refused)
             else:
@@ -570,7 +612,12 @@ def _flush(task: Task) -> None:
     try:
         task.stores.flush()
     except StandfastError as error:
-        logger.warning("task %s is closed without a flush, its rows are in its write-ahead log: %s", task.id, error)
+        logger.warning(
+            "task %s is closed without a flush, its rows are in its write-ahead log: %s",
+            task.id,
+            error,
+            extra=as_event("task_closed_unflushed", task=task.id),
+        )
 
 
 def _why(opened: Opened, otherwise: str) -> str:

@@ -23,7 +23,7 @@ from standfast.replication.lease.renewal import StallWatch, renewal_interval_ms
 from standfast.replication.log import Group
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.session.statistics import SessionCounters
 
 
@@ -113,6 +113,7 @@ class LeaseKeeper:
                 "max_stall_ms more than one record or one commit may take",
                 self._max_stall_ms + words[ALLOWED],
                 " and ".join(still),
+                extra=as_event("lease_withheld", silent_ms=self._max_stall_ms + words[ALLOWED]),
             )
         self._stalled = still
         self._withheld |= bool(still)
@@ -136,7 +137,8 @@ class LeaseKeeper:
         except (Unavailable, Corruption) as error:
             if isinstance(error, Corruption) and not error.of_log:
                 raise
-            logger.warning("heartbeat failed, trying again: %s", error)  # readers of the damaged part report it
+            # Readers of a damaged part report it.
+            logger.warning("heartbeat failed, trying again: %s", error, extra=as_event("heartbeat_failed"))
             return
         after_ms = self._clock.monotonic_ms()
         if self._renewed_ms >= 0:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 CARE_INTERVAL_S = 30.0
 
@@ -25,6 +25,6 @@ def run_care(log: Log, clock: Clock, stop: threading.Event, is_mine: Callable[[]
         try:
             log.care(clock.wall_ms())
         except Unavailable as error:
-            logger.warning("log care failed, trying again: %s", error)
+            logger.warning("log care failed, trying again: %s", error, extra=as_event("log_care_failed"))
         except Corruption as error:  # of the compacted part, not of the session's input: its readers report that
-            logger.error("log care skipped a damaged part: %s", error)
+            logger.error("log care skipped a damaged part: %s", error, extra=as_event("log_care_skipped"))

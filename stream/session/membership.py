@@ -15,7 +15,7 @@ from collections.abc import Callable
 from standfast.replication.log import EnteredView, Group, GroupView
 from standfast.replication.takeover import MemberPlan
 from standfast.store.errors import BadConfig, Fenced, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
 
@@ -63,7 +63,12 @@ class Membership:
         try:
             self._group.leave(self.member)
         except (Unavailable, BadConfig) as error:  # a permission may be gone, too: all other steps are closed
-            logger.warning("%s could not leave the group, its lease runs out by itself: %s", self.member, error)
+            logger.warning(
+                "%s could not leave the group, its lease runs out by itself: %s",
+                self.member,
+                error,
+                extra=as_event("leave_failed", member=self.member),
+            )
 
     def _join(self, group: Group) -> None:
         self.view = group.join(self.member, self.plan().to_json(), lease_ms=self._lease_ms)
@@ -71,5 +76,10 @@ class Membership:
         if isinstance(self.view, EnteredView) and self._joined:
             reason = LEASE_STALLED if self._keeper.was_stalled() else LEASE_LATE
             self._counters.leases_lost[reason] += 1
-            logger.warning("lease of %s had run out (%s): joined again", self.member, reason)
+            logger.warning(
+                "lease of %s had run out (%s): joined again",
+                self.member,
+                reason,
+                extra=as_event("lease_lost", member=self.member),
+            )
         self._joined = True

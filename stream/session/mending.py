@@ -24,7 +24,7 @@ from standfast.restore.plan import CORRUPT
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.errors import damaged_file
 from standfast.store.rocks.seal import check_seal
@@ -132,7 +132,10 @@ class Mender:
         if left is None:
             return {}
         logger.warning(
-            "task %s has no directory, and %s was set aside: a crash came before its replacement", task, left
+            "task %s has no directory, and %s was set aside: a crash came before its replacement",
+            task,
+            left,
+            extra=as_event("directory_missing", task=task),
         )
         return self._replace(task, left, Loss(whole=True))
 
@@ -158,7 +161,12 @@ class Mender:
         stores.forget(lost, came_from)
         if came_from:
             self._copy_back(task, stores, came_from)
-        logger.warning("task %s: stores dropped to be restored: %s; its other stores stay", task, _listed(lost))
+        logger.warning(
+            "task %s: stores dropped to be restored: %s; its other stores stay",
+            task,
+            _listed(lost),
+            extra=as_event("stores_reset", task=task, stores=sorted(lost)),
+        )
 
     def _copy_back(self, task: TaskId, stores: TaskStores, came_from: Mapping[str, str]) -> None:
         """Copy the readable rows of damaged stores without a log; the operator accepted the loss of the others."""
@@ -167,7 +175,13 @@ class Mender:
             with closing(RocksEngine(source, shared=self._shared, read_only=True, careful=True)) as engine:
                 gaps, _ = copy_rows(engine, stores.engine, stores.specs[name])
             for gap in gaps:
-                logger.warning("task %s: store %r, accepted: %s", task, name, gap)
+                logger.warning(
+                    "task %s: store %r, accepted: %s",
+                    task,
+                    name,
+                    gap,
+                    extra=as_event("loss_accepted", task=task, stores=[name]),
+                )
         reach("mending.copied")
         stores.take_back(came_from)
 
@@ -203,7 +217,13 @@ class Mender:
                 remains.close()
             shutil.rmtree(scratch, ignore_errors=True)
         why = "" if loss.damage is None else f": {loss.damage}"
-        logger.warning("task %s: the whole directory is set aside (%s)%s", task, CORRUPT, why)
+        logger.warning(
+            "task %s: the whole directory is set aside (%s)%s",
+            task,
+            CORRUPT,
+            why,
+            extra=as_event("directory_set_aside", task=task, reason=CORRUPT),
+        )
         # Two renames: a crash between them leaves the old directory aside, which `take_back` finds.
         self._state_dir.set_aside(name, CORRUPT)
         reach("mending.aside")
@@ -222,8 +242,19 @@ class Mender:
         if gaps and not self._accept:
             raise self._refused(task, names, gaps)
         for gap in gaps:
-            logger.warning("task %s: stores %s, accepted: %s", task, ", ".join(sorted(names)), gap)
-        logger.warning("task %s: the rows of %s were copied from the damaged directory", task, ", ".join(sorted(names)))
+            logger.warning(
+                "task %s: stores %s, accepted: %s",
+                task,
+                ", ".join(sorted(names)),
+                gap,
+                extra=as_event("loss_accepted", task=task, stores=sorted(names)),
+            )
+        logger.warning(
+            "task %s: the rows of %s were copied from the damaged directory",
+            task,
+            ", ".join(sorted(names)),
+            extra=as_event("rows_copied", task=task, stores=sorted(names)),
+        )
 
     def _refused(self, task: TaskId, names: Collection[str], gaps: Collection[str]) -> StateLost:
         directory = self._state_dir.task_path(str(task))

@@ -44,7 +44,7 @@ from standfast.restore.plan import (
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.task.commit_record import Position
@@ -160,7 +160,12 @@ class TaskOpener:
         """Grow the changelogs of a group to as many partitions as it has tasks."""
         grown = grow_changelogs(self.log.admin, self.app, self.groups[group].specs, partitions)
         for topic in grown:
-            logger.info("changelog %s has %d partitions now, as its source has", topic, partitions)
+            logger.info(
+                "changelog %s has %d partitions now, as its source has",
+                topic,
+                partitions,
+                extra=as_event("changelog_grown", topic=topic, partitions=partitions),
+            )
 
     def open(self, task: TaskId, *, loss: Loss = NOTHING, unwritten: Unwritten | None = None) -> Opened:
         """Open the stores of a task and plan its restore; stores that are damaged or do not fit the log start empty.
@@ -365,6 +370,7 @@ class TaskOpener:
                 at,
                 reached[at],
                 end,
+                extra=as_event("offset_in_open_transaction", source=at, offset=reached[at]),
             )
         return written
 

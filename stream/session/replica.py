@@ -26,7 +26,7 @@ from standfast.replication.topics.foreign import foreign_changelog
 from standfast.store.arguments import name_problems, refuse
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_task_ids
 from standfast.stream.session.session import Session
@@ -138,7 +138,13 @@ class Replica(Session):
                     well.add(task_id)
                 except StandfastError as error:
                     if self._lost[task_id] != str(error):
-                        logger.warning("replica of %r: task %s: %s", self.app, task_id, error)
+                        logger.warning(
+                            "replica of %r: task %s: %s",
+                            self.app,
+                            task_id,
+                            error,
+                            extra=as_event("replica_task_failed", app=self.app, task=task_id),
+                        )
                     self._lost[task_id] = str(error)
             self._lost = {task_id: why for task_id, why in self._lost.items() if task_id not in well}
             return not self._lost

@@ -41,7 +41,7 @@ from standfast.store.errors import (
     StandfastError,
     Unavailable,
 )
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
@@ -455,7 +455,11 @@ class Session(Closing):
                 replayed=self.external_consumer.in_use,
             )
         if plan.left_out:
-            logger.info("not committed, as the records are processed again from the last commit: %s", plan.left_out)
+            logger.info(
+                "not committed, as the records are processed again from the last commit: %s",
+                plan.left_out,
+                extra=as_event("offsets_left_out"),
+            )
         self._commit_each({task_id: (tasks[task_id], own) for task_id, own in plan.due.items()})
         # After the commits, so that one lost task costs the other tasks nothing.
         if plan.fenced is not None:
@@ -477,7 +481,9 @@ class Session(Closing):
                 if isinstance(error, DiskFull):  # its rows stay in the buffer, so its offsets stay with them
                     left[task_id] = (task, own)
                 self._unreached = left
-                logger.warning("task %s was not committed: %s", task_id, error)
+                logger.warning(
+                    "task %s was not committed: %s", task_id, error, extra=as_event("commit_failed", task=task_id)
+                )
                 raise
 
     def _uncommitted(self, task: Task) -> Mapping[tuple[str, int], int]:
@@ -593,7 +599,7 @@ class Session(Closing):
             try:
                 run()
             except BaseException as error:  # noqa: BLE001 - raised again at the next call
-                logger.exception("%s stopped", name)
+                logger.exception("%s stopped", name, extra=as_event("thread_stopped", what=name))
                 # The traceback first: other threads look at `_fatal` alone, and then need both.
                 self._fatal_trace = error.__traceback__
                 self._fatal = error
@@ -615,7 +621,7 @@ class Session(Closing):
             except (Unavailable, Corruption) as error:
                 if not self._retries(error):
                     raise
-                logger.warning("background work will be tried again: %s", error)
+                logger.warning("background work will be tried again: %s", error, extra=as_event("background_retried"))
                 wait_s = RETRY_WAIT_S
             if wait_s:
                 self._wake.wait(wait_s)

@@ -57,7 +57,7 @@ from standfast.store.errors import (
 )
 from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import parse_source_key, source_key
@@ -488,6 +488,7 @@ class Task:
                 self.id,
                 at,
                 local.pop(at),
+                extra=as_event("offset_diverged", task=self.id, source=at),
             )
         self._sources = {at: found.offset for at, found in committed.items()}
         # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.
@@ -531,6 +532,7 @@ class Task:
             "restored from their changelogs; add new sources after the others to keep the numbers",
             self.id,
             before,
+            extra=as_event("directory_of_other_topology", task=self.id),
         )
         self.progress.pop(PROGRESS_PREFIX + CLOCK_KEY, None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from standfast.store.clock import Clock
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 LOG_EVERY_MS = 10_000
 
@@ -48,4 +48,11 @@ class Drops:
             return
         count = self.counts[reason]
         self._logged[reason] = (now_ms, count)
-        logger.warning("%s: dropped (%s): %s [%d since the last such line]", where, reason, detail, count - before)
+        logger.warning(
+            "%s: dropped (%s): %s [%d since the last such line]",
+            where,
+            reason,
+            detail,
+            count - before,
+            extra=as_event("records_dropped", where=where, reason=reason, records=count - before),
+        )

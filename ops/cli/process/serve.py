@@ -25,6 +25,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "loopback. Its info file (STATE_DIR/APP/run/INFO.json) names both addresses.",
     )
     add_flags(parser, "config", "set")
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), help="lines of its log on stderr, as the setting logging.format"
+    )
     parser.add_argument("--check", action="store_true", help="check the settings and whether the log answers, then end")
     parser.set_defaults(handler=run_serve)
     text = "make a sidecar take no more work and close its tasks; it goes on answering until it is stopped"
@@ -57,6 +60,8 @@ def run_serve(args: argparse.Namespace) -> int:
     from standfast.ops.shared.extras import SERVE, require
 
     require("serve", *SERVE, "uvloop", "hiredis")  # first: the import of the sidecar would fail without a remedy
+    if args.log_format is not None:
+        args.set.append(f"logging.format={args.log_format}")
     loaded = config_of(args)
     config = loaded.config
     from standfast.ops.sidecar import serve

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, Corruption, StandfastError, Unavailable
-from standfast.store.log import OVER, logger
+from standfast.store.log import OVER, as_event, logger
 
 # With the log locked, `/v1/status` took 9 s and `/readyz` stayed 200 for 17 s before this thread looked.
 LOOK_S = 0.25
@@ -51,7 +51,7 @@ class LogWatch:
             try:
                 self._take(self._look())
             except Exception:  # noqa: BLE001  a look that fails must not end the watch
-                logger.exception("the log cannot be checked")
+                logger.exception("the log cannot be checked", extra=as_event("log_check_failed"))
 
     def _look(self) -> StandfastError | None:
         log = self._log()
@@ -68,7 +68,7 @@ class LogWatch:
         if found is not None and before is None:
             self._since_ms = now_ms
         if found is not None:
-            logger.error("%s", found)  # of the same text, one in ten seconds is written
+            logger.error("%s", found, extra=as_event("log_away"))  # of the same text, one in ten seconds is written
         elif before is not None:
             logger.warning(
                 "the log can be used again, after %.1f s: %s", (now_ms - self._since_ms) / 1_000, before, extra=OVER

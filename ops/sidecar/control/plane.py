@@ -46,7 +46,7 @@ from standfast.store.errors import (
     Unavailable,
     is_of_log,
 )
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.session import disk_guard
@@ -304,7 +304,11 @@ class ControlPlane:
         self._look_at_disk(now_ms)
         self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
-            logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
+            logger.warning(
+                "the application was silent for %d ms: its tasks are closed",
+                self.lease.lease_ms,
+                extra=as_event("app_silent", silent_ms=self.lease.lease_ms),
+            )
             self._abandoned = bool(self.wanted.tasks)
             self.lease = replace(self.lease, ended=True)
             self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
@@ -398,14 +402,14 @@ class ControlPlane:
         except Exception as error:  # noqa: BLE001  reported by livez, which has the process started again
             if isinstance(error, Unavailable) or is_of_log(error):
                 # Of the same text one line in ten seconds is written; there were 50 a second.
-                logger.warning("control: the round is tried again: %s", error)
+                logger.warning("control: the round is tried again: %s", error, extra=as_event("control_round_retried"))
                 # The round came back, so this thread lives: livez must not restart the process for the log's outage.
                 self.heard_ms = self.clock.monotonic_ms()
                 if not self.session.broken:
                     return
             # A round that fails comes every 20 ms: its stack is logged once.
             elif not isinstance(self.fatal, type(error)):
-                logger.exception("control: the round failed")
+                logger.exception("control: the round failed", extra=as_event("control_round_failed"))
             self.fatal = error
 
     def _reopen_failed(self, held: HeldTasks, now_ms: int) -> bool:
@@ -427,7 +431,11 @@ class ControlPlane:
 
     def _taken_over(self, partition: int) -> None:
         """Give up a task that another instance has, and do not take it back."""
-        logger.warning("another instance took over task 0_%d: this instance gives it up", partition)
+        logger.warning(
+            "another instance took over task 0_%d: this instance gives it up",
+            partition,
+            extra=as_event("task_fenced", task=f"0_{partition}"),
+        )
         self._fenced[partition] = "another instance has taken it: assign it under a new generation to take it back"
         self.events.publish("fenced", {"partition": partition, "reason": "taken over"})
         # Wanted no more: the same assignment, repeated, must not take it back.
@@ -450,7 +458,12 @@ class ControlPlane:
         try:
             self.session.reopen_task(partition)
         except StandfastError as error:
-            logger.warning("task %s cannot be opened again yet: %s", task.id, error)
+            logger.warning(
+                "task %s cannot be opened again yet: %s",
+                task.id,
+                error,
+                extra=as_event("task_not_reopened", task=task.id),
+            )
         return True
 
     def _release(self, gone: Partitions, *, keep: bool = False) -> None:

@@ -22,7 +22,7 @@ from standfast.ops.shared.error_codes import (
 from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommitRequest, Repeats
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.session.task import Task, TaskState
 
 READ_ON = "read the source offsets (SF.OFFSETS) and go on from there"
@@ -256,7 +256,14 @@ class EngineTask:
             return error
         if in_doubt:
             cause = error.__cause__ or error
-            logger.error("task %s: %s: %s: %s", self.task.id, _UNKNOWN, type(cause).__name__, cause)
+            logger.error(
+                "task %s: %s: %s: %s",
+                self.task.id,
+                _UNKNOWN,
+                type(cause).__name__,
+                cause,
+                extra=as_event("commit_unknown", task=self.task.id),
+            )
             why = message_of(error) if isinstance(error, StandfastError) else type(error).__name__
             told = Refused(
                 COMMIT_UNKNOWN,
@@ -313,4 +320,9 @@ class Commit:
         try:
             self.held.task.stores.flush()
         except Exception as error:  # noqa: BLE001  an answer that the commit failed would be wrong
-            logger.error("task %s: checkpoint after a commit failed: %s", self.held.task.id, error)
+            logger.error(
+                "task %s: checkpoint after a commit failed: %s",
+                self.held.task.id,
+                error,
+                extra=as_event("checkpoint_failed", task=self.held.task.id),
+            )

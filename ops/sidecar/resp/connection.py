@@ -33,7 +33,7 @@ from standfast.ops.sidecar.engine.task import MustWait, Waited
 from standfast.ops.sidecar.resp.replies import NIL, QUEUED, error, plain_error
 from standfast.ops.sidecar.resp.stores import EVERYTHING, Grant, Stores
 from standfast.store.errors import StandfastError
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 RUN_REQUESTS_MAX = 512  # then other connections get their turn
 RUN_BYTES_MAX = 1 << 20
@@ -322,7 +322,13 @@ class Connection:
             while trace is not None:
                 frames.append(f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}")
                 trace = trace.tb_next
-            logger.error("%s: %s at %s", method, type(failure).__name__, " <- ".join(reversed(frames)))
+            logger.error(
+                "%s: %s at %s",
+                method,
+                type(failure).__name__,
+                " <- ".join(reversed(frames)),
+                extra=as_event("resp_failed", method=method, error_class=type(failure).__name__),
+            )
         return error(reason, message_of(failure))
 
     # -- MULTI --------------------------------------------------------------------------------------------------------

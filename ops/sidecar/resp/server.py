@@ -34,7 +34,7 @@ from standfast.ops.sidecar.resp.requests import COMMAND_DEFAULT_BYTES
 from standfast.ops.sidecar.resp.scans import Cursors, Scans
 from standfast.ops.sidecar.resp.table import Table
 from standfast.store.errors import Held, InvalidRequest
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 THREADS = 4
 SCANS = THREADS - 1  # one is left for commits
@@ -212,6 +212,9 @@ class RespServer:
                 "resp: clients have not read %d bytes of replies, near the limit of %d (limits.replies_max): "
                 "the client with %d of them is cut off",
                 *(self.output_bytes, most, unread[client]),
+                extra=as_event(
+                    "resp_client_cut_off", bytes=unread[client], waiting_bytes=self.output_bytes, limit_bytes=most
+                ),
             )
             self._cut_off(client, "unread replies")
             self.output_bytes -= unread[client]

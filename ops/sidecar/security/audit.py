@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from standfast.store.clock import Clock
+from standfast.store.log import AUDIT_LOGGER, as_event
 
 KEPT_MAX = 200
 TEXT_MAX = 200
@@ -23,7 +24,7 @@ REFUSALS_MAX = 10  # lines in REFUSALS_MS
 REFUSALS_MS = 10_000
 REFUSED = "refused"
 
-audit_logger = logging.getLogger("standfast.audit")
+audit_logger = logging.getLogger(AUDIT_LOGGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +90,6 @@ class Audit:
             self._number += 1
             one = Event(self._number, self._clock.wall_ms(), event, actor[:TEXT_MAX], outcome, short)
             self._kept.append(one)
-        line = {"event": event, "actor": one.actor, "outcome": outcome, "at_ms": one.at_ms, **short}
-        audit_logger.info("%s", json.dumps(line))  # ASCII: no control character reaches a terminal
+        line: dict[str, Any] = {"event": event, "actor": one.actor, "outcome": outcome, "at_ms": one.at_ms, **short}
+        # ASCII: no control character reaches a terminal.
+        audit_logger.info("%s", json.dumps(line), extra=as_event(**line))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.errors import BadConfig
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 PASSWORD_BYTES_MAX = 4_096
 # OpenSSL would ask on the terminal for the password of a key that has one.
@@ -89,7 +89,11 @@ def guarded(protocol: type[Any], tls: ServerTls) -> type[Any]:
                 super().connection_made(transport)
                 return
             # Names come from the client's certificate: cut, and without control characters for a terminal.
-            logger.warning("http: a client was refused: %s", refusal[:200].encode("ascii", "replace").decode())
+            logger.warning(
+                "http: a client was refused: %s",
+                refusal[:200].encode("ascii", "replace").decode(),
+                extra=as_event("http_client_refused"),
+            )
             self._let_in = False
             transport.abort()
 

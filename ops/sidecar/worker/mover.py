@@ -19,7 +19,7 @@ from standfast.ops.sidecar.worker.moves import FENCED, Holding, Moves, moves
 from standfast.ops.sidecar.worker.process import StandbyWorker
 from standfast.ops.sidecar.worker.protocol import Rows
 from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 Partitions = frozenset[int]
 AGAIN_MS = 5_000
@@ -142,7 +142,12 @@ class TaskMover:
         for partition, why in refused.items():
             # Logged once: the same refusal comes again with each attempt.
             if partition not in self._refused:
-                logger.error("task 0_%d cannot be opened: %s", partition, why)
+                logger.error(
+                    "task 0_%d cannot be opened: %s",
+                    partition,
+                    why,
+                    extra=as_event("task_not_opened", task=f"0_{partition}"),
+                )
             self._refused[partition] = (why, now_ms + (HELD_AGAIN_MS if isinstance(why, Held) else AGAIN_MS))
         for partition in active - refused.keys():
             self._refused.pop(partition, None)

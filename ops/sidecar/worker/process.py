@@ -29,7 +29,7 @@ from standfast.ops.sidecar.worker.protocol import (
 from standfast.ops.sidecar.worker.reads import Reads
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.store.process.child import ChildProcess, Restarts, Silence
 
 MODULE = "standfast.ops.sidecar.worker.worker"
@@ -141,7 +141,9 @@ class StandbyWorker:
         self.heard_ms = child.heard_ms
         if child.ended is not None:
             if child.ended.why:
-                logger.error("the sidecar ended the standby worker: %s", child.ended.why)
+                logger.error(
+                    "the sidecar ended the standby worker: %s", child.ended.why, extra=as_event("standby_worker_killed")
+                )
                 self.heard_ms = now_ms
             self._child = None
             self._later(now_ms, now_ms - child.started_ms, str(child.ended))
@@ -149,7 +151,12 @@ class StandbyWorker:
     def _take(self, report: Report) -> None:
         if isinstance(report, Failed):
             self.error = report.message
-            logger.error("the standby worker failed: %s: %s", report.kind, report.message)
+            logger.error(
+                "the standby worker failed: %s: %s",
+                report.kind,
+                report.message,
+                extra=as_event("standby_worker_failed", error_class=report.kind),
+            )
         elif isinstance(report, Rows):
             self._reads.answer(report)
         else:
@@ -160,7 +167,12 @@ class StandbyWorker:
 
     def _later(self, now_ms: int, lived_ms: int, how: str) -> None:
         pause_ms = self._restarts.pause_ms(lived_ms)
-        logger.warning("the standby worker ended (%s): it starts again in %d ms", how, pause_ms)
+        logger.warning(
+            "the standby worker ended (%s): it starts again in %d ms",
+            how,
+            pause_ms,
+            extra=as_event("standby_worker_ended", restart_ms=pause_ms),
+        )
         self._start_ms = now_ms + pause_ms
         self._state = None
         # Reads that the dead process had are answered as lost; a new one knows nothing of them.

@@ -30,7 +30,7 @@ from standfast.replication.shapes import replace
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger, print_as_parent
 from standfast.store.process.parent import Parent
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.session import Session
@@ -77,7 +77,7 @@ class Worker:
             except StandfastError as error:
                 if not is_of_log(error):
                     raise
-                logger.warning("standby worker: the log did not answer: %s", error)
+                logger.warning("standby worker: the log did not answer: %s", error, extra=as_event("log_away"))
         # Makes no call to the log: its errors are the end of the session's background work, and so of this process.
         state = State(self._round, self._tasks(), self._error)
         if status is None and state == self._told:
@@ -194,10 +194,11 @@ def reader_of(session: Session, parent: Parent) -> Callable[[ReadRows], None]:
 def run() -> int:
     """Run `main`, and report any error that ends it to the server."""
     parent = Parent(BEAT_MS)
+    print_as_parent()
     try:
         return main(parent)
     except BaseException as error:  # noqa: BLE001  the outermost frame: the server gets it and starts another
-        logger.exception("the standby worker ends")
+        logger.exception("the standby worker ends", extra=as_event("process_failed"))
         try:
             parent.tell(report_line(Failed(type(error).__name__, str(error))))
         finally:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from standfast.ops.shared import guard
 from standfast.ops.shared.log_lines import configure
 from standfast.ops.sidecar.security.audit import Audit
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store import log
 from standfast.store.clock import ManualClock
+from standfast.store.errors import BadConfig
+from standfast.store.log import as_event, printed
 
 logger = logging.getLogger("standfast.test")
 
@@ -20,7 +31,9 @@ logger = logging.getLogger("standfast.test")
 def as_it_was() -> Iterator[None]:
     roots = [logging.getLogger(name) for name in ("standfast", "uvicorn")]
     before = [(list(root.handlers), root.level, root.propagate) for root in roots]
+    shown = log._shown
     yield
+    log._shown = shown
     for root, (handlers, level, propagate) in zip(roots, before, strict=True):
         root.handlers[:], root.propagate = handlers, propagate
         root.setLevel(level)
@@ -38,16 +51,152 @@ def test_an_event_is_one_line_for_people() -> None:
 def test_an_event_is_one_object_for_programs(clock: ManualClock) -> None:
     out = io.StringIO()
     configure("info", "json", out)
-    logger.warning("two\nlines")
+    before = datetime.now(UTC)
+    logger.warning("two\nlines of task %s", "0_3", extra=as_event("trouble", task=TaskId(0, 3), offset=7))
     Audit(clock).done("wipe", "ops", task="0_3")
     try:
         raise ValueError("broken")
     except ValueError:
         logger.exception("a bug")
     first, second, third = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (first["level"], first["message"]) == ("warning", "two\nlines")
-    assert second["audit"]["event"] == "wipe" and second["audit"]["task"] == "0_3"
-    assert "ValueError: broken" in third["trace"]
+    assert first["time"].endswith("Z")
+    assert 0 <= (datetime.fromisoformat(first.pop("time")) - before).total_seconds() + 0.001 < 5
+    assert first == {
+        "level": "warning",
+        "logger": "standfast.test",
+        "pid": os.getpid(),
+        "event": "trouble",
+        "message": "two\nlines of task 0_3",
+        "task": "0_3",
+        "offset": 7,
+    }
+    assert second.pop("time")
+    assert second == {
+        "level": "info",
+        "logger": "standfast.audit",
+        "pid": os.getpid(),
+        "event": "wipe",
+        "message": "done",
+        "actor": "ops",
+        "outcome": "done",
+        "at_ms": clock.wall_ms(),
+        "task": "0_3",
+    }
+    assert third["error"] == "ValueError" and third["traceback"].endswith("ValueError: broken")
+    assert third["event"] == "test_log_lines.test_an_event_is_one_object_for_programs"  # it has no name of its own
+
+
+def test_fields_that_json_does_not_have_are_text_and_replace_no_field_of_the_line() -> None:
+    out = io.StringIO()
+    configure("info", "json", out)
+    given: dict[str, Any] = {
+        "at": TopicPartition("flights", 2),
+        "rate": float("nan"),
+        "where": Path("/x"),
+        "many": [1, "a"],
+        "odd": {"a": object},
+        "level": "mine",
+        "time": 3,
+        "traceback": "none",
+        "name": "a name",  # an attribute of every record of Python's logging
+        "surrogate": "\ud800",
+    }
+    logger.info("text", extra=as_event("odd", **given))
+    (line,) = out.getvalue().splitlines()
+    assert line.isascii()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert (found["level"], found["level_"], found["time_"], found["traceback_"]) == ("info", "mine", 3, "none")
+    assert (found["at"], found["rate"], found["where"], found["many"]) == ("flights-2", "nan", "/x", [1, "a"])
+    assert found["odd"].startswith("{'a': ") and found["name_"] == "a name" and found["surrogate"] == "\ud800"
+
+
+def test_repeats_are_a_number_for_programs() -> None:
+    out = io.StringIO()
+    handler = configure("info", "json", out)
+    for at_s in (0, 1, 2, 11):
+        record = logger.makeRecord(logger.name, logging.WARNING, "", 0, "the log is away", (), None)
+        record.created = at_s
+        handler.handle(record)
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert "left_out" not in first and second["left_out"] == 2
+
+
+WRITER = """
+import logging, sys
+from standfast.store.log import Repeats, WholeLines, logger
+logger.addHandler(WholeLines("json", sys.stderr, Repeats()))
+logger.setLevel("INFO")
+print("ready", flush=True)
+sys.stdin.read()
+for number in range(20):
+    logger.info("%s", sys.argv[1] * (200_000 if number % 2 else 10), extra={"number": number})
+"""
+
+
+@pytest.mark.slow
+def test_lines_of_several_processes_on_one_pipe_are_whole() -> None:
+    reading, writing = os.pipe()
+    begin, end = os.pipe()
+    command = [sys.executable, "-P", "-c", WRITER]
+    writers = [
+        subprocess.Popen([*command, name], stdin=begin, stdout=subprocess.PIPE, stderr=writing) for name in "abcd"
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
+        writer.stdout.close()
+    os.close(begin)
+    os.close(end)  # all of them begin to write
+    os.close(writing)
+    got = bytearray()
+    try:
+        while piece := os.read(reading, 1 << 16):
+            got += piece
+    finally:
+        os.close(reading)
+        for writer in writers:
+            assert writer.wait(60) == 0
+    lines = [json.loads(line) for line in got.splitlines()]
+    assert sorted((one["message"][0], one["number"]) for one in lines) == [
+        (name, n) for name in "abcd" for n in range(20)
+    ]
+    assert {len(one["message"]) for one in lines} == {10, 200_000}
+
+
+@pytest.mark.slow
+def test_line_is_written_where_a_stopped_process_has_the_lock(tmp_path: Path) -> None:
+    holder = "import fcntl, sys; fcntl.lockf(1, fcntl.LOCK_EX); print('x', flush=True, file=sys.stderr); input()"
+    with (tmp_path / "lines").open("a") as file:
+        with subprocess.Popen(
+            [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=file, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stderr is not None and process.stdin is not None
+            assert process.stderr.readline() == b"x\n"
+            log.write_whole(file, "a line\n")
+            assert (tmp_path / "lines").read_text() == "a line\n"
+            process.stdin.close()
+
+
+def test_wrong_form_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDFAST_LOGGING__FORMAT", "xml")
+    with pytest.raises(BadConfig, match="STANDFAST_LOGGING__FORMAT is 'xml': give text or json"), printed():
+        pass
+    monkeypatch.setenv("STANDFAST_LOGGING__FORMAT", "json")
+    monkeypatch.setenv("STANDFAST_LOGGING__LEVEL", "loud")
+    with pytest.raises(BadConfig, match="STANDFAST_LOGGING__LEVEL is 'loud': give debug or"), printed():
+        pass
+
+
+def test_error_that_ends_a_command_is_a_line_of_its_log() -> None:
+    out = io.StringIO()
+    configure("info", "json", out)
+
+    def fails() -> int:
+        raise BadConfig(["app.log is missing", "app.name is missing"])
+
+    assert guard.guard(fails) == 78
+    line = json.loads(out.getvalue())
+    assert (line["event"], line["exit_code"], line["error_class"]) == ("command_failed", 78, "BadConfig")
+    assert line["message"] == "app.log is missing; app.name is missing"
 
 
 def test_the_server_of_the_http_server_writes_as_we_do_and_once_for_what_comes_again() -> None:
