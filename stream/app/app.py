@@ -51,6 +51,7 @@ from standfast.stream.topology.processor import Processor, has_timers, processor
 from standfast.stream.topology.sources import SourceOptions, SourceSettings, TableOptions
 from standfast.stream.topology.stateless import ToTable
 from standfast.stream.topology.topology import Topology, TopologyBuilder
+from standfast.stream.trace import Tracing
 
 P = TypeVar("P", bound=type[Processor])
 POLL_MS = 50
@@ -75,6 +76,8 @@ class App:
     default_value_serde    of values, in streams that name none
     log_format             "text" or "json": form of the lines that run() prints; None: as STANDFAST_LOGGING__FORMAT
                            says, else "text"
+    tracing                whether to make OpenTelemetry spans of its records, commits and restores, with the provider
+                           that the program has set up; needs the extra `otel`
     create_topics          whether to create its absent source and output topics, for trying: with as many partitions
                            as its largest source has, else 4
     clock                  source of times; None: the system's clock
@@ -99,6 +102,7 @@ class App:
         default_key_serde: Serde[Any] = serde.string,
         default_value_serde: Serde[Any] = serde.json,
         log_format: LogFormat | None = None,
+        tracing: bool = False,
         create_topics: bool = False,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
@@ -114,8 +118,9 @@ class App:
                 *([] if state_dir is None else path_problems("state_dir", state_dir)),
             ]
         )
-        if not isinstance(create_topics, bool):
-            raise BadConfig([f"create_topics must be True or False, not {create_topics!r:.100}"])
+        for flag, given in (("create_topics", create_topics), ("tracing", tracing)):
+            if not isinstance(given, bool):
+                raise BadConfig([f"{flag} must be True or False, not {given!r:.100}"])
         if log_format is not None and log_format not in get_args(LogFormat):
             raise BadConfig([f"log_format must be {' or '.join(get_args(LogFormat))}, not {log_format!r:.100}"])
         if log is not None and not isinstance(log, str):
@@ -143,10 +148,11 @@ class App:
         self.log_format: LogFormat | None = log_format
         self.builder = TopologyBuilder(name, self.stores)
         self.session: Session | None = None
+        self.tracing: Tracing | None = open_telemetry(name, log) if tracing else None
         self._defaults = Defaults(default_key_serde, default_value_serde)
         self._log_address = log
         self._state_dir = state_dir
-        self._listeners = tuple(listeners)
+        self._listeners = (*listeners, *(() if self.tracing is None else (self.tracing.listener,)))
         self._assembled: Assembled | None = None
         self._paused = False
         self._stop = threading.Event()
@@ -283,6 +289,7 @@ class App:
             (self._defaults.key, self._defaults.value),
             self.clock,
             value_max_bytes=self.settings.get("value_max_bytes", VALUE_MAX_BYTES),
+            inject=None if self.tracing is None else self.tracing.inject,
         )
 
     def open(self) -> Session:
@@ -340,6 +347,7 @@ class App:
             assembled.upstream,
             assembled.event_time,
             assembled.outputs,
+            tracing=self.tracing,
         )
 
     def run(self) -> None:
@@ -434,6 +442,20 @@ class App:
             self.stop()
 
         return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def open_telemetry(app: str, log: str | None) -> Tracing:
+    """The spans of an application. Raises BadConfig without the extra `otel`."""
+    try:
+        # Here and not above: an application without tracing must run without the library.
+        from standfast.stream.tracing.otel import EMBEDDED, KAFKA, OpenTelemetry
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        raise BadConfig(
+            ["tracing=True needs the library 'opentelemetry', which is not installed: pip install 'standfast[otel]'"]
+        ) from error
+    return OpenTelemetry(app, KAFKA if (log or "").startswith("kafka:") else EMBEDDED)
 
 
 def _setting_problems(settings: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,7 @@ from standfast.stream.outgoing import check_output, check_taken, headers_bytes
 from standfast.stream.topology.nodes import Partitioner, Serdes, SinkNode, SourceNode
 from standfast.stream.topology.sinks import Route
 from standfast.stream.topology.topology import TopologyBuilder
+from standfast.stream.trace import Inject
 
 BATCH_BYTES = 1 << 20
 RECORD_BYTES = 100  # estimate of a waiting record beside its key, value and headers
@@ -89,6 +90,7 @@ class Producer(Closing):
         *,
         batch_bytes: int = BATCH_BYTES,
         value_max_bytes: int = VALUE_MAX_BYTES,
+        inject: Inject | None = None,
     ) -> None:
         self._log = log
         self._writer = log.producer()
@@ -97,6 +99,7 @@ class Producer(Closing):
         self._clock = clock
         self._batch_bytes = batch_bytes
         self._record_bytes_max = max(value_max_bytes, VALUE_MAX_BYTES) + BESIDE_VALUE_BYTES  # as for a task's outputs
+        self._inject = inject  # of the caller's current span
         self._topics: dict[str, _Topic] = {}
         self._batches: dict[TopicPartition, list[Outgoing]] = {}
         self._bytes = 0
@@ -158,6 +161,8 @@ class Producer(Closing):
             stamp = now_ms if timestamp is None else timestamp
             check_output(topic, raw_key, raw_value, stamp, at, headers, self._log.least_timestamp_ms)
             check_taken(known.info, raw_key, stamp, now_ms)
+            if self._inject is not None:
+                headers = self._inject(headers)
             size = len(raw_key or b"") + len(raw_value or b"") + headers_bytes(headers)
             if size > self._record_bytes_max:
                 raise TooLarge(

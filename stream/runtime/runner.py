@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -52,6 +52,7 @@ from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import Context, Forward, InHand, Processor
 from standfast.stream.topology.wiring import wire
+from standfast.stream.trace import Inject, Tracing
 from standfast.stream.watermarks import Signal, Watermark
 
 NEVER = 2**63
@@ -69,6 +70,7 @@ class RunnerSettings:
     upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)  # internal topic -> tasks with watermarks
     event_time: frozenset[int] = frozenset()  # groups that have watermarks
     outputs: Mapping[str, TopicInfo] = field(default_factory=dict)  # the output topics by name
+    tracing: Tracing | None = None
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
 
 
@@ -86,6 +88,8 @@ class TaskRunner:
         self.failed_at: str | None = None  # the source offset of the failed record
         self.failed_behind = False  # in work without a record in hand, such as a timer, which an on_error covers too
         self._settings = settings
+        self._tracing = settings.tracing
+        self.inject: Inject | None = None if self._tracing is None else self._tracing.inject
         self._clock = settings.clock
         self._wall_offset_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
         self._thread = threading.get_ident()
@@ -93,6 +97,7 @@ class TaskRunner:
         self._begun = 0  # processors whose init was called
         self._guard = Guard(task, settings.drops)
         self._left_out = Skipped(task, self._guard, self.in_hand, settings.partitions_of)
+        self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
         self._step_policies = {
             node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
         }
@@ -223,13 +228,20 @@ class TaskRunner:
 
     def flush(self) -> None:
         """Forward the suppressed results of aggregations."""
-        with self._at_work():
+        with self._at_work(), nullcontext() if self._tracing is None else self._tracing.apart():
             for flush in self._flushes:
                 flush()
                 self._settings.progress.step(LOOP)
 
     def commit(self) -> None:
         """Forward suppressed results, then make state, outputs and offsets durable as one cut."""
+        if self._tracing is None:
+            self._commit()
+            return
+        with self._tracing.commit(self._name, lambda: self.task.counters.commits["committed"]):
+            self._commit()
+
+    def _commit(self) -> None:
         # First, because suppressed results belong to the records whose offsets are committed.
         self.flush()
         reach("commit.flushed")
@@ -366,7 +378,10 @@ class TaskRunner:
         for source in self.topology.sources:
             at = TopicPartition(source.topic, self.task.id.partition)
             policy = self.topology.policy_at(source.name)
-            one = Input(source, at.partition, positions[at], wired.entries[source.name], self.wall_ms, policy)
+            process = wired.entries[source.name]
+            if self._tracing is not None:
+                process = self._tracing.processing(process, self._name, at.topic, at.partition, self.in_hand)
+            one = Input(source, at.partition, positions[at], process, self.wall_ms, policy)
             self.inputs[source.topic] = one
             self._time.add(one.key)
 
@@ -424,10 +439,16 @@ class TaskRunner:
 
     def _advance(self, one: Input) -> None:
         try:
-            one.advance(self._left_out.failed)
+            one.advance(self._unreadable)
         except Exception:
             self.failed_at = f"{one.topic}-{one.partition} at offset {one.consumed}"
             raise
+
+    def _traced_unreadable(self, one: Input, raw: LogRecord, error: Exception, reason: str) -> None:
+        assert self._tracing is not None
+        # No processor gets the record, so that it has no span otherwise.
+        self._tracing.failed(self._name, one.topic, one.partition, raw.offset, raw.headers, error)
+        self._left_out.failed(one, raw, error, reason)
 
     def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> Sequence[Signal]:
         event_time = self._event_time

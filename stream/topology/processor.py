@@ -18,6 +18,7 @@ from standfast.stream.punctuation import Callback, Cancellable, PunctuationType
 from standfast.stream.record import Record
 from standfast.stream.session.task import Task
 from standfast.stream.timer import EVENT_TIME, Timer, TimerKind
+from standfast.stream.trace import Inject
 
 Forward = Callable[[Record], None]
 
@@ -43,6 +44,7 @@ class Services(Protocol):
 
     task: Task
     in_hand: InHand
+    inject: Inject | None
 
     def schedule(
         self, context: Context, interval_ms: int, kind: PunctuationType, callback: Callback, start_ms: int | None
@@ -184,6 +186,8 @@ class Context:
         headers: Headers = (),
     ) -> None:
         """Write bytes to a topic with the next commit, in the same transaction under exactly once."""
+        if self._services.inject is not None:
+            headers = self._services.inject(headers)
         self._task.send(topic, key, value, timestamp, partition=partition, headers=headers)
 
     def schedule(

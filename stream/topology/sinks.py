@@ -20,13 +20,16 @@ from standfast.stream.record import Record
 from standfast.stream.session.task import Task
 from standfast.stream.topology.nodes import Partitioner, SinkNode
 from standfast.stream.topology.processor import Forward
+from standfast.stream.trace import Inject
 
 Drop = Callable[[str, str, str], None]  # node, reason, detail
 FIX = "give .to(...) or the step before it the right"
 
 
-def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop: Drop) -> Forward:
-    """The function that writes a record to the sink's topic."""
+def make_sink(
+    node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop: Drop, inject: Inject | None = None
+) -> Forward:
+    """The function that writes a record to the sink's topic. `inject` puts the current span into its headers."""
     topic, partitions = node.topic, partitions_of[node.topic]
     route = Route(f"sink {node.name!r}", topic, node.key, node.value, partitions, node.partitioner, FIX)
     # The topic may have fewer partitions than there are tasks.
@@ -43,7 +46,9 @@ def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop
         for partition in everywhere or (route.partition(key, value, raw_key, own),):
             task.send(topic, raw_key, raw_value, record.timestamp, partition=partition, headers=record.headers)
 
-    return write
+    if inject is None:
+        return write
+    return lambda record: write(record._replace(headers=inject(record.headers)))
 
 
 class Route:

@@ -39,7 +39,7 @@ def wire(
     # Children first, because a parent needs their calls.
     for node in reversed(topology.nodes):
         if isinstance(node, SinkNode):
-            forward = make_sink(node, services.task, partitions_of, services.drop)
+            forward = make_sink(node, services.task, partitions_of, services.drop, services.inject)
         elif isinstance(node, ProcessorNode):
             processor = node.make()
             context = Context(node.name, services, topology.connected[node.name], children[node.name])

@@ -121,6 +121,7 @@ LIBRARY_HOMES = {
     "sortedcontainers": ("store/buffer.py", "store/memory.py"),
     "msgpack": ("store/serde.py",),
     "msgspec": ("replication/shapes.py", "restore/files", "ops/sidecar/control"),
+    "opentelemetry": ("stream/tracing",),
     "xxhash": ("restore/digest.py",),
     "typing_extensions": ("store/specs.py",),  # for type checkers only, which bring it
 }

@@ -1,0 +1,1 @@
+"""Spans of an application's records, by OpenTelemetry."""
