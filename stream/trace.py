@@ -1,4 +1,4 @@
-"""The port of tracing: what a running task asks of it. One implementation: `standfast.stream.tracing.otel`.
+"""The port of tracing, as a running task uses it. One implementation: `standfast.stream.tracing.otel`.
 
     record ──> processing: span, parent from its headers ──> processors ──> sink ──> inject: the span into the headers
                                                                   └──> held result: the span is in its headers already

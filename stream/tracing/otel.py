@@ -192,7 +192,7 @@ class RestoreSpans(Listener):
 
 
 def injected(headers: Headers, here: Context | None) -> Headers:
-    """Headers with the span of a context, None: the current one, in place of what they said of it before."""
+    """Headers with the span of a context, None: the current one, in place of the one that they name."""
     carrier: dict[str, Any] = {}
     propagate.inject(carrier, here)
     if not carrier or not isinstance(headers, tuple | list):  # anything else is refused where it is sent

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -24,10 +25,11 @@ from standfast.replication.log import Record as LogRecord
 from standfast.store.clock import SystemClock
 from support.places import EXAMPLES
 
-NAMES = ("delay_board", "session_clicks", "word_count")
+NAMES = ("delay_board", "fraud_velocity", "session_clicks", "word_count")
 ON_KAFKA = ("external_consumer", "external_consumer_asyncio")  # tested in test_external_consumer_examples.py
 LINES = (25, 60)
 WAIT_S = 60
+DROPS = re.compile(r": dropped \((late_|process\): record of payments-)")  # what these programs feed on purpose
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 
@@ -148,6 +150,33 @@ def test_board_shows_delays_by_city_and_hour() -> None:
         assert board(2_000) == {("New York", 0): [12, 40], ("New York", 1): [3], ("Newark", 1): [9]}
 
 
+def test_card_is_blocked_by_a_burst_of_payments_and_freed_by_its_timer() -> None:
+    with sf.testing.Driver(program("fraud_velocity").build()) as driver:
+
+        def pay(card: str, second: int, payment: object = None) -> list[tuple[str, str]]:
+            driver.pipe("payments", card, payment or {"cents": 500}, second * 1_000)
+            return [(one.key, one.value) for one in driver.read("cards")]
+
+        assert [pay("ann", second) for second in (0, 20, 85)] == [[], [], []]  # at 85 the first burst is over
+        assert pay("ann", 60) == [("ann", "blocked after 4 payments")]  # late, and joins the two
+        assert pay("ann", 61) == []  # blocked already
+        for second in range(4):
+            assert pay("bob", second * 61) == []  # never within a minute
+        assert pay("bob", 99, {"card": 5}) == []
+        assert pay("bob", 99, b"{") == []
+        unusable = driver.read("unusable")
+        assert [dict(one.headers)["__streams.errors.exception"] for one in unusable] == [
+            b"KeyError",
+            b"JSONDecodeError",
+        ]
+        driver.advance_wall_clock(9_999)
+        driver.restart()
+        assert driver.read("cards") == []
+        driver.advance_wall_clock(1)
+        assert [(one.key, one.value) for one in driver.read("cards")] == [("ann", "free")]
+        assert pay("ann", 90) == [("ann", "blocked after 6 payments")]
+
+
 # --- as processes
 
 
@@ -162,7 +191,7 @@ def running(name: str, folder: Path) -> Iterator[Callable[[], str]]:
         printed, error = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, error
         lines = error.splitlines()
-        wrong = [line for line in lines if " INFO standfast: " not in line and ": dropped (late_" not in line]
+        wrong = [line for line in lines if " INFO standfast: " not in line and not DROPS.search(line)]
         assert wrong == []  # its life, and no sign of a failure
         assert lines[-1].endswith(" ended")
         return printed
@@ -238,6 +267,19 @@ def test_session_clicks_tells_no_visit_twice(tmp_path: Path) -> None:
     with running("session_clicks", tmp_path) as end:
         until(tmp_path, "visits", lambda records: len(records) > 3)
         assert end().splitlines() == ["eve: ['home'] in 0 minutes"]
+
+
+@pytest.mark.slow
+def test_fraud_velocity_frees_after_a_restart_what_it_has_blocked(tmp_path: Path) -> None:
+    printed = ""
+    for records in (1, 2):
+        with running("fraud_velocity", tmp_path) as end:
+            until(tmp_path, "cards", lambda found, records=records: len(found) >= records)
+            printed += end()
+    assert printed.splitlines() == ["ann: blocked after 4 payments", "ann: free"]
+    (letter,) = until(tmp_path, "unusable", lambda found: len(found) == 1)
+    assert (letter.key, letter.value) == (b"bob", b'{"cents":"-"}')
+    assert dict(letter.headers)["__streams.errors.exception"] == b"ValueError"
 
 
 @pytest.mark.slow
