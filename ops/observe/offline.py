@@ -18,26 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from standfast.ops.observe.reads import Part
-from standfast.ops.shared.run_file import find_app, owner_pid
+from standfast.ops.shared.run_file import find_app
 from standfast.replication.offsets import TaskId
-from standfast.restore.verify.at_rest import read_marker, rows_of
+from standfast.restore.verify.at_rest import cut_of, definitions_of, read_marker, rows_of
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.commit_record import (
-    CUT_KEY,
-    INGESTING_KEY,
-    STORES_KEY,
-    CommitRecord,
-    StoreTimes,
-    decode_ingesting,
-    decode_record,
-)
-from standfast.store.task.state_dir import MARKER, check_marker
+from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting
+from standfast.store.task.state_dir import MARKER, check_marker, owner_pid
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
-from standfast.store.types.segments import parse_family
+from standfast.store.types.segments import store_of_family
 
 MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
 
@@ -87,14 +79,12 @@ class OfflineStores:
 
     def __init__(self, task: OfflineTask, engine: RocksEngine) -> None:
         where = str(task.path)
-        raw_cut = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        raw_stores = engine.get(DEFAULT_FAMILY, STORES_KEY)
         # Imported files are durable at once and the position is not: such a store may hold rows of any offset.
         self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
         self.task = task
         self.engine = engine
-        self.cut = CommitRecord.decode(raw_cut, where) if raw_cut is not None else CommitRecord()
-        self.definitions: dict[str, Any] = decode_record(raw_stores, where) if raw_stores is not None else {}
+        self.cut = cut_of(engine, where)
+        self.definitions = definitions_of(engine, where)
 
     def part(self, name: str) -> Part:
         """A store, for reading. Raises UnknownStore, InvalidRequest for one in memory, NotReady during an import."""
@@ -122,7 +112,7 @@ class OfflineStores:
     def has_rows(self, name: str) -> bool:
         """Whether a store has at least one row."""
         for family in self.engine.families():
-            if _belongs(family, name):
+            if store_of_family(family) == name:
                 with self.engine.scan(family) as scan:
                     if next(iter(scan), None) is not None:
                         return True
@@ -149,7 +139,7 @@ class OfflineStores:
 
     def _store(self, name: str) -> dict[str, Any]:
         position = self.cut.positions.get(name)
-        families = [family for family in self.engine.families() if _belongs(family, name)]
+        families = [family for family in self.engine.families() if store_of_family(family) == name]
         sizes = [self.engine.statistics(family) for family in families]
         return {
             "store": name,
@@ -182,11 +172,6 @@ def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
     finally:
         for engine in engines:
             engine.close()
-
-
-def _belongs(family: str, store: str) -> bool:
-    parsed = parse_family(family)
-    return family == store if parsed is None else parsed[0] == store
 
 
 def tasks_of(app: str, path: Path) -> list[OfflineTask]:

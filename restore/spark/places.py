@@ -20,7 +20,6 @@ tasks). sha256 of every file of a manifest is checked before its use.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from standfast.restore.spark.task_files import open_fetched
 from standfast.restore.verify.at_rest import (
     MEMORY_BYTES,
     StoreAtRest,
+    cut_of,
     definitions_of,
     open_task,
     read_marker,
@@ -47,12 +47,12 @@ from standfast.restore.verify.at_rest import (
     view,
 )
 from standfast.restore.verify.import_tasks import link_files
-from standfast.store.engine import DEFAULT_FAMILY, Engine
+from standfast.store.engine import Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.definitions_file import STORES_FILE, parse
-from standfast.store.task.state_dir import MARKER
+from standfast.store.task.state_dir import MARKER, owner_pid
 from standfast.store.types.kinds import definition_spec
 
 PlaceKind = Literal["task", "manifest"]
@@ -253,8 +253,7 @@ def _at_once(place: Place) -> dict[str, Described] | None:
 
 def _of_database(place: Place, note: str) -> dict[str, Described]:
     with open_database(place, None) as engine:
-        raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        cut = CommitRecord.decode(raw, str(place)) if raw is not None else CommitRecord()
+        cut = cut_of(engine, str(place))
         return {
             name: Described(definition, cut.positions.get(name), cut.stores.get(name, StoreTimes()), note=note)
             for name, definition in definitions_of(engine, str(place)).items()
@@ -396,19 +395,9 @@ def _place(path: Path) -> Place:
 
 
 def _refuse_owned(path: Path) -> None:
-    try:
-        words = (path / "LOCK").read_text(encoding="ascii", errors="replace").split()
-    except OSError:
-        return
-    if len(words) != 2 or words[0] != "pid" or not words[1].isdigit():
-        return
-    try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return
-    except PermissionError:  # another user's process, which runs
-        pass
-    raise Held(
-        f"{path} is owned by pid {words[1]}, which is running: its files would change under Spark's tasks; stop it, "
-        "or read a checkpoint, a rebuilt folder or the changelog"
-    )
+    owner = owner_pid(path)
+    if owner is not None:
+        raise Held(
+            f"{path} is owned by pid {owner}, which is running: its files would change under Spark's tasks; stop it, "
+            "or read a checkpoint, a rebuilt folder or the changelog"
+        )

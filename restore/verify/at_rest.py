@@ -68,14 +68,19 @@ def definitions_of(engine: Engine, where: str) -> dict[str, Any]:
     return {} if raw is None else decode_record(raw, where)
 
 
+def cut_of(engine: Engine, where: str) -> CommitRecord:
+    """A task's commit record; an empty one before the first commit."""
+    raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
+    return CommitRecord() if raw is None else CommitRecord.decode(raw, where)
+
+
 def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
     """A store of an open task. Raises UnknownStore."""
     definitions = definitions_of(engine, where)
     if name not in definitions:
         known = ", ".join(sorted(definitions)) or "none"
         raise UnknownStore(f"{where} has no store {name!r}: it has {known}")
-    raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-    cut = CommitRecord.decode(raw, where) if raw is not None else CommitRecord()
+    cut = cut_of(engine, where)
     times = cut.stores.get(name, StoreTimes())
     spec = definition_spec(name, definitions[name])
     return StoreAtRest(view(engine, spec, times), definitions[name], cut.positions.get(name), times)

@@ -198,6 +198,28 @@ def kept_instance(state_path: Path) -> str:
     return found.decode()
 
 
+def owner_pid(state_path: Path) -> int | None:
+    """The live process that owns the state directory `<state_dir>/<app>`, by its lock; or None."""
+    try:
+        # Only read: an instance does not wait for this lock, so one that starts while a look holds it would end.
+        words = (state_path / "LOCK").read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return None
+    pid = int(words[1]) if len(words) == 2 and words[0] == "pid" and words[1].isdigit() else None
+    return pid if pid is not None and pid_alive(pid) else None
+
+
+def pid_alive(pid: int) -> bool:
+    """Whether a process of this id exists on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # a process of another user
+    return True
+
+
 def check_marker(directory: Path, app: str, task: str | None) -> bool:
     """Whether `directory` has our marker; InvalidRequest for another task's, a newer format, or unmarked data.
 
