@@ -1,9 +1,5 @@
 """State directories at rest: reads of a task's files without its owner.
 
-    DIR    <state_dir>            -> the application in it (by name if there are several)
-           <state_dir>/<app>      -> all its tasks
-           <state_dir>/<app>/0_3  -> that task
-
 Rules of this file: it opens read-only and changes nothing, so a live owner may keep running; rows that the owner has
 written since the files were opened are missing, and rows still in its write buffer always are. Store definitions come
 from the task's record; an application's own serdes are unknown here.
@@ -13,54 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from standfast.ops.observe.reads import Part
-from standfast.ops.shared.run_file import find_app
-from standfast.replication.offsets import TaskId
-from standfast.restore.verify.at_rest import cut_of, definitions_of, read_marker, rows_of
+from standfast.restore.verify.at_rest import MEMORY_BYTES, TaskAtRest, cut_of, definitions_of, rows_of, tasks_of
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting
-from standfast.store.task.state_dir import MARKER, check_marker, owner_pid
+from standfast.store.task.state_dir import check_marker
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
 from standfast.store.types.segments import store_of_family
-
-MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineTask:
-    """The directory of one task."""
-
-    app: str
-    task: TaskId
-    path: Path
-
-    @property
-    def owner_pid(self) -> int | None:
-        """The live process that owns the directory, or None."""
-        return owner_pid(self.path.parent)
-
-
-def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
-    """Tasks in a directory of any of the three levels. Raises InvalidRequest if it holds none."""
-    marked = read_marker(directory)
-    if marked is not None and marked.task is not None:
-        return [_task(marked.app, directory)]
-    path = find_app(directory, app)
-    found = read_marker(path)
-    if found is None:
-        raise InvalidRequest(f"{path} is not a state directory of standfast (it has no {MARKER} marker)")
-    tasks = tasks_of(found.app, path)
-    if not tasks:
-        raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
-    return tasks
 
 
 def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
@@ -77,7 +39,7 @@ def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
 class OfflineStores:
     """The stores of one task, open read-only."""
 
-    def __init__(self, task: OfflineTask, engine: RocksEngine) -> None:
+    def __init__(self, task: TaskAtRest, engine: RocksEngine) -> None:
         where = str(task.path)
         # Imported files are durable at once and the position is not: such a store may hold rows of any offset.
         self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
@@ -156,7 +118,7 @@ class OfflineStores:
 
 
 @contextmanager
-def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
+def open_tasks(tasks: list[TaskAtRest]) -> Iterator[list[OfflineStores]]:
     """Open the tasks' databases read-only; they are closed with the context."""
     shared = RocksShared(MEMORY_BYTES)
     engines: list[RocksEngine] = []
@@ -172,18 +134,3 @@ def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
     finally:
         for engine in engines:
             engine.close()
-
-
-def tasks_of(app: str, path: Path) -> list[OfflineTask]:
-    """Tasks in an application's directory; empty if the directory is absent."""
-    if not path.is_dir():
-        return []
-    tasks = [_task(app, child) for child in path.iterdir() if (child / MARKER).is_file()]
-    return sorted(tasks, key=lambda task: task.task)
-
-
-def _task(app: str, path: Path) -> OfflineTask:
-    try:
-        return OfflineTask(app, TaskId.parse(path.name), path)
-    except ValueError as error:
-        raise InvalidRequest(f"{path} does not have the name of a task, such as 0_3: rename it back") from error
