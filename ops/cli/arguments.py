@@ -158,7 +158,7 @@ def client_of(args: argparse.Namespace) -> Client:
 
 def state_path_of(args: argparse.Namespace) -> Path:
     """`<state_dir>/<app>` of the instance whose state directory the flags name."""
-    from standfast.ops.shared.run_file import find_app
+    from standfast.store.task.state_dir import find_app
 
     settings = settings_of(args)
     if settings.state_dir is None:

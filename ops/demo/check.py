@@ -32,8 +32,9 @@ from standfast.ops.demo.log import LogView
 from standfast.ops.demo.plain import plain_board
 from standfast.ops.demo.result import ColdRestore, Offsets, Verified
 from standfast.ops.demo.worker import state_dir
-from standfast.ops.observe.offline import OfflineStores, find_tasks, open_tasks
+from standfast.ops.observe.offline import OfflineStores, open_tasks
 from standfast.replication.log import Log
+from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.verify import verify_task
 from standfast.store.clock import Clock
 from standfast.stream.session.groups import all_task_ids

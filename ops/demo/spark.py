@@ -53,11 +53,11 @@ def run_spark(
 
 def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock, java: Java) -> SparkRun:
     from standfast.ops.cli.spark.pipeline import run_and_report
-    from standfast.ops.observe.offline import find_tasks
     from standfast.restore.spark.folder import Folder
     from standfast.restore.spark.pipeline import jobs_of_state
     from standfast.restore.spark.places import Place
     from standfast.restore.spark.session import SparkPlace, session
+    from standfast.restore.verify.at_rest import find_tasks
 
     state, began_ms = state_dir(folder, "b"), clock.monotonic_ms()
     places = [Place(one.app, one.task, str(one.path)) for one in find_tasks(state, settings.app)]

@@ -18,11 +18,12 @@ from typing import Any
 
 from standfast.ops.config.store_argument import StoreArgument, store_spec
 from standfast.ops.doctor.state import Kept
-from standfast.ops.observe.offline import OfflineStores, OfflineTask, open_tasks, tasks_of
+from standfast.ops.observe.offline import OfflineStores, open_tasks
 from standfast.replication.log import Log, LogSurvey, TopicPolicy
 from standfast.replication.topics.app_topics import CHANGELOG, app_topics
 from standfast.replication.topics.changelog import changelog_need
 from standfast.replication.topics.rules import Application, Changelog
+from standfast.restore.verify.at_rest import TaskAtRest, tasks_of
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.names import changelog_topic
 from standfast.store.task.commit_record import parse_source_key
@@ -120,7 +121,7 @@ def need_of(app: str, store: StoreArgument) -> Changelog:
     return replace(need, policy=replace(need.policy, retention_ms=0, min_compaction_lag_ms=0))
 
 
-def known_of(app: str, tasks: Iterable[OfflineTask]) -> Known:
+def known_of(app: str, tasks: Iterable[TaskAtRest]) -> Known:
     """The facts from the tasks' own records."""
     changelogs: dict[str, Changelog] = {}
     topics: dict[int, set[str]] = {}
@@ -163,6 +164,6 @@ def _need_of_definition(app: str, name: str, definition: dict[str, Any], group: 
     return need
 
 
-def app_tasks(state_dir: Path, app: str) -> list[OfflineTask]:
+def app_tasks(state_dir: Path, app: str) -> list[TaskAtRest]:
     """Tasks of an application below a state directory; may be empty."""
     return tasks_of(app, state_dir / app)

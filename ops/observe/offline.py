@@ -1,9 +1,5 @@
 """State directories at rest: reads of a task's files without its owner.
 
-    DIR    <state_dir>            -> the application in it (by name if there are several)
-           <state_dir>/<app>      -> all its tasks
-           <state_dir>/<app>/0_3  -> that task
-
 Rules of this file: it opens read-only and changes nothing, so a live owner may keep running; rows that the owner has
 written since the files were opened are missing, and rows still in its write buffer always are. Store definitions come
 from the task's record; an application's own serdes are unknown here.
@@ -13,62 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from standfast.ops.observe.reads import Part
-from standfast.ops.shared.run_file import find_app, owner_pid
-from standfast.replication.offsets import TaskId
-from standfast.restore.verify.at_rest import read_marker, rows_of
+from standfast.restore.verify.at_rest import MEMORY_BYTES, TaskAtRest, cut_of, definitions_of, rows_of, tasks_of
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.commit_record import (
-    CUT_KEY,
-    INGESTING_KEY,
-    STORES_KEY,
-    CommitRecord,
-    StoreTimes,
-    decode_ingesting,
-    decode_record,
-)
-from standfast.store.task.state_dir import MARKER, check_marker
+from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting
+from standfast.store.task.state_dir import check_marker
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
-from standfast.store.types.segments import parse_family
-
-MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineTask:
-    """The directory of one task."""
-
-    app: str
-    task: TaskId
-    path: Path
-
-    @property
-    def owner_pid(self) -> int | None:
-        """The live process that owns the directory, or None."""
-        return owner_pid(self.path.parent)
-
-
-def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
-    """Tasks in a directory of any of the three levels. Raises InvalidRequest if it holds none."""
-    marked = read_marker(directory)
-    if marked is not None and marked.task is not None:
-        return [_task(marked.app, directory)]
-    path = find_app(directory, app)
-    found = read_marker(path)
-    if found is None:
-        raise InvalidRequest(f"{path} is not a state directory of standfast (it has no {MARKER} marker)")
-    tasks = tasks_of(found.app, path)
-    if not tasks:
-        raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
-    return tasks
+from standfast.store.types.segments import store_of_family
 
 
 def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
@@ -85,16 +39,14 @@ def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
 class OfflineStores:
     """The stores of one task, open read-only."""
 
-    def __init__(self, task: OfflineTask, engine: RocksEngine) -> None:
+    def __init__(self, task: TaskAtRest, engine: RocksEngine) -> None:
         where = str(task.path)
-        raw_cut = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        raw_stores = engine.get(DEFAULT_FAMILY, STORES_KEY)
         # Imported files are durable at once and the position is not: such a store may hold rows of any offset.
         self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
         self.task = task
         self.engine = engine
-        self.cut = CommitRecord.decode(raw_cut, where) if raw_cut is not None else CommitRecord()
-        self.definitions: dict[str, Any] = decode_record(raw_stores, where) if raw_stores is not None else {}
+        self.cut = cut_of(engine, where)
+        self.definitions = definitions_of(engine, where)
 
     def part(self, name: str) -> Part:
         """A store, for reading. Raises UnknownStore, InvalidRequest for one in memory, NotReady during an import."""
@@ -122,7 +74,7 @@ class OfflineStores:
     def has_rows(self, name: str) -> bool:
         """Whether a store has at least one row."""
         for family in self.engine.families():
-            if _belongs(family, name):
+            if store_of_family(family) == name:
                 with self.engine.scan(family) as scan:
                     if next(iter(scan), None) is not None:
                         return True
@@ -149,7 +101,7 @@ class OfflineStores:
 
     def _store(self, name: str) -> dict[str, Any]:
         position = self.cut.positions.get(name)
-        families = [family for family in self.engine.families() if _belongs(family, name)]
+        families = [family for family in self.engine.families() if store_of_family(family) == name]
         sizes = [self.engine.statistics(family) for family in families]
         return {
             "store": name,
@@ -166,7 +118,7 @@ class OfflineStores:
 
 
 @contextmanager
-def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
+def open_tasks(tasks: list[TaskAtRest]) -> Iterator[list[OfflineStores]]:
     """Open the tasks' databases read-only; they are closed with the context."""
     shared = RocksShared(MEMORY_BYTES)
     engines: list[RocksEngine] = []
@@ -182,23 +134,3 @@ def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
     finally:
         for engine in engines:
             engine.close()
-
-
-def _belongs(family: str, store: str) -> bool:
-    parsed = parse_family(family)
-    return family == store if parsed is None else parsed[0] == store
-
-
-def tasks_of(app: str, path: Path) -> list[OfflineTask]:
-    """Tasks in an application's directory; empty if the directory is absent."""
-    if not path.is_dir():
-        return []
-    tasks = [_task(app, child) for child in path.iterdir() if (child / MARKER).is_file()]
-    return sorted(tasks, key=lambda task: task.task)
-
-
-def _task(app: str, path: Path) -> OfflineTask:
-    try:
-        return OfflineTask(app, TaskId.parse(path.name), path)
-    except ValueError as error:
-        raise InvalidRequest(f"{path} does not have the name of a task, such as 0_3: rename it back") from error

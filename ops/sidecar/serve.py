@@ -37,7 +37,7 @@ from standfast.ops.observe.status_merge import added
 from standfast.ops.page.page import OpsPage
 from standfast.ops.page.peek import Looked, look
 from standfast.ops.shared.log_lines import configure
-from standfast.ops.shared.run_file import RunInfo, pid_alive, remove_run_file, write_run_file
+from standfast.ops.shared.run_file import RunInfo, remove_run_file, write_run_file
 from standfast.ops.shared.serve_files import RunDir, listen_tcp
 from standfast.ops.shared.text import dumps
 from standfast.ops.sidecar.control.answers import PROTOCOL, Answers
@@ -55,7 +55,7 @@ from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_a
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
 from standfast.store.log import as_event, logger
-from standfast.store.task.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir, pid_alive
 
 # A worker of a killed server ends by its pidfd and holds the inherited lock until then.
 LOCK_WAIT_MS = 10_000

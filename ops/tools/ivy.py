@@ -1,19 +1,34 @@
 """Fetches jars by Ivy, which pyspark contains: for machines with Java and pyspark but no Maven.
 
+A fetched Java has its own list of authorities, without those that the machine's owner added (a company's proxy); Python
+knows them, so Ivy gets the certificates that Python trusts, as a Java key store. Its format is JKS version
+2, all numbers big-endian:
+
+    FEEDFEED | 2 | count | per certificate: 2 | alias | created ms (8 bytes) | "X.509" | length | DER | SHA-1
+    the SHA-1 is of: password in UTF-16BE | "Mighty Aphrodite" | all bytes before it
+
 Rules of this file: Ivy copies exactly the listed jars, by its built-in settings; its own cache lies in the folder of
-the fetch and goes with it, so that nothing is left in the user's home.
+the fetch and goes with it, so that nothing is left in the user's home. The store has public certificates only, so its
+password protects nothing and is the customary one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import ssl
+import struct
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from standfast.ops.tools.fetch_tool import run_tool
 from standfast.ops.tools.java import Java
-from standfast.ops.tools.java_trust import PASSWORD, key_store, trusted_certificates
 from standfast.store.errors import Unavailable
 
+PASSWORD = "changeit"  # noqa: S105  of a store without secrets
+TRUSTED_CERTIFICATE = 2
+EXTRA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 NAMES = "[artifact]-[revision](-[classifier]).[ext]"
 
 
@@ -67,3 +82,32 @@ def _trust(java: Java, folder: Path) -> list[str]:
     store = folder / "trust.jks"
     store.write_bytes(key_store(certificates))
     return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={PASSWORD}"]
+
+
+def trusted_certificates() -> list[bytes]:
+    """DER of every authority that Python trusts here, including those named in the environment; may be []."""
+    context = ssl.create_default_context()
+    for name in EXTRA_VARIABLES:
+        if path := os.environ.get(name):
+            try:
+                context.load_verify_locations(path)
+            except (OSError, ssl.SSLError):
+                continue  # Python's clients cannot use this path either, and report it better
+    return context.get_ca_certs(binary_form=True)
+
+
+def key_store(certificates: Sequence[bytes]) -> bytes:
+    """The key store with these certificates."""
+    parts = [struct.pack(">III", 0xFEEDFEED, 2, len(certificates))]
+    for number, der in enumerate(certificates):
+        parts += [struct.pack(">I", TRUSTED_CERTIFICATE), _text(f"authority-{number}"), struct.pack(">Q", 0)]
+        parts += [_text("X.509"), struct.pack(">I", len(der)), der]
+    content = b"".join(parts)
+    # JKS's checksum against changes; Java refuses a store without it once a password is given.
+    salted = PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + content
+    return content + hashlib.sha1(salted, usedforsecurity=False).digest()
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode("ascii")
+    return struct.pack(">H", len(raw)) + raw

@@ -20,7 +20,6 @@ tasks). sha256 of every file of a manifest is checked before its use.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,19 +39,19 @@ from standfast.restore.spark.task_files import open_fetched
 from standfast.restore.verify.at_rest import (
     MEMORY_BYTES,
     StoreAtRest,
+    cut_of,
     definitions_of,
+    find_tasks,
     open_task,
-    read_marker,
     store_of,
     view,
 )
 from standfast.restore.verify.import_tasks import link_files
-from standfast.store.engine import DEFAULT_FAMILY, Engine
+from standfast.store.engine import Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.definitions_file import STORES_FILE, parse
-from standfast.store.task.state_dir import MARKER
 from standfast.store.types.kinds import definition_spec
 
 PlaceKind = Literal["task", "manifest"]
@@ -253,8 +252,7 @@ def _at_once(place: Place) -> dict[str, Described] | None:
 
 def _of_database(place: Place, note: str) -> dict[str, Described]:
     with open_database(place, None) as engine:
-        raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        cut = CommitRecord.decode(raw, str(place)) if raw is not None else CommitRecord()
+        cut = cut_of(engine, str(place))
         return {
             name: Described(definition, cut.positions.get(name), cut.stores.get(name, StoreTimes()), note=note)
             for name, definition in definitions_of(engine, str(place)).items()
@@ -330,18 +328,14 @@ def places_at(address: str, app: str | None) -> list[Place]:
     root = folder.local
     if not root.is_dir():
         raise InvalidRequest(f"{root} does not exist: name a state directory, or a folder with a manifest")
-    marked = read_marker(root)
-    if marked is not None and marked.task:
-        found = [_place(root)]
-    else:
-        path = root if marked is not None else _application(root, app)
-        # Names with a dot are folders at work, such as those of an import.
-        found = [_place(one) for one in path.iterdir() if not one.name.startswith(".") and (one / MARKER).is_file()]
-    if not found:
-        raise InvalidRequest(f"{root} holds no task: no partition was ever assigned here, or all stores are in memory")
-    for place in found:
-        _refuse_owned(Path(place.address).parent)  # the lock is the application's, beside its tasks
-    return sorted(found, key=lambda place: place.task)
+    tasks = find_tasks(root, app)
+    owner = tasks[0].owner_pid
+    if owner is not None:
+        raise Held(
+            f"{tasks[0].path.parent} is owned by pid {owner}, which is running: its files would change under Spark's "
+            "tasks; stop it, or read a checkpoint, a rebuilt folder or the changelog"
+        )
+    return [Place(one.app, one.task, str(one.path)) for one in tasks]
 
 
 def find_store(address: str, app: str | None, name: str | None) -> Stored:
@@ -377,38 +371,3 @@ def chosen(places: Sequence[Place], partitions: Sequence[int] | None) -> list[Pl
             f"there are partitions {', '.join(map(str, sorted(held)))}, not {', '.join(map(str, missing))}"
         )
     return [place for place in places if partitions is None or place.task.partition in partitions]
-
-
-def _application(root: Path, app: str | None) -> Path:
-    names = sorted(one.name for one in root.iterdir() if (one / MARKER).is_file() and not one.name.startswith("."))
-    if app is None and len(names) == 1:
-        app = names[0]
-    if app is None or app not in names:
-        have = ", ".join(names) or "none"
-        what = f"no application {app!r}" if app is not None else "no single application"
-        raise InvalidRequest(f'{root} holds {what}: it has {have}; name one with option("app", ...)')
-    return root / app
-
-
-def _place(path: Path) -> Place:
-    marked = read_marker(path)
-    return Place("" if marked is None else marked.app, TaskId.parse(path.name), str(path))
-
-
-def _refuse_owned(path: Path) -> None:
-    try:
-        words = (path / "LOCK").read_text(encoding="ascii", errors="replace").split()
-    except OSError:
-        return
-    if len(words) != 2 or words[0] != "pid" or not words[1].isdigit():
-        return
-    try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return
-    except PermissionError:  # another user's process, which runs
-        pass
-    raise Held(
-        f"{path} is owned by pid {words[1]}, which is running: its files would change under Spark's tasks; stop it, "
-        "or read a checkpoint, a rebuilt folder or the changelog"
-    )

@@ -2,6 +2,10 @@
 
     task directory or checkpoint    standfast's marker, a RocksDB      position and times from the commit record
 
+    find_tasks(DIR)    <state_dir>            -> the application in it (by name if there are several)
+                       <state_dir>/<app>      -> all its tasks
+                       <state_dir>/<app>/0_3  -> that task
+
 Rules of this file: it changes no file of the directory. It serves jobs that read one store of one partition; tasks of a
 live instance are in `standfast.stream`.
 """
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from standfast.replication.offsets import TaskId
 from standfast.replication.shapes import Shape, read
 from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
@@ -22,11 +27,11 @@ from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord, Position, StoreTimes, decode_record
-from standfast.store.task.state_dir import MARKER
+from standfast.store.task.state_dir import MARKER, find_app, owner_pid
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
 
-MEMORY_BYTES = 64 << 20
+MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
 
 
 class Marker(Shape, frozen=True, forbid_unknown_fields=False):  # a later version may add fields
@@ -62,10 +67,60 @@ def read_marker(directory: Path) -> Marker | None:
         raise InvalidRequest(f"{directory / MARKER} is not readable ({error}): restore it") from error
 
 
+@dataclass(frozen=True, slots=True)
+class TaskAtRest:
+    """The directory of one task."""
+
+    app: str
+    task: TaskId
+    path: Path
+
+    @property
+    def owner_pid(self) -> int | None:
+        """The live process that owns the directory, or None."""
+        return owner_pid(self.path.parent)
+
+
+def find_tasks(directory: Path, app: str | None) -> list[TaskAtRest]:
+    """Tasks in a directory of any of the three levels. Raises InvalidRequest if it holds none."""
+    marked = read_marker(directory)
+    if marked is not None and marked.task is not None:
+        return [_task(marked.app, directory)]
+    path = directory if marked is not None and app in (None, marked.app) else find_app(directory, app)
+    found = read_marker(path)
+    if found is None:
+        raise InvalidRequest(f"{path} is not a state directory of standfast (it has no {MARKER} marker)")
+    tasks = tasks_of(found.app, path)
+    if not tasks:
+        raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
+    return tasks
+
+
+def tasks_of(app: str, path: Path) -> list[TaskAtRest]:
+    """Tasks in an application's directory; empty if the directory is absent."""
+    if not path.is_dir():
+        return []
+    tasks = [_task(app, child) for child in path.iterdir() if (child / MARKER).is_file()]
+    return sorted(tasks, key=lambda task: task.task)
+
+
+def _task(app: str, path: Path) -> TaskAtRest:
+    try:
+        return TaskAtRest(app, TaskId.parse(path.name), path)
+    except ValueError as error:
+        raise InvalidRequest(f"{path} does not have the name of a task, such as 0_3: rename it back") from error
+
+
 def definitions_of(engine: Engine, where: str) -> dict[str, Any]:
     """Definitions of a task's stores, by name, from its commit record."""
     raw = engine.get(DEFAULT_FAMILY, STORES_KEY)
     return {} if raw is None else decode_record(raw, where)
+
+
+def cut_of(engine: Engine, where: str) -> CommitRecord:
+    """A task's commit record; an empty one before the first commit."""
+    raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
+    return CommitRecord() if raw is None else CommitRecord.decode(raw, where)
 
 
 def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
@@ -74,8 +129,7 @@ def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
     if name not in definitions:
         known = ", ".join(sorted(definitions)) or "none"
         raise UnknownStore(f"{where} has no store {name!r}: it has {known}")
-    raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-    cut = CommitRecord.decode(raw, where) if raw is not None else CommitRecord()
+    cut = cut_of(engine, where)
     times = cut.stores.get(name, StoreTimes())
     spec = definition_spec(name, definitions[name])
     return StoreAtRest(view(engine, spec, times), definitions[name], cut.positions.get(name), times)

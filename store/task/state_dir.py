@@ -198,6 +198,62 @@ def kept_instance(state_path: Path) -> str:
     return found.decode()
 
 
+def find_app(state_dir: Path, app: str | None) -> Path:
+    """`<state_dir>/<app>`; the name is optional where there is only one. Raises InvalidRequest."""
+    if app is not None:
+        check_name("application", app)
+        path = state_dir / app
+        if not path.is_dir():
+            raise InvalidRequest(f"application {app!r} has no state in {state_dir}, which holds {_listed(state_dir)}")
+        return path
+    if not state_dir.is_dir():
+        if state_dir.exists():
+            raise InvalidRequest(f"{state_dir} is not a directory: name the application's state directory")
+        raise InvalidRequest(f"state directory {state_dir} does not exist: name the application's state directory")
+    if (state_dir / MARKER).is_file():
+        return state_dir  # already the application's own directory
+    apps = app_names(state_dir)
+    if len(apps) != 1:
+        raise InvalidRequest(
+            f"{state_dir} holds {_listed(state_dir)}: choose one application with --app NAME (option app in Spark)"
+        )
+    return state_dir / apps[0]
+
+
+def app_names(state_dir: Path) -> list[str]:
+    """Applications with state in this directory."""
+    if not state_dir.is_dir():
+        return []
+    return sorted(path.name for path in state_dir.iterdir() if (path / MARKER).is_file())
+
+
+def _listed(state_dir: Path) -> str:
+    names = app_names(state_dir)
+    return f"the applications {', '.join(names)}" if names else "no application"
+
+
+def owner_pid(state_path: Path) -> int | None:
+    """The live process that owns the state directory `<state_dir>/<app>`, by its lock; or None."""
+    try:
+        # Only read: an instance does not wait for this lock, so one that starts while a look holds it would end.
+        words = (state_path / "LOCK").read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return None
+    pid = int(words[1]) if len(words) == 2 and words[0] == "pid" and words[1].isdigit() else None
+    return pid if pid is not None and pid_alive(pid) else None
+
+
+def pid_alive(pid: int) -> bool:
+    """Whether a process of this id exists on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # a process of another user
+    return True
+
+
 def check_marker(directory: Path, app: str, task: str | None) -> bool:
     """Whether `directory` has our marker; InvalidRequest for another task's, a newer format, or unmarked data.
 

@@ -21,10 +21,11 @@ from standfast.ops.cli.spark_arguments import add_at_once, add_spark, add_splitt
 from standfast.ops.shared.exit_codes import INCONCLUSIVE, NEGATIVE, OK
 
 if TYPE_CHECKING:
-    from standfast.ops.observe.offline import OfflineStores, OfflineTask
+    from standfast.ops.observe.offline import OfflineStores
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
     from standfast.restore.compare import Found, RowSide
+    from standfast.restore.verify.at_rest import TaskAtRest
     from standfast.restore.verify.verify import StoreVerdict
     from standfast.store.task.task_stores import AnyStore
 
@@ -196,8 +197,8 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
             out.note(f"{one.store}, partition {one.task.partition}: more rows differ than these: raise --limit")
 
 
-def _tasks(args: argparse.Namespace) -> list[OfflineTask]:
-    from standfast.ops.observe.offline import find_tasks
+def _tasks(args: argparse.Namespace) -> list[TaskAtRest]:
+    from standfast.restore.verify.at_rest import find_tasks
     from standfast.store.errors import InvalidRequest
 
     settings = settings_of(args)

@@ -168,7 +168,7 @@ def places_of(args: argparse.Namespace) -> list[Place]:
         )
     from pathlib import Path
 
-    from standfast.ops.observe.offline import find_tasks
+    from standfast.restore.verify.at_rest import find_tasks
 
     tasks = find_tasks(Path(settings.state_dir), settings.app)
     owned = next((task for task in tasks if task.owner_pid is not None), None)

@@ -144,9 +144,10 @@ def _flags_for(args: argparse.Namespace, refusal: Json) -> str:
 
 
 def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -> Json:
-    from standfast.ops.observe.offline import find_tasks, open_tasks
+    from standfast.ops.observe.offline import open_tasks
     from standfast.ops.observe.reads import document, read
     from standfast.ops.shared.error_codes import NotFound
+    from standfast.restore.verify.at_rest import find_tasks
     from standfast.store.errors import InvalidRequest
 
     tasks = find_tasks(args.offline, args.app)

@@ -14,8 +14,8 @@ from standfast.ops.cli.arguments import client_of, owned, prints, state_path_of
 from standfast.ops.shared.exit_codes import NEGATIVE
 
 if TYPE_CHECKING:
-    from standfast.ops.observe.offline import OfflineTask
     from standfast.ops.shared.output import Output
+    from standfast.restore.verify.at_rest import TaskAtRest
 
 Json: TypeAlias = dict[str, Any]
 OLD_MS = 2_000  # figures of the log above this age are marked as old
@@ -189,8 +189,8 @@ def _offsets(sources: dict[str, int]) -> str:
 
 def _running_status(args: argparse.Namespace, out: Output) -> Json:
     """The status of the instance, or of its files if it has no HTTP server: App.run() opens none by itself."""
-    from standfast.ops.observe.offline import tasks_of
     from standfast.ops.shared.run_file import owner_without_server
+    from standfast.restore.verify.at_rest import tasks_of
     from standfast.store.task.state_dir import kept_instance
 
     # Not for lags, since the ends of changelogs are in no file.
@@ -205,13 +205,13 @@ def _running_status(args: argparse.Namespace, out: Output) -> Json:
 
 
 def _offline_status(args: argparse.Namespace) -> Json:
-    from standfast.ops.observe.offline import find_tasks
+    from standfast.restore.verify.at_rest import find_tasks
 
     tasks = find_tasks(args.offline, args.app)
     return _status_of_files(tasks[0].app, tasks, tasks[0].owner_pid, "")
 
 
-def _status_of_files(app: str, tasks: list[OfflineTask], owner: int | None, instance: str) -> Json:
+def _status_of_files(app: str, tasks: list[TaskAtRest], owner: int | None, instance: str) -> Json:
     from standfast.ops.observe.offline import open_tasks
     from standfast.ops.observe.status import STATUS_SCHEMA
 

@@ -2,10 +2,12 @@
 
     want(active, standby) ──> Hold, once a change            poll() ──> its tasks now, None while it is starting
     died ──> all its tasks count as closed; after a pause that doubles up to RESTART_MS_MAX: a new one
+    Reads.ask(path, query) ──> ReadRows ──> worker: Reader (reader.py)
+               future      <── Rows     <──
 
 Rules of this file: used by one thread. No call waits, but for `close`. The process itself is a `ChildProcess`, to
 which the handle of the state directory's lock is lent, so that no process opens a task that a worker of a dead server
-still has.
+still has. Open reads are bounded, so that a pipe to a worker never fills, and not logged: paths hold keys.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from standfast.ops.shared.error_codes import LIMIT, TOO_LARGE, Refused
 from standfast.ops.sidecar.worker.moves import Holding
 from standfast.ops.sidecar.worker.protocol import (
     Failed,
     Hold,
     Open,
+    ReadRows,
     Report,
     Rows,
     State,
@@ -26,7 +30,6 @@ from standfast.ops.sidecar.worker.protocol import (
     order_line,
     parse_report,
 )
-from standfast.ops.sidecar.worker.reads import Reads
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
@@ -37,6 +40,10 @@ RESTART_MS_MAX = 2_000  # tasks that it is to restore wait for it, and are to op
 CLOSE_MS = 10_000
 SILENT_MS = 8_000  # the worker reports every second that it lives
 START_MS = 60_000  # until its first report: that needs a second of processor time, which a busy machine gives late
+
+# The control thread writes the requests, and must not wait for a pipe.
+ASKED_MAX = 16
+ASKED_BYTES_MAX = 24 << 10  # below the size of a pipe's buffer, however they are escaped
 
 
 class StandbyWorker:
@@ -179,3 +186,37 @@ class StandbyWorker:
         self._reads.lose()
         self.status = None
         self.restarts += 1
+
+
+class Reads:
+    """Requests to one worker that it has not answered. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[Future[Rows], int]] = {}
+        self._last = 0
+
+    def ask(self, path: str, query: str) -> tuple[ReadRows, Future[Rows]]:
+        """Add a request. Raises Refused: TOO_LARGE, LIMIT."""
+        size = len(path) + len(query)
+        if size > ASKED_BYTES_MAX:
+            raise Refused(TOO_LARGE, f"a request for rows of a standby has {ASKED_BYTES_MAX} bytes at most")
+        if len(self._asked) >= ASKED_MAX or size + sum(one for _, one in self._asked.values()) > ASKED_BYTES_MAX:
+            raise Refused(LIMIT, f"the standby worker has {len(self._asked)} other requests: ask again")
+        self._last += 1
+        future: Future[Rows] = Future()
+        self._asked[self._last] = future, size
+        return ReadRows(self._last, path, query), future
+
+    def answer(self, rows: Rows) -> None:
+        """Pass the worker's answer on."""
+        # The request may have timed out meanwhile.
+        future, _ = self._asked.pop(rows.id, (None, 0))
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(rows)
+
+    def lose(self) -> None:
+        """Fail all open requests: the worker is gone, and its answers with it."""
+        asked, self._asked = self._asked, {}
+        for future, _ in asked.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Unavailable("the standby worker ended: ask again"))

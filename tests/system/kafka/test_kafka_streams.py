@@ -25,11 +25,12 @@ import pytest
 import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.client.client import Client, store_path
-from standfast.ops.observe.offline import find_tasks, open_tasks
+from standfast.ops.observe.offline import open_tasks
 from standfast.ops.tools.java import ensure_java
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Headers, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.restore.verify.at_rest import find_tasks
 from support.java import WAIT_S, JavaApp, compiled
 from support.streams import (
     NOW_MS,

@@ -13,8 +13,8 @@ import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.client.connect import SidecarClient
 from standfast.ops.shared.error_codes import LIMIT, TOO_LARGE, Refused
+from standfast.ops.sidecar.worker.process import ASKED_BYTES_MAX, ASKED_MAX, Reads
 from standfast.ops.sidecar.worker.protocol import Rows, order_line, parse_order, parse_report, report_line
-from standfast.ops.sidecar.worker.reads import ASKED_BYTES_MAX, ASKED_MAX, Reads
 from standfast.store.errors import Unavailable
 from support.groups import costly
 from support.serve import Sidecar, Sidecars, wait_for

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from standfast.ops.cli.command_line import main
-from standfast.ops.observe.offline import find_tasks
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
@@ -32,6 +31,7 @@ from standfast.restore.spark.places import Place
 from standfast.restore.spark.rebuild import Rebuilt, orphans, rebuild
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
 from standfast.restore.spark_table.source import StandfastSource
+from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.import_tasks import import_tasks
 from standfast.restore.verify.preflight import preflight
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore

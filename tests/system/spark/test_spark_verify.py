@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from standfast.ops.cli.command_line import main
 from standfast.ops.cli.spark.verify_spark import run_verify_spark
-from standfast.ops.observe.offline import find_tasks, open_tasks
+from standfast.ops.observe.offline import open_tasks
 from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
@@ -28,6 +28,7 @@ from standfast.restore.spark.places import Place, manifest_places, remote_places
 from standfast.restore.spark.rebuild import rebuild
 from standfast.restore.spark.report import DIFFERENCES, PAGE, SUMMARY, write_report
 from standfast.restore.spark.verify import Verified, plan_verify, stored_stores, verify_store
+from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.preflight import preflight
 from standfast.restore.verify.verify import StoreVerdict, verify_task
 from standfast.store import window_key

@@ -18,8 +18,8 @@ from standfast.ops.tools.broker import Broker
 from standfast.ops.tools.broker_state import STATE_FILE
 from standfast.ops.tools.cache import VARIABLE, cache_dir, fetching, put_in_place
 from standfast.ops.tools.fetch_tool import Package, install_package
+from standfast.ops.tools.ivy import PASSWORD, key_store, trusted_certificates
 from standfast.ops.tools.java import Java, ensure_java, find_java, java_major
-from standfast.ops.tools.java_trust import PASSWORD, key_store, trusted_certificates
 from standfast.ops.tools.kafka_probe import live_nodes
 from standfast.store.errors import Corruption, InternalError, Unavailable
 from support.groups import costly

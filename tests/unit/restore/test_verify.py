@@ -16,9 +16,10 @@ import pytest
 
 import standfast as sf
 from standfast.ops.cli.command_line import main
-from standfast.ops.observe.offline import find_tasks, open_tasks
+from standfast.ops.observe.offline import open_tasks
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import row_hash
+from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.types.kinds import open_store
