@@ -130,6 +130,9 @@ class Source:
         object.__setattr__(made, "_arguments", (args, kwargs))
         return made
 
+    def __init__(self) -> None:
+        """No arguments; without this, object's own would ignore those that a subclass does not take."""
+
     def run(self, context: SourceContext) -> None:
         """Collect records from `context.position` on, in a thread of this source alone.
 

@@ -168,8 +168,11 @@ class App:
     ) -> Callable[[P], P]:
         """Class decorator: the processor reads this topic; used several times, it reads several topics.
 
-        A source of one's own, `@app.source(MySource(), name="...")`, has a task for each of its `partitions` (1), and
-        its position is committed under its name. Its serdes write dead letters and records that change their key.
+        name        of a source of one's own, as in `@app.source(MySource(), name="lines")`: keeps its position; a topic
+                    has none
+        partitions  of a source of one's own: it has a task for each; None: 1
+
+        The serdes of a source of one's own write its dead letters, and its records where they change tasks.
         """
         settings = self._source_settings(key, value, options)
 
@@ -225,7 +228,11 @@ class App:
         partitions: int | None = None,
         **options: Unpack[SourceOptions],
     ) -> Stream:
-        """A topic, or a source of one's own (with its name), as a stream of records.
+        """A topic, or a source of one's own, as a stream of records.
+
+        name        of a source of one's own, as in `app.stream(MySource(), name="lines")`: keeps its position; a topic
+                    has none
+        partitions  of a source of one's own: it has a task for each; None: 1
 
         With several partitions a source of one's own may collect a key in any of them, so that a step which needs
         equal keys together puts a repartition topic before itself.

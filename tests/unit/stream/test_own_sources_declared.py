@@ -52,6 +52,15 @@ def test_each_run_has_an_object_of_its_own_made_with_the_same_arguments() -> Non
     assert (other.path, other.seen is given.seen, other.running is given.running) == ("a", True, False)
 
 
+def test_argument_that_no_init_takes_is_refused() -> None:
+    class Plain(sf.Source):
+        def run(self, context: sf.SourceContext) -> None: ...
+
+    wrong: Any = Plain
+    with pytest.raises(TypeError, match="positional argument"):
+        wrong("a")
+
+
 def test_dataclass_is_a_source_too() -> None:
     @dataclasses.dataclass(frozen=True)
     class Frozen(sf.Source):
@@ -168,6 +177,36 @@ def test_source_grows_and_does_not_shrink(bench: Bench) -> None:
     with pytest.raises(sf.BadConfig, match=r"source 'n' has partitions=2, but had 3, .* give partitions=3, or"):
         assemble(made(2).builder, bench.log.admin, bench.address)
     assert count() == 3
+
+
+def test_tasks_of_new_partitions_run_and_the_others_go_on(bench: Bench) -> None:
+    stores = [sf.KeyValueStore("seen", TEXT, INT)]
+
+    class Keep(sf.Processor):
+        stores = ("seen",)
+
+        def init(self, context: sf.Context) -> None:
+            self.seen = context.store("seen")
+
+        def process(self, record: sf.Record) -> None:
+            self.seen.put(record.key, record.value)
+
+    class Own(sf.Source):
+        def run(self, context: sf.SourceContext) -> None:
+            for number in range(context.position, 3):
+                context.collect(record(f"p{context.partition}-{number}", number, 1), number + 1)
+
+    for partitions, fresh in ((1, 3), (3, 6)):
+
+        def make(app: sf.App, partitions: int = partitions) -> None:
+            app.source(Own(), name="n", value=INT, partitions=partitions)(Keep)
+
+        running = Running(bench, make, stores=stores)
+        until(lambda now=running, count=fresh: now.loop.records_total == count, running.loop.poll_once)  # type: ignore[misc]
+        running.commit()
+        found = [len(running.rows("seen", number)) for number in range(partitions)]
+        running.close()
+        assert found == [3] * partitions
 
 
 def test_position_of_a_source_that_is_gone_is_reported(bench: Bench) -> None:
