@@ -15,13 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from standfast.replication.log import Record
+from standfast.store.serde import beyond_record
 from standfast.store.specs import StoreSpec
 
 
 def as_logged(spec: StoreSpec, records: Sequence[Record]) -> list[Record]:
-    """The records that the store can hold, in order, with the bytes of its own puts. A None value deletes."""
-    read_key, write_key = spec.key.deserialize, spec.key.serialize
-    read_value, write_value = spec.value.deserialize, spec.value.serialize
+    """The records that the store can hold, in order, with the bytes of its own puts. A None value deletes.
+
+    Raises the error of a serde that is `beyond_record`, such as Unavailable of a schema registry.
+    """
+    topic = spec.changelog_of("")  # the source topic: it is the same for every application
+    key_serde, value_serde = spec.key.of_topic(topic, "key"), spec.value.of_topic(topic, "value")
+    read_key, write_key = key_serde.deserialize, key_serde.serialize
+    read_value, write_value = value_serde.deserialize, value_serde.serialize
     found: list[Record] = []
     for record in records:
         raw_key, raw_value = record.key, record.value
@@ -33,8 +39,10 @@ def as_logged(spec: StoreSpec, records: Sequence[Record]) -> list[Record]:
             if key is None:
                 continue  # a row needs a key: put refuses it
             new_key, new_value = write_key(key), None if value is None else write_value(value)
-        except Exception:  # noqa: BLE001, S112 - any error of a serde: put would have raised it; the caller counts
-            continue
+        except Exception as error:
+            if (beyond := beyond_record(error, f"store {spec.name!r}: record {record.offset} of {topic}")) is not None:
+                raise beyond from error  # the active waits for it too, and keeps the record
+            continue  # any other error of a serde: put would have raised it; the caller counts
         found.append(
             record if (new_key, new_value) == (raw_key, raw_value) else record._replace(key=new_key, value=new_value)
         )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from standfast.replication.log import Outgoing, TopicPolicy
     from standfast.replication.offsets import TopicPartition
     from standfast.replication.tail.open_log import open_log
-    from standfast.store import serde
     from standfast.store.errors import (
         Backpressure,
         BadConfig,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
         Windowed,
     )
     from standfast.store.rows import StoreIterator
+    from standfast.store.schema import serde
     from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
     from standfast.store.types.keyvalue import KeyValueState
     from standfast.store.types.session import SessionState
@@ -163,7 +163,7 @@ _HOMES = {
     "SessionStore": "standfast.store.specs:SessionStore",
     "VersionedStore": "standfast.store.specs:VersionedStore",
     "StoreSpec": "standfast.store.specs:StoreSpec",
-    "serde": "standfast.store.serde",
+    "serde": "standfast.store.schema.serde",
     "KeyValueState": "standfast.store.types.keyvalue:KeyValueState",
     "WindowState": "standfast.store.types.window:WindowState",
     "SessionState": "standfast.store.types.session:SessionState",

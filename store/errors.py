@@ -7,7 +7,7 @@
       NotReady            all is well, ask again later
         Backpressure        the write buffer is full: commit, then write again
         DiskFull            too little space is free: free some, then write or commit again
-      Unavailable         retry the operation (log or file system did not answer)
+      Unavailable         retry the operation (log, file system or schema registry did not answer)
         Held                another process holds the directory or the task
         CommitUnknown       a commit may have happened: read the source offsets before anything is sent again
       StateLost           local state does not fit the log: reinitialise
@@ -30,12 +30,14 @@ class StandfastError(Exception):
 
     `sources` are the partitions (topic, number) that the error of a log's reader is about; empty for no partition in
     particular. `in_doubt`: a write or commit failed of which the log may have some or all. `unwritten`: the write was
-    given up before its first byte, so the log has nothing of it.
+    given up before its first byte, so the log has nothing of it. `beyond_record`: every record would meet it, such as a
+    refused login or schema, so that no `on_error` may leave the record out.
     """
 
     sources: tuple[tuple[str, int], ...] = ()
     in_doubt = False
     unwritten = False
+    beyond_record = False
 
 
 class InvalidRequest(StandfastError):
@@ -72,7 +74,10 @@ class DiskFull(NotReady):
 
 
 class Unavailable(StandfastError):
-    """The log or the file system did not answer. Retry."""
+    """The log, the file system or a schema registry did not answer. Retry. `service` names which."""
+
+    service = "the log"
+    beyond_record = True  # the next record would not get an answer either
 
 
 class Held(Unavailable):

@@ -8,9 +8,12 @@
     msgpack   bytes and str kept apart, only plain types
     pair(name, serialize, deserialize)               your own two functions
 
+A serde may depend on the topic of its bytes, as those of a schema registry do: each reader and writer takes
+`serde.of_topic(topic, part)`. The topic of a store's bytes is its changelog.
+
 Rules of this file: a serde is a name and two functions; bytes of a value always read back as that value. No serde
 here executes its input. The functions raise plain errors, which the stores turn into `serde_error(...)`, so that a
-call that succeeds costs nothing more.
+call that succeeds costs nothing more. An error that is `beyond_record` is not the record's fault and keeps its class.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 import msgpack as _msgpack
 
-from standfast.store.errors import Corruption, InvalidRequest, StandfastError
+from standfast.store.errors import BadConfig, Corruption, InvalidRequest, StandfastError, Unavailable
 
 T = TypeVar("T")
 Raw: TypeAlias = builtins.bytes  # `bytes` is a serde in this file
@@ -37,18 +40,30 @@ _FLOAT64 = struct.Struct(">d")
 
 @dataclass(frozen=True, slots=True)
 class Serde(Generic[T]):
-    """A named pair of functions. A store's definition keeps the name, and the next start compares it."""
+    """A named pair of functions. A store's definition keeps the name, and the next start compares it.
+
+    `bind`: the serde for the keys or values of one topic, where bytes depend on the topic.
+    """
 
     name: str
     serialize: Callable[[T], Raw]
     deserialize: Callable[[Raw], T]
+    bind: Callable[[str, Part], Serde[T]] | None = None
 
     def __repr__(self) -> str:
         return f"serde.{self.name}"
 
+    def of_topic(self, topic: str, part: Part) -> Serde[T]:
+        """The serde for the keys or the values of a topic: itself, unless its bytes depend on the topic."""
+        return self if self.bind is None else self.bind(topic, part)
+
 
 def pair(name: str, serialize: Callable[[T], Raw], deserialize: Callable[[Raw], T]) -> Serde[T]:
-    """A serde of your own. Raises InvalidRequest for the name of a built-in one or a function that is not callable."""
+    """A serde of your own. Raises InvalidRequest for the name of a built-in one or a function that is not callable.
+
+    Any error of its functions is the record's fault, but for `Unavailable`: a service that they ask did not answer, so
+    that no record is left out for it.
+    """
     if not isinstance(name, str) or not name or name in _BUILT_IN:
         raise InvalidRequest(
             f"a serde cannot be named {name!r}: choose a name that is not one of {', '.join(_BUILT_IN)}"
@@ -98,8 +113,14 @@ def decode(serde: Serde[T], raw: Raw, *, store: str, part: Part) -> T:
 
 
 def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction, error: Exception) -> StandfastError:
-    """The error to raise for `error` of a serde: InvalidRequest for serialize, Corruption for deserialize."""
+    """The error to raise for `error` of a serde: InvalidRequest for serialize, Corruption for deserialize.
+
+    An error that is not the record's fault keeps its class.
+    """
     what = f"store {store!r}: the {part} serde {serde.name!r} cannot {direction}"
+    beyond = beyond_record(error, what)
+    if beyond is not None:
+        return beyond
     cause = f"{type(error).__name__}: {error}"
     if direction == "serialize":
         return InvalidRequest(
@@ -110,6 +131,22 @@ def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction,
     )
     unread.of_serde = True  # the engine's checksums find damaged blocks before the serde sees them
     return unread
+
+
+def beyond_record(error: Exception, what: str) -> StandfastError | None:
+    """The error to raise for `error` of a serde that is not the record's fault; else None. `what` failed."""
+    if not isinstance(error, StandfastError) or not error.beyond_record:
+        return None
+    found: StandfastError
+    if isinstance(error, Unavailable):
+        found = Unavailable(f"{what}: {error}")
+        found.service = "the service of a serde" if error.service == Unavailable.service else error.service
+    elif isinstance(error, BadConfig):
+        found = BadConfig([f"{what}: {problem}" for problem in error.problems])
+    else:
+        return error
+    found.beyond_record = True
+    return found
 
 
 def _bytes_to_raw(value: Raw | bytearray | memoryview) -> Raw:

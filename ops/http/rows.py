@@ -98,7 +98,7 @@ class Rows:
                 raise
             # It left between the two looks at the session. The call is right, so the caller should ask elsewhere.
             raise NotAssigned(str(error)) from error
-        return live_part(spec, view.store.rows, partition, view.role, view.lag_records)
+        return live_part(view.store, partition, view.role, view.lag_records)
 
     def _spec(self, name: str) -> StoreSpec:
         for spec in self._session.specs:

@@ -30,6 +30,7 @@ from standfast.store.rows import StoreRows
 from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import open_store
+from standfast.store.types.typed import TypedStore
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 10_000
@@ -92,9 +93,9 @@ class Answer:
     after: str | None = None
 
 
-def live_part(spec: StoreSpec, rows: StoreRows, partition: int, role: str, lag_records: int) -> Part:
-    """A part with the application's serdes."""
-    return Part(partition, spec, rows, role, lag_records, spec.key, spec.value)
+def live_part(store: TypedStore[Any, Any, Any], partition: int, role: str, lag_records: int) -> Part:
+    """A part with the application's serdes, as the store uses them."""
+    return Part(partition, store.spec, store.rows, role, lag_records, store.key_serde, store.value_serde)
 
 
 def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYTES_MAX) -> Answer:

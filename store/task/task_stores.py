@@ -564,7 +564,7 @@ class TaskStores:
             observed_ms=times.observed_ms,
             sequence=times.sequence,
         )
-        return open_store(spec, rows)
+        return open_store(spec, rows, spec.changelog_of(self.app))
 
     def _note_damage(self, damage: Corruption) -> None:
         # Any reader may find damage first; the session that drives the task then restores the named stores.

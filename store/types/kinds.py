@@ -33,9 +33,11 @@ KINDS: dict[type[StoreSpec], Any] = {
 }
 
 
-def open_store(spec: StoreSpec, rows: StoreRows) -> TypedStore[Any, Any, Any]:
-    """The store of a definition over its rows."""
-    return KINDS[type(spec)](spec, rows)  # type: ignore[no-any-return]
+def open_store(spec: StoreSpec, rows: StoreRows, topic: str | None = None) -> TypedStore[Any, Any, Any]:
+    """The store of a definition over its rows; `topic` is its changelog, None where its serdes are those of bytes."""
+    store: TypedStore[Any, Any, Any] = KINDS[type(spec)](spec, rows)
+    store.bind(topic)
+    return store
 
 
 def definition_spec(name: str, definition: Mapping[str, Any]) -> StoreSpec:

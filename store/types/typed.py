@@ -50,12 +50,18 @@ class TypedStore(ABC, Generic[S, K, V]):
     def __init__(self, spec: S, rows: StoreRows) -> None:
         self.spec = spec
         self.rows = rows
-        self._write_key = spec.key.serialize
-        self._write_value = spec.value.serialize
-        self._read_key = spec.key.deserialize
-        self._read_value = spec.value.deserialize
         self._skip = 8 if spec.timestamped else 0  # bytes of the timestamp before the value
         self.name = spec.name
+        self.bind(None)
+
+    def bind(self, topic: str | None) -> None:
+        """Use the serdes for the bytes of this topic, the store's changelog; None: serdes that need no topic."""
+        key, value = self.spec.key, self.spec.value
+        self.topic = topic
+        self.key_serde = key if topic is None else key.of_topic(topic, "key")
+        self.value_serde = value if topic is None else value.of_topic(topic, "value")
+        self._write_key, self._read_key = self.key_serde.serialize, self.key_serde.deserialize
+        self._write_value, self._read_value = self.value_serde.serialize, self.value_serde.deserialize
 
     @abstractmethod
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:

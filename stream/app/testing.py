@@ -105,7 +105,9 @@ class Driver(Closing):
         if not isinstance(node, SourceNode) or node.internal:
             known = ", ".join(self._assembled.topology.source_topics)
             raise InvalidRequest(f"driver: {topic!r} is not a source of {self.app.name!r} (sources: {known})")
-        raw_key, raw_value = _raw(node.settings.key, key), _raw(node.settings.value, value)
+        settings = node.settings
+        raw_key = _raw(settings.key.of_topic(topic, "key"), key)
+        raw_value = _raw(settings.value.of_topic(topic, "value"), value)
         if partition is None:
             partition = partition_of(raw_key, self._partitions) if raw_key is not None else 0
         if partition not in range(self._partitions):
@@ -133,7 +135,8 @@ class Driver(Closing):
         if topic not in outputs and topic not in self._results:
             known = ", ".join(outputs) or "none"
             raise InvalidRequest(f"driver: {self.app.name!r} writes no topic {topic!r} (it writes: {known})")
-        key, value = self._serdes(topic)
+        serdes = self._serdes(topic)
+        key, value = serdes[0].of_topic(topic, "key"), serdes[1].of_topic(topic, "value")
         found, self._results[topic] = self._results[topic], []
         return [
             Record(

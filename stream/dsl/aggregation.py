@@ -83,8 +83,7 @@ class Aggregation(Processor):
         self.state = context.store(self.store_name)
         self.rows = self.state.rows
         self.buffer = self.rows.buffer
-        spec = self.state.spec
-        self.key_serde, self.value_serde = spec.key, spec.value
+        self.key_serde, self.value_serde = self.state.key_serde, self.state.value_serde
         self.held: Suppression | None = None
         # With emission on close the cache does not delay anything: a result is final and is given once.
         if self.rows.caching and self.gives_updates():

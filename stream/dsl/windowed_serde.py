@@ -36,7 +36,8 @@ def windowed(key: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
         start = _START.unpack_from(raw, len(raw) - _START.size)[0]
         return Windowed(key.deserialize(raw[: -_START.size]), start, end_of(start, size_ms))
 
-    return Serde(f"windowed({key.name},{size_ms})", serialize, deserialize)
+    bind = None if key.bind is None else lambda topic, part: windowed(key.of_topic(topic, part), size_ms)
+    return Serde(f"windowed({key.name},{size_ms})", serialize, deserialize, bind)
 
 
 @cache
@@ -51,7 +52,8 @@ def session_windowed(key: Serde[Any]) -> Serde[Windowed[Any]]:
         end, start = _END_START.unpack_from(raw, len(raw) - _END_START.size)
         return Windowed(key.deserialize(raw[: -_END_START.size]), start, end)
 
-    return Serde(f"session_windowed({key.name})", serialize, deserialize)
+    bind = None if key.bind is None else lambda topic, part: session_windowed(key.of_topic(topic, part))
+    return Serde(f"session_windowed({key.name})", serialize, deserialize, bind)
 
 
 def _checked(given: Windowed[Any]) -> Windowed[Any]:

@@ -65,7 +65,7 @@ class Guard:
 
 def can_skip(error: Exception) -> bool:
     """Whether skipping the record may help: an error of the task or of the log would meet the next record, too."""
-    if getattr(error, _FAILS, False):
+    if getattr(error, _FAILS, False) or (isinstance(error, StandfastError) and error.beyond_record):
         return False
     # A serde that cannot read is the record's fault, whatever class of ours its error has.
     return isinstance(error, InvalidRequest) or not isinstance(error, StandfastError) or is_of_serde(error)

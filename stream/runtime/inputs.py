@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest
+from standfast.store.serde import beyond_record
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
 from standfast.stream.record import Record
@@ -75,8 +76,8 @@ class Input:
         self.timestamp = source.settings.timestamp
         self.watermarks: SourceWatermarks | None = None
         self.wall_ms = wall_ms
-        self._deserialize_key = source.settings.key.deserialize
-        self._deserialize_value = source.settings.value.deserialize
+        self._deserialize_key = source.settings.key.of_topic(source.topic, "key").deserialize
+        self._deserialize_value = source.settings.value.of_topic(source.topic, "value").deserialize
 
     @property
     def waiting(self) -> int:
@@ -114,13 +115,16 @@ class Input:
         self.consumed = max(self.consumed, self.fetched)
 
     def decode(self, raw: LogRecord) -> Record:
-        """Decode a record, with its timestamp. Raises RecordFailed."""
+        """Decode a record, with its timestamp. Raises RecordFailed, or the error of a serde that is `beyond_record`."""
         try:
             key = None if raw.key is None else self._deserialize_key(raw.key)
             value = None if raw.value is None else self._deserialize_value(raw.value)
         except Exception as error:
+            what = f"{self.at(raw)}: cannot be deserialised"
+            if (beyond := beyond_record(error, what)) is not None:
+                raise beyond from error
             raise RecordFailed(
-                f"{self.at(raw)}: cannot be deserialised ({type(error).__name__}: {error}): give the source the serdes "
+                f"{what} ({type(error).__name__}: {error}): give the source the serdes "
                 'it was written with, or on_error="skip" or "dead_letter"',
                 "deserialize",
             ) from error

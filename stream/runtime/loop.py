@@ -50,6 +50,7 @@ BATCH_BYTES = 1 << 20
 LINGER_MS = 100  # Kafka Streams' default for its producers
 SHUT_WAIT_MS = 5
 RETRY_WAIT_MS = 200
+SERVICE_WAIT_MS = 2_000  # between two openings of a task that waits for a service of its serdes
 PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
 HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
 
@@ -255,13 +256,17 @@ class Loop:
             if task_id in self._failures:
                 self._failures[task_id].interrupted()
             # Not the task's fault: it waits for the log as long as needed, and goes on as soon as the log is back.
+            service = error.service if isinstance(error, Unavailable) else "the disk"
             logger.warning(
-                "task %s is opened again when the log answers: %s",
+                "task %s is opened again when %s answers: %s",
                 task_id,
+                service,
                 error,
-                extra=as_event("task_waits_for_log", task=task_id),
+                extra=as_event("task_waits_for_log", task=task_id, service=service),
             )
-            self._reopen_at[task_id] = now_ms + RETRY_WAIT_MS
+            # To open a task again costs more than to ask a service once, which no part of the session watches.
+            of_log = service in (Unavailable.service, "the disk")
+            self._reopen_at[task_id] = now_ms + (RETRY_WAIT_MS if of_log else SERVICE_WAIT_MS)
             return
         if isinstance(error, BadConfig):
             # Such as a revoked permission: it stays wrong until a person puts it right.

@@ -374,7 +374,8 @@ class TaskRunner:
                 where = f"processor {node.name!r} of task {self.task.id}"
                 store = self.task.store(node.timer_store)
                 fire = partial(self._fire_timer, node, processor)
-                self._timers[node.name] = Timers(store, node.timer_key, fire, where)
+                key = node.timer_key.of_topic(store.topic, "key")
+                self._timers[node.name] = Timers(store, key, fire, where)
         for source in self.topology.sources:
             at = TopicPartition(source.topic, self.task.id.partition)
             policy = self.topology.policy_at(source.name)

@@ -21,8 +21,8 @@ from typing import Any
 
 from standfast.replication.log import Headers
 from standfast.replication.log import Record as LogRecord
-from standfast.store.errors import InvalidRequest
-from standfast.store.serde import Serde
+from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.serde import Part, Serde
 from standfast.store.timestamps import writable
 from standfast.stream.record import Record
 from standfast.stream.runtime.guard import Guard
@@ -65,22 +65,24 @@ class Skipped:
         """Count a record that failed in a step, or a result that failed downstream of one; write its dead letter."""
         hand = self._in_hand
         at = "" if hand.topic is None else f" (record of {hand.topic}-{hand.partition} at offset {hand.offset})"
-        self._guard.drop(
-            node, policy.counted_as("result"), f"key {record.key!r} at {record.timestamp}{at}: {_told(error)}"
-        )
+        skipped = f"key {record.key!r} at {record.timestamp}{at}: {_told(error)}"
         if policy.dead_letter is None:
+            self._guard.drop(node, policy.counted_as("result"), skipped)
             return
         about = {"step": node}
         if hand.topic is not None:
             about |= {"topic": hand.topic, "partition": str(hand.partition), "offset": str(hand.offset)}
         parts = []
-        for part, given, serde in zip(("key", "value"), record, serdes or (None, None), strict=False):
+        sides: tuple[Part, Part] = ("key", "value")
+        for part, given, serde in zip(sides, record, serdes or (None, None), strict=False):
             # Encoded again, since the processors before this step may have changed key and value.
-            raw, as_text = _raw(given, serde)
+            raw, as_text = _raw(given, None if serde is None else serde.of_topic(policy.dead_letter, part))
             parts.append(raw)
             if as_text:
                 about[f"{part}.text"] = "repr"
         key, value = parts
+        # Not before the serdes: where their service is away, the record is processed again and must count once.
+        self._guard.drop(node, policy.counted_as("result"), skipped)
         self._dead_letter(policy.dead_letter, (key, value, record.timestamp), record.headers, error, about)
 
     def callback_failed(self, policy: ErrorPolicy, node: str, what: str, reason: str, error: Exception) -> None:
@@ -142,6 +144,8 @@ def _raw(given: Any, serde: Serde[Any] | None) -> tuple[bytes | None, bool]:
     if serde is not None:
         try:
             return serde.serialize(given), False
+        except Unavailable:
+            raise  # the record is processed again when the service is back, and its dead letter is whole then
         except Exception:  # noqa: BLE001 - the serde itself may be the failure; the dead letter is written nevertheless
             return repr(given).encode("utf-8", "replace"), True
     return repr(given).encode("utf-8", "replace"), True

@@ -15,7 +15,7 @@ from typing import Any
 
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
-from standfast.store.serde import Serde
+from standfast.store.serde import Serde, beyond_record
 from standfast.stream.record import Record
 from standfast.stream.session.task import Task
 from standfast.stream.topology.nodes import Partitioner, SinkNode
@@ -68,15 +68,15 @@ class Route:
     ) -> None:
         self._where = where
         self._topic = topic
-        self._key = key
-        self._value = value
+        self._key = key.of_topic(topic, "key")
+        self._value = value.of_topic(topic, "value")
         self._partitions = partitions
         self._partitioner = partitioner
         self._fix = fix
         self._suffix = _window_bytes(key)
 
     def encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
-        """Key and value as bytes. Raises InvalidRequest for one that its serde refuses."""
+        """Key and value as bytes. Raises InvalidRequest for one that its serde refuses, and errors `beyond_record`."""
         raw_key = None if key is None else self._encode(self._key, key, "key")
         return raw_key, None if value is None else self._encode(self._value, value, "value")
 
@@ -94,10 +94,12 @@ class Route:
         try:
             return serde.serialize(given)
         except Exception as error:
-            raise InvalidRequest(
-                f"{self._where}: the {part} serde {serde.name!r} cannot serialise this {part} for topic {self._topic} "
-                f"({type(error).__name__}: {error}): {self._fix} {part} serde"
-            ) from error
+            what = (
+                f"{self._where}: the {part} serde {serde.name!r} cannot serialise this {part} for topic {self._topic}"
+            )
+            if (beyond := beyond_record(error, what)) is not None:
+                raise beyond from error
+            raise InvalidRequest(f"{what} ({type(error).__name__}: {error}): {self._fix} {part} serde") from error
 
     def _named(self, partition: object) -> int:
         if type(partition) is not int or not 0 <= partition < self._partitions:

@@ -105,7 +105,7 @@ IMPURE_BUILTINS = {"open", "input", "print", "breakpoint"}
 LIBRARY_HOMES = {
     "rocksdict": ("store/rocks",),
     "sqlite3": ("replication/embedded",),  # of the standard library, but a database all the same
-    "confluent_kafka": ("replication/kafka",),
+    "confluent_kafka": ("replication/kafka", "store/schema"),  # the latter: its client of a schema registry
     "prometheus_client": ("ops/observe",),
     "pyspark": ("restore/spark", "restore/spark_table"),
     "pandas": ("restore/spark", "restore/spark_table"),

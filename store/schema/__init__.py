@@ -1,0 +1,1 @@
+"""Serdes of a schema registry, over the Kafka client's own serializers."""
