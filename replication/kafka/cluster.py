@@ -33,6 +33,7 @@ from confluent_kafka.admin import AdminClient
 
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, options_of
+from standfast.replication.kafka.callbacks import Callbacks, Functions
 from standfast.replication.kafka.errors import (
     AUTHENTICATION,
     PASSING,
@@ -60,6 +61,7 @@ ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved
 GROWING_MS = 200
 INTERNAL = "__"  # Kafka's own topics
 _NAMED_MAX = 8
+NOT_SET = "OAuth token not set"  # in the error of a client whose `oauth_cb` did not return in time
 _NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
 
 # Measured: the default back-off of a full queue stalls a fast reader for a second at a time.
@@ -109,8 +111,9 @@ _NO_REBOOTSTRAP = {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0
 class Cluster:
     """Factory of clients, and answers about topics and offsets. Several threads may use it."""
 
-    def __init__(self, address: KafkaAddress) -> None:
+    def __init__(self, address: KafkaAddress, functions: Functions | None = None) -> None:
         """Connect. Raises BadConfig for refused settings or a refused login, Unavailable if no broker answers."""
+        self._callbacks = Callbacks(functions or {}, self._note)
         self.where = str(KafkaAddress(address.servers))
         self._address = address
         self.timeout_s = address.timeout_ms / 1_000
@@ -123,11 +126,13 @@ class Cluster:
         self._options.setdefault("socket.connection.setup.timeout.ms", str(max(address.timeout_ms, 1_000)))
         self._clock = SystemClock()  # for waits
         self._mutex = threading.Lock()
+        self._logged_in = False
         self._complaint: KafkaError | None = None
         self.admin: AdminClient
         self._renew()
         self._check_settings()
         self.run("connecting", lambda: self.admin.list_topics(topic=INTERNAL, timeout=self.timeout_s))
+        self._logged_in = True
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -171,9 +176,15 @@ class Cluster:
 
     def _make(self, kind: Callable[..., Result], options: Mapping[str, str]) -> Result:
         try:
-            return kind({**options, "error_cb": self._note, "logger": logger})
+            return kind({**options, **self._callbacks.settings(), "logger": logger})
         except (KafkaException, TypeError, ValueError) as error:
-            raise bad_setting(error, self.where) from error
+            raise self._tokenless("connecting", error_of(error)) or bad_setting(error, self.where) from error
+        except SystemError as error:
+            # A client that got no token runs callbacks as it is given up, which wraps the error that it gives up with.
+            if not isinstance(error.__cause__, KafkaException):
+                raise
+            found = error_of(error.__cause__)
+            raise self._tokenless("connecting", found) or bad_setting(found, self.where) from error
 
     def _check_settings(self) -> None:
         # Without this, a setting that only one kind of client knows would be refused in the middle of the work.
@@ -190,7 +201,9 @@ class Cluster:
     def _note(self, error: KafkaError) -> None:
         with self._mutex:
             # A refused login is the cause, and later complaints (no broker reached) are only its consequences.
-            if self._complaint is None or self._complaint.code() not in AUTHENTICATION:
+            # With tokens it passes by itself, so that a later complaint is the one that counts.
+            last = self._complaint
+            if last is None or last.code() not in AUTHENTICATION or self._callbacks.gives_tokens:
                 self._complaint = error
 
     # -- waiting and errors -------------------------------------------------------------------------------------------
@@ -242,6 +255,8 @@ class Cluster:
         `needs` are the permissions that the call takes; the error names the missing ones.
         """
         found = error_of(error)
+        if (tokenless := self._tokenless(what, found)) is not None:
+            return tokenless
         missing = self._missing(found, needs) if found.code() in PERMISSION else ()
         if missing:
             return denied(found, f"{self.where}: {what}", missing, self._address)
@@ -251,9 +266,27 @@ class Cluster:
         with self._mutex:
             complaint, self._complaint = self._complaint, None
         if complaint is not None and complaint.code() in AUTHENTICATION:
-            return translated(complaint, f"{self.where}: {what}")
+            return self._tokenless(what, complaint) or translated(complaint, f"{self.where}: {what}")
         said = f" ({complaint.str()})" if complaint is not None else ""
         return Unavailable(f"{self.where}: {what}: no answer within {self.timeout_ms} ms{said}: try again")
+
+    def _tokenless(self, what: str, error: KafkaError) -> Unavailable | None:
+        """The error of a client without a good token of the user's `oauth_cb`; None if that is not the reason.
+
+        A refused login is a wrong setting, but not with tokens, once one was taken: it has expired, and the client has
+        not got the next one yet.
+        """
+        refused = error.code() in AUTHENTICATION
+        if not self._callbacks.gives_tokens or not (refused or error.code() in _NO_ANSWER):
+            return None
+        why = self._callbacks.no_token
+        if not why and refused and NOT_SET in error.str():
+            why = f"oauth_cb gave no token ({error.str()})"
+        if not why and refused and self._logged_in:
+            why = f"the brokers refuse a token of oauth_cb, which may have expired ({error.str()})"
+        if not why:
+            return None
+        return Unavailable(f"{self.where}: {what}: {why}: correct the function, or the service that it asks")
 
     def flush(self, producer: Producer, timeout_s: float) -> None:
         """Wait until a producer has sent everything. Raises KafkaException with the reason if it gave up for good."""

@@ -22,6 +22,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka.address import options_of, parse_kafka_address
+from standfast.replication.kafka.callbacks import of_consumer
 from standfast.replication.kafka.errors import PERMISSION, denied, error_of, translated
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need
@@ -47,8 +48,10 @@ class Call(NamedTuple):
 Steps = Generator[Call, Any, Result]
 
 
-def consumer_settings(address: str, group: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a consumer of `group` on the log at `address`, with `given` over them.
+def consumer_settings(
+    address: str, group: str, given: Mapping[str, Any], kafka: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Settings of a consumer of `group` on the log at `address`, with the functions of `kafka`, and `given` over them.
 
     Contains the address's secrets, read from their files: do not print it. Raises BadConfig with every problem.
     """
@@ -66,7 +69,7 @@ def consumer_settings(address: str, group: str, given: Mapping[str, Any]) -> dic
         # Eager strategies give back all partitions at each rebalance, also those of tasks that stay here.
         settings["partition.assignment.strategy"] = "cooperative-sticky"
     settings |= options_of(where.options, consumer=True)
-    settings |= {"bootstrap.servers": where.servers, **where.read_secrets(), **given}
+    settings |= {"bootstrap.servers": where.servers, **where.read_secrets(), **of_consumer(kafka), **given}
     return settings | {"group.id": group, **{name: value for name, (value, _) in _FIXED.items()}}
 
 

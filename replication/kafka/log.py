@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from standfast.replication.checks import check_text
 from standfast.replication.kafka.address import KafkaAddress, parse_kafka_address
 from standfast.replication.kafka.admin import KafkaAdmin
+from standfast.replication.kafka.callbacks import Functions
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.group import KafkaGroup
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
@@ -35,12 +36,15 @@ Part = TypeVar("Part", KafkaReader, KafkaWriter, KafkaGroup)
 
 
 class KafkaLog:
-    """Log on Kafka. `address` is `kafka://host:port,...?setting=value`; leases go by `clock`.
+    """Log on Kafka. `address` is `kafka://host:port,...?setting=value`; leases go by `clock`; `functions` are those of
+    `kafka=` (callbacks.py).
 
     Raises BadConfig for refused settings or a refused login, Unavailable if no broker answers within `timeout.ms`.
     """
 
-    def __init__(self, address: str | KafkaAddress, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, address: str | KafkaAddress, *, clock: Clock | None = None, functions: Functions | None = None
+    ) -> None:
         self._where = parse_kafka_address(address) if isinstance(address, str) else address
         self._clock = clock if clock is not None else SystemClock()
         self._mutex = threading.Lock()
@@ -51,7 +55,7 @@ class KafkaLog:
         self._committing = threading.Lock()
         self._committers: dict[str, KafkaWriter] = {}  # by group
         self._closed = False
-        self._cluster = Cluster(self._where)
+        self._cluster = Cluster(self._where, functions)
         self._admin = KafkaAdmin(self._cluster, self._check_open)
 
     @property

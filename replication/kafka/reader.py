@@ -287,6 +287,8 @@ class KafkaReader:
             slot.error = self._cluster.translate(error, f"reading {source}", Need(TOPIC, source.topic, "READ"))
         elif slot is not None or (code in AUTHENTICATION and code not in PERMISSION):
             what = f"reading {source}" if slot is not None else "reading"
+            if code in AUTHENTICATION:
+                raise self._cluster.translate(error, what)
             raise translated(error, f"{self._cluster.where}: {what}")
 
     # -- handing out --------------------------------------------------------------------------------------------------

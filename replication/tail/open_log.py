@@ -10,14 +10,15 @@ the given address.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, parse_kafka_address
+from standfast.replication.kafka.callbacks import functions_of, with_settings
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig
@@ -75,17 +76,25 @@ def log_folder(address: str) -> Path | None:
     return None if isinstance(where, KafkaAddress) else Path(where.path).absolute().parent
 
 
-def open_log(address: str, *, clock: Clock | None = None, patient: bool = True, create: bool = True) -> Log:
+def open_log(
+    address: str,
+    *,
+    clock: Clock | None = None,
+    patient: bool = True,
+    create: bool = True,
+    kafka: Mapping[str, Any] | None = None,
+) -> Log:
     """Open the log at this address and create an absent embedded log. `patient`, `create`: see EmbeddedLog.
 
-    Raises BadConfig for a bad address, Unavailable if no broker answers.
+    `kafka`: settings of the Kafka clients beside those of the address, functions among them.
+    Raises BadConfig for a bad address or setting, Unavailable if no broker answers.
     """
-    where = parse_address(address)
+    where = parse_address(with_settings(address, kafka))
     if isinstance(where, KafkaAddress):
         # Imported here: an application on the embedded log must not load librdkafka, nor one on Kafka SQLite.
         from standfast.replication.kafka.log import KafkaLog
 
-        return KafkaLog(where, clock=clock)
+        return KafkaLog(where, clock=clock, functions=functions_of(kafka))
     from standfast.replication.embedded.log import EmbeddedLog
 
     return EmbeddedLog(where.path, synchronous=where.synchronous, clock=clock, patient=patient, create=create)

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, Unpack, get_args
 
+from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.listeners import Listener
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
@@ -125,6 +126,8 @@ class App:
             raise BadConfig([f"log_format must be {' or '.join(get_args(LogFormat))}, not {log_format!r:.100}"])
         if log is not None and not isinstance(log, str):
             raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
+        if log is not None:
+            log = with_settings(log, settings.get("kafka"))
         if restart is not None and not isinstance(restart, RestartStrategy):
             raise BadConfig([f"restart must be a strategy such as standfast.FixedDelay(3, 1000), not {restart!r:.100}"])
         _check(
@@ -276,7 +279,7 @@ class App:
         """
         if self._log_address is None:
             raise BadConfig([f"application {self.name!r} needs log=... for a producer"])
-        log = open_log(self._log_address, clock=self.clock)
+        log = open_log(self._log_address, clock=self.clock, kafka=self.settings.get("kafka"))
         try:
             for line in create_absent(*external_topics(self.builder), log.admin) if self.create_topics else ():
                 logger.warning("application %s: %s", self.name, line, extra=as_event("app_note", app=self.name))
@@ -301,7 +304,7 @@ class App:
             if self.builder.nameless:
                 raise BadConfig(self.builder.nameless)
             # A log of its own, closed before the session opens one: topics are checked before any state is opened.
-            log = open_log(self._log_address, clock=self.clock)
+            log = open_log(self._log_address, clock=self.clock, kafka=self.settings.get("kafka"))
             try:
                 growing = self.discovery_interval_ms is not None
                 self._assembled = assemble(
@@ -321,6 +324,8 @@ class App:
         shared: SessionOptions = {**self.settings, "placement": "shared"}
         if not background:
             shared.pop("http_port", None)  # a test driver is not an instance that clients read
+        if not log.startswith("kafka://"):
+            shared.pop("kafka", None)  # a test driver's log is its own
         session = Session(
             self.name,
             log=log,

@@ -122,13 +122,15 @@ class ExternalConsumer:
                 "records are delivered again"
             )
 
-    def settings(self, address: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of a consumer for this application. Raises BadConfig."""
+    def settings(
+        self, address: str, given: Mapping[str, Any], kafka: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Settings of a consumer for this application, with the functions of `kafka`. Raises BadConfig."""
         if not address.startswith("kafka://"):
             raise BadConfig([f"log {address} has no consumers of Kafka: use a log at kafka://host:9092"])
         from standfast.replication.kafka.consumer import begins_early, consumer_settings, is_eager
 
-        settings = consumer_settings(address, self._host.app, given)
+        settings = consumer_settings(address, self._host.app, given, kafka)
         self._settings_given, self._eager = True, is_eager(settings)
         self._from_begin = begins_early(settings)
         return settings

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack
 
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Log, LogAdmin
@@ -45,6 +45,7 @@ class ReplicaOptions(TypedDict, total=False):
     memory_bytes: int
     accept_empty_log: bool
     accept_missing_history: bool
+    kafka: Mapping[str, Any] | None
 
 
 @spelled_out({ReplicaOptions: SessionSettings})
@@ -72,7 +73,7 @@ class Replica(Session):
     ) -> None:
         refuse(name_problems(settings, list(ReplicaOptions.__annotations__)))
         _check(app, stores)
-        with closing(open_log(log, clock=clock)) as found:
+        with closing(open_log(log, clock=clock, kafka=settings.get("kafka"))) as found:
             groups = task_groups(found.admin, app, stores)
         self._every = all_task_ids(groups)
         self._lost: dict[TaskId, str] = {}  # why a task is not held, or failed

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
+from standfast.replication.kafka.callbacks import needs_this_process, with_settings
 from standfast.replication.lease.progress import WORK
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
@@ -129,7 +130,7 @@ class Session(Closing):
         self._settings = SessionSettings.of(settings)
         self._groups = self._settings.check(app, stores, groups)
         refuse(flag_problems(background=background) + list_problems("listeners", listeners, Listener, "[MyListener()]"))
-        parse_address(log)  # before the state directory is created
+        parse_address(log := with_settings(log, self._settings.kafka))  # before the state directory is created
         self._grouped = groups is not None
         self.app = app
         self.clock: Clock = clock or SystemClock()
@@ -194,7 +195,7 @@ class Session(Closing):
         return disk_guard(self._state.path, address, self._settings.disk_floor_bytes)
 
     def _open_log(self, address: str) -> Log:
-        return open_log(address, clock=self.clock)
+        return open_log(address, clock=self.clock, kafka=self._settings.kafka)
 
     def _background(self) -> dict[str, Callable[[], None]]:
         """The functions that run in threads of the session, by thread name."""
@@ -319,7 +320,7 @@ class Session(Closing):
 
         Raises BadConfig with every problem, such as enable.auto.commit.
         """
-        return self.external_consumer.settings(self.log.address, given or {})
+        return self.external_consumer.settings(self.log.address, given or {}, self._settings.kafka)
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Block until the restore gate is open; NotReady names the missing tasks and their progress.
@@ -629,7 +630,10 @@ class Session(Closing):
 
     def _keep_lease(self, address: str) -> None:
         """Start the renewal of the lease: it connects while the session opens."""
-        if self._settings.take_over:  # else no other member takes a task over when the lease runs out
+        if needs_this_process(self._settings.kafka):
+            logger.info("application %s: no other process has its oauth_cb: a thread renews the lease, restores run "
+                        "in this process", self.app)  # fmt: skip
+        elif self._settings.take_over:  # else no other member takes a task over when the lease runs out
             self._keeper.use_process(address)
             self.progress = self._keeper.progress
         self._start(LEASE_THREAD, self._keeper.run)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
+from standfast.replication.kafka.callbacks import OAUTH, kafka_problems, needs_this_process
 from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.replay.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
 from standfast.store.arguments import INT64_MAX, flag_problems, is_whole, list_problems, name_problems, refuse
@@ -64,6 +65,7 @@ class SessionOptions(TypedDict, total=False):
     bulk_restore_records: int
     disk_floor_bytes: int
     http_port: int | None
+    kafka: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,9 @@ class SessionSettings:
                             reads, deletes and commits go on. 0: the volumes are not watched
     http_port               number of a port of loopback that serves the ops page, status, rows, metrics and health, 0
                             for a free one; needs the extra `serve`. None: no HTTP server
+    kafka                   settings of the Kafka clients beside those of the log's address: text, numbers, and the
+                            functions oauth_cb, error_cb and throttle_cb. With oauth_cb no other process can log in: a
+                            thread renews the lease, and restores run in this process
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -122,6 +127,7 @@ class SessionSettings:
     bulk_restore_records: int = COLD_RECORDS
     disk_floor_bytes: int = 0
     http_port: int | None = None
+    kafka: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SessionSettings:
@@ -133,19 +139,33 @@ class SessionSettings:
     def problems(self) -> list[str]:
         """The problems of the settings that are wrong for any application and stores."""
         flags = {name: getattr(self, name) for name in _FLAGS}
-        return [*self._choice_problems(), *self._number_problems(), *flag_problems(**flags)]
+        problems = [*self._choice_problems(), *self._number_problems(), *flag_problems(**flags)]
+        problems += kafka_problems(self.kafka)
+        if not problems and self.restore_workers and needs_this_process(self.kafka):
+            problems.append(
+                f"restore_workers={self.restore_workers} cannot go with kafka={{{OAUTH!r}: ...}}: a worker process "
+                "logs in for itself, and no function can be handed to it: leave restore_workers out, and restores run "
+                "in this process, or log in by settings alone, such as sasl.oauthbearer.method=oidc"
+            )
+        return problems
 
     def bulk(self) -> BulkSettings:
         """The settings of bulk restores."""
         workers = self.restore_workers
         return BulkSettings(
             # The cores that this process may use, which may be fewer than the machine's.
-            workers=min(len(os.sched_getaffinity(0)), RESTORE_WORKERS_MAX) if workers is None else workers,
+            workers=self._workers if workers is None else workers,
             memory_bytes=self.restore_memory_bytes,
             cold_records=self.bulk_restore_records,
             warm_records=self.bulk_restore_records * WARM_RECORDS // COLD_RECORDS,
             disk_floor_bytes=self.disk_floor_bytes,
         )
+
+    @property
+    def _workers(self) -> int:
+        if needs_this_process(self.kafka):
+            return 0
+        return min(len(os.sched_getaffinity(0)), RESTORE_WORKERS_MAX)
 
     def check(
         self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
