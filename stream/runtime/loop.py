@@ -289,7 +289,7 @@ class Loop:
                 task_id,
                 service,
                 error,
-                extra=as_event("task_waits_for_log", task=task_id),
+                extra=as_event("task_waits_for_log", task=task_id, service=service),
             )
             # To open a task again costs more than to ask a service once, which no part of the session watches.
             of_log = service in (Unavailable.service, "the disk")
