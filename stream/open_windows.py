@@ -91,6 +91,11 @@ class OpenWindows:
         for end, rest in entries:
             self.add(end, rest)
 
+    @property
+    def last_end(self) -> int | None:
+        """The largest end in the index, None if it is empty; with a frontier the store may know a later one."""
+        return max(self._groups, default=None)
+
     def needs_scan(self, through: int) -> bool:
         """Whether windows that only the store knows may end by `through`."""
         return self.frontier is not None and self.frontier[0] <= through

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import weakref
 from collections import defaultdict
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,7 @@ from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.store.arguments import INT64_MAX, is_whole
+from standfast.store.arguments import INT64_MAX, flag_problems, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.closing import Closing
 from standfast.store.errors import InternalError, InvalidRequest
@@ -40,7 +41,7 @@ from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
 from standfast.stream.session.task import TaskState
 from standfast.stream.topology.assembly import Assembled, assemble, external_topics
-from standfast.stream.topology.nodes import SinkNode, SourceNode
+from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SourceNode
 from standfast.stream.topology.sinks import partition_of
 from standfast.stream.topology.topology import TopologyBuilder
 
@@ -51,16 +52,23 @@ ROUNDS_MAX = 10_000  # a driver that makes no progress ends with an error instea
 
 
 class Driver(Closing):
-    """Runs all tasks of an application. `partitions`: the partition count of its topics; 1 by default."""
+    """Runs all tasks of an application. `partitions`: the partition count of its topics; 1 by default.
 
-    def __init__(self, app: App, now_ms: int = 0, *, partitions: int = 1) -> None:
+    `commit_each_record`: commit after each piped record and each move of the clock, as Kafka Streams' test driver does.
+    Watermarks advance at each record, whatever the application's `watermark_interval_ms`.
+    """
+
+    def __init__(self, app: App, now_ms: int = 0, *, partitions: int = 1, commit_each_record: bool = False) -> None:
         if not isinstance(getattr(app, "builder", None), TopologyBuilder):
             raise InvalidRequest(f"driver: it runs a standfast.App, not {app!r:.100}")
         if not is_whole(now_ms) or not is_whole(partitions, 1):
             raise InvalidRequest(
                 f"driver: now_ms {now_ms!r:.100} and partitions {partitions!r:.100} must be whole numbers"
             )
+        if flag_problems(commit_each_record=commit_each_record):
+            raise InvalidRequest(f"driver: commit_each_record must be True or False, not {commit_each_record!r:.100}")
         self.app = app
+        self._commit_each_record = commit_each_record
         self.clock = ManualClock(now_ms)
         self._partitions = partitions
         self._folder = Path(tempfile.mkdtemp(prefix="standfast-driver-"))
@@ -116,6 +124,8 @@ class Driver(Closing):
         self._piped[at].append(Outgoing(raw_key, raw_value, max(stamp, 0), headers))
         self._deliver(at, raw_key, raw_value, stamp, headers)
         self._settle()
+        if self._commit_each_record:
+            self.commit()
 
     def advance_wall_clock(self, duration_ms: int) -> None:
         """Advance the clock; due work is done once, however many intervals were skipped."""
@@ -125,6 +135,8 @@ class Driver(Closing):
         for runner in list(self._runners.values()):
             runner.tick()
         self._settle()
+        if self._commit_each_record:
+            self.commit()
 
     def read(self, topic: str) -> list[Record]:
         """Records of an output topic since the last read, committed or not, in the order in which they were written."""
@@ -218,7 +230,8 @@ class Driver(Closing):
                 break
         else:
             raise InternalError(f"driver: tasks of {self.app.name!r} do not run: {'; '.join(self._session.missing())}")
-        settings = self.app.runner_settings(self._assembled, self.clock)
+        # Between two records no time passes here by itself, so that periodic watermarks would never be asked for.
+        settings = replace(self.app.runner_settings(self._assembled, self.clock), watermark_interval_ms=0)
         for task_id, task in sorted(tasks.items()):
             group = self._assembled.topology.groups[task_id.group]
             inputs = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
@@ -295,6 +308,8 @@ class Driver(Closing):
                 return node.key, node.value
             if isinstance(node, SourceNode) and node.settings.late == topic:
                 return node.settings.key, node.settings.value
+            if isinstance(node, ProcessorNode) and node.late == topic and node.given is not None:
+                return node.given
         return raw_bytes, raw_bytes
 
 

@@ -90,6 +90,7 @@ class Aggregation(Processor):
         if self.rows.caching and self.gives_updates():
             self.held = Suppression(self.buffer, self._emit)
             context.on_flush(self.held.flush)
+            context.before_watermark(self.held.flush)
 
     def gives_updates(self) -> bool:
         """Whether each change of a row is a result."""

@@ -3,7 +3,8 @@
     closed:<store>   among the task's progress numbers: the largest end whose results were given
 
 They come before the record that closed them changes anything: its put may move the store's own clock and hide rows.
-Progress is committed with the offsets, so that no window is given twice, nor lost, across restarts and take-overs.
+Progress is set before the first result goes on, and committed with the offsets, so that no window is given twice, nor
+lost, across restarts and take-overs.
 
 Rules of this file: the open windows are kept by `standfast.stream.open_windows`; rows are read through two functions of
 the aggregation. Undone as a whole when the record that closed them fails and is skipped; a result that fails further
@@ -51,6 +52,13 @@ class FinalResults:
         """The largest end whose results were given; -1 before the first."""
         return self._progress.get(self._key, -1)
 
+    def last_end(self) -> int | None:
+        """The largest end of an open window; None if none is open. Reads the store where the index has not all."""
+        index, closed = self._index, self.closed_through
+        if index.frontier is None:
+            return index.last_end
+        return max((end for end, _ in self._scan(closed + 1) if end > closed), default=None)
+
     def add(self, end: int, rest: Any) -> None:
         """Note a window that was created."""
         if end > self.closed_through:  # else its result was given, before the grace was made longer
@@ -65,6 +73,9 @@ class FinalResults:
     def give(self, through: int, headers: Headers) -> None:
         """Forward every window with end <= through; only needed once `next_end` is reached."""
         index, buffer = self._index, self._buffer
+        if through > self.closed_through:
+            buffer.remember(self._progress, self._key)
+            self._progress[self._key] = through
         while True:
             due = index.take(through)
             # Registered before the first result goes on, because any of them may fail and roll the record back.
@@ -78,9 +89,6 @@ class FinalResults:
             # One scan fills the index up to its limit; with more windows due than that the loop scans again.
             index.refill(self._scan(index.next_end))
         self.next_end = index.next_end
-        if through > self.closed_through:
-            buffer.remember(self._progress, self._key)
-            self._progress[self._key] = through
 
     def _put_back(self, due: list[Entry]) -> None:
         self._index.put_back(due)

@@ -16,24 +16,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from standfast.store.arguments import check_functions
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
 from standfast.stream.dsl.aggregate import Aggregate
 from standfast.stream.dsl.aggregation import Add, Aggregation, Aggregator, Init, Merge, counter, reducer
+from standfast.stream.dsl.closing import Closing, WindowOptions
 from standfast.stream.dsl.fluent import Stream, Table, named_step, store_of_kind
 from standfast.stream.dsl.session_aggregate import SessionAggregate
 from standfast.stream.dsl.sliding_aggregate import SlidingAggregate
 from standfast.stream.dsl.windowed_aggregate import ClosingAggregation, WindowedAggregate
 from standfast.stream.dsl.windowed_serde import session_windowed, windowed
-from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
+from standfast.stream.emit import ON_WINDOW_UPDATE, EmitStrategy
 from standfast.stream.signatures import spelled_out
 from standfast.stream.topology.nodes import ProcessorNode, Serdes
 from standfast.stream.topology.policy import StepOptions
 from standfast.stream.topology.stateless import ToTable
-from standfast.stream.windows import AnyWindows, SessionWindows, SlidingWindows, UnlimitedWindows
+from standfast.stream.windows import AnyWindows, SessionWindows, SlidingWindows
 
 Reduce = Callable[[Any, Any], Any]
 
@@ -83,7 +84,7 @@ class GroupedStream:
         return Table(stream.builder, node, stream.defaults, spec.key, spec.value, False, store)
 
 
-@spelled_out({})
+@spelled_out({WindowOptions: Closing})
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
     """A stream grouped by key and window. Keys of results are `Windowed(key, start, end)`."""
@@ -91,16 +92,14 @@ class WindowedStream:
     stream: Stream
     windows: AnyWindows
 
-    def count(self, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]) -> Table:
+    def count(self, store: str, **options: Unpack[WindowOptions]) -> Table:
         """Number of records per key and window; those without a value count too, except by sliding windows."""
-        return self._into(store, counter(takes_null=self._takes_null()), "count", emit, step)
+        return self._into(store, counter(takes_null=self._takes_null()), "count", options)
 
-    def reduce(
-        self, function: Reduce, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
-    ) -> Table:
+    def reduce(self, function: Reduce, store: str, **options: Unpack[WindowOptions]) -> Table:
         """`function(aggregate, value)`; the first value is the aggregate. Records without a value are skipped."""
         check_functions("reduce", function=function)
-        return self._into(store, reducer(function), "reduce", emit, step)
+        return self._into(store, reducer(function), "reduce", options)
 
     def aggregate(
         self,
@@ -109,8 +108,7 @@ class WindowedStream:
         store: str,
         *,
         merge: Merge | None = None,
-        emit: EmitStrategy = ON_WINDOW_UPDATE,
-        **step: Unpack[StepOptions],
+        **options: Unpack[WindowOptions],
     ) -> Table:
         """`add(key, value, aggregate)` from `init()` on. Sessions also need `merge(key, one, other)`.
 
@@ -123,25 +121,23 @@ class WindowedStream:
             raise BadConfig([f"aggregate: sessions need merge=..., a function of (key, one, other), not {merge!r}"])
         if merge is not None and not sessions:
             raise BadConfig(["aggregate: only sessions are merged: leave merge out"])
-        return self._into(store, Aggregator(init, add, merge, self._takes_null()), "aggregate", emit, step)
+        return self._into(store, Aggregator(init, add, merge, self._takes_null()), "aggregate", options)
 
     def _takes_null(self) -> bool:
         # Kafka Streams' sliding windows drop records without a value, its other windows do not.
         return not isinstance(self.windows, SlidingWindows)
 
-    def _into(self, store: str, aggregator: Aggregator, what: str, emit: EmitStrategy, step: StepOptions) -> Table:
+    def _into(self, store: str, aggregator: Aggregator, what: str, options: WindowOptions) -> Table:
+        closing, step = _split(what, options)
         windows, builder = self.windows, self.stream.builder
         kind = SessionStore if isinstance(windows, SessionWindows) else WindowStore
         spec = store_of_kind(builder, store, (kind,), f"{what} by {type(windows).__name__}")
         problems = _common_problems(self.stream, spec) + _window_problems(spec, windows)
-        if not isinstance(emit, EmitStrategy):
-            problems.append(f"emit must be ON_WINDOW_UPDATE or ON_WINDOW_CLOSE, not {emit!r}")
-        elif emit is ON_WINDOW_CLOSE and isinstance(windows, UnlimitedWindows):
-            problems.append("emit=ON_WINDOW_CLOSE never gives a result of a window without end: use ON_WINDOW_UPDATE")
+        problems += closing.problems(windows)
         _refuse(what, store, problems)
-        make = partial(_processor_for(windows), store, aggregator, windows, emit)
+        make = partial(_processor_for(windows), store, aggregator, windows, closing)
         key = session_windowed(spec.key) if kind is SessionStore else windowed(spec.key, spec.window_size_ms)
-        stream, node = _add(self.stream, spec, make, what, (key, spec.value), step)
+        stream, node = _add(self.stream, spec, make, what, (key, spec.value), step, closing.late)
         # No store name: rows of a window store cannot be joined by a record's plain key.
         return Table(builder, node, stream.defaults, key, spec.value)
 
@@ -152,14 +148,34 @@ def _processor_for(windows: AnyWindows) -> type[ClosingAggregation[Any]]:
     return SlidingAggregate if isinstance(windows, SlidingWindows) else WindowedAggregate
 
 
+def _split(what: str, options: WindowOptions) -> tuple[Closing, StepOptions]:
+    """The settings of the windows, and those of any step. TypeError for others."""
+    unknown = ", ".join(options.keys() - WindowOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"{what}() takes no {unknown}")
+    closing = Closing(
+        emit=options.get("emit", ON_WINDOW_UPDATE),
+        close_after_ms=options.get("close_after_ms"),
+        late=options.get("late"),
+    )
+    step = {name: given for name, given in options.items() if name in StepOptions.__annotations__}
+    return closing, cast("StepOptions", step)
+
+
 def _add(
-    stream: Stream, spec: StoreSpec, make: Callable[[], Aggregation], what: str, results: Serdes, step: StepOptions
+    stream: Stream,
+    spec: StoreSpec,
+    make: Callable[[], Aggregation],
+    what: str,
+    results: Serdes,
+    step: StepOptions,
+    late: str | None = None,
 ) -> tuple[Stream, str]:
     named: StepOptions = {**step, "name": step.get("name") or f"{spec.name}-{what}"}
     name, policy = named_step(stream.builder, what, named)
     stream = stream.keyed(spec.name, policy, key=spec.key)
     node = stream.builder.add_processor(
-        name, make, [stream.node], [spec.name], policy=policy, given=stream.serdes(), results=results
+        name, make, [stream.node], [spec.name], policy=policy, given=stream.serdes(), results=results, late=late
     )
     return replace(stream, node=node), node
 

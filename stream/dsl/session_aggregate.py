@@ -44,7 +44,7 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
         rows = {Window(start, end): row for start, end, row in self.state.rows_of(raw_key, earliest_end, latest_start)}
         session, absorbed, removed = self.windows.merge(rows, stamp)
         if session.end <= through:
-            self.drop_window(key, stamp, session)
+            self.missed(record, [session], whole=True)
             return
         aggregate = self.initial()
         assert self.merge is not None  # checked where it is declared
@@ -64,7 +64,7 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
         if not self.state.put_row(row_key, end, self.encode_value(new), record.timestamp):
             # The store refused an expired row; a removal of such a row is no loss.
             if new is not None:
-                self.drop_window(record.key, record.timestamp, session)
+                self.missed(record, [session], whole=True)
         elif self.held is not None:
             self.held.add(row_key, old_row, record.headers, end)
         elif self.finals is None:

@@ -27,11 +27,12 @@ class SlidingAggregate(StartedWindows[SlidingWindows]):
         # All of them before the first write: the plan refers to rows before the record.
         rows = dict(self.state.rows_of(raw_key, low, high))
         stored = [(start, TIMESTAMP.unpack_from(row)[0]) for start, row in rows.items()]
-        # The plan takes the observed time and subtracts the delay itself; `through` may be later than observed - delay.
+        # The plan subtracts the delay itself.
         plan = self.windows.plan(stamp, stored, through + self.delay_ms)
-        for window in plan.dropped:
-            self.drop_window(key, stamp, window)
-        for (start, _), source, adds, newest in plan.changes:
+        if plan.dropped:
+            # A window that the record makes for later records, right of itself, does not hold the record.
+            self.missed(record, plan.dropped, whole=not any(change.adds for change in plan.changes))
+        for (start, end), source, adds, newest in plan.changes:
             aggregate = self.initial() if source is None else self.decode_value(rows[source][8:])
             old_row = rows.get(start)
             old = None
@@ -39,4 +40,5 @@ class SlidingAggregate(StartedWindows[SlidingWindows]):
             if old_row is not None and self.held is None and self.finals is None:
                 old = self.decode_value(old_row[8:])
             new = self.add(key, value, aggregate) if adds else aggregate
-            self.write(record, window_key.pack(raw_key, start), start, old_row, old, new, newest)
+            if not self.write(record, window_key.pack(raw_key, start), start, old_row, old, new, newest):
+                self.missed(record, [(start, end)], whole=False)

@@ -1,9 +1,19 @@
 """Aggregation by aligned windows: tumbling, hopping and unlimited, over a window store.
 
-    time:<store>    among the task's progress numbers: observed stream time, the largest timestamp processed
+    time:<store>     among the task's progress numbers: observed stream time, the largest timestamp processed
+    close:<store>    the same, where time has passed without records: up to the task's watermark, or by silence
 
-    window end > observed - grace    the window is updated (observed includes the record in hand)
-    else                             one "late_window" is counted for each window; also for one already given on close
+    close time                         the larger of the two; it never goes back
+    window end > close time - grace    the window is updated (observed includes the record in hand)
+    else                               one "late_window" is counted for each window; also for one already given on
+                                       close. With `late=` a record that no window takes goes there instead
+
+    watermark w        the close time is at least w: windows that end at or before w - grace close
+    silence            every open window closes: the close time is that at which the last of them does, so that each
+                       later record for one of them is too late
+
+Both numbers are set before the first result goes on, and are committed with it and with the offsets. A restart or a
+take-over begins with them, whatever watermarks are known by then.
 
 Rules of this file: semantics of Kafka Streams' KStreamWindowAggregate. A record without a key changes nothing, not even
 the observed stream time. `standfast.stream.windows` decides which windows a record belongs to; only tumbling windows,
@@ -13,7 +23,7 @@ the path of most records, are computed here.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from standfast.replication.log import Headers
@@ -22,8 +32,9 @@ from standfast.store.results import Windowed
 from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.window_key import end_of
 from standfast.stream.dsl.aggregation import Aggregation, Aggregator
+from standfast.stream.dsl.closing import Closing
 from standfast.stream.dsl.final_results import FinalResults
-from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
+from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
 from standfast.stream.open_windows import Entry
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context
@@ -34,7 +45,6 @@ from standfast.stream.windows import (
     SlidingWindows,
     TumblingWindows,
     UnlimitedWindows,
-    Window,
 )
 
 W = TypeVar("W", bound=AnyWindows)
@@ -43,13 +53,14 @@ A = TypeVar("A", bound=TumblingWindows | HoppingWindows | UnlimitedWindows)
 
 
 class ClosingAggregation(Aggregation, Generic[W]):
-    """An aggregation whose windows close as its observed stream time moves on."""
+    """An aggregation whose windows close as its close time moves on: by records, watermarks or silence."""
 
-    def __init__(self, store: str, aggregator: Aggregator, windows: W, emit: EmitStrategy) -> None:
+    def __init__(self, store: str, aggregator: Aggregator, windows: W, closing: Closing) -> None:
         super().__init__(store, aggregator)
         self.windows: W = windows
-        self.emit = emit
-        self.time_key = f"time:{store}"
+        self.closing = closing
+        self.emit = closing.emit
+        self.time_key, self.close_key = f"time:{store}", f"close:{store}"
         self.delay_ms = -windows.closed_through(0)  # a window is closed if end <= observed - delay
 
     def init(self, context: Context) -> None:
@@ -60,6 +71,10 @@ class ClosingAggregation(Aggregation, Generic[W]):
             # A store without rows needs no scan for windows from before this opening.
             stored = self.rows.observed_ms >= 0
             self.finals = FinalResults(context, self.store_name, self.buffer, self.read_final, self.scan_open, stored)
+        context.on_watermark(self.advance)
+        self.heard: Callable[[], None] | None = None
+        if self.closing.close_after_ms is not None:
+            self.heard = context.on_silence(self.closing.close_after_ms, self.close_all)
 
     def gives_updates(self) -> bool:
         return self.emit is ON_WINDOW_UPDATE
@@ -68,6 +83,8 @@ class ClosingAggregation(Aggregation, Generic[W]):
         """Advance the observed stream time and give the windows it closes; return the largest closed end."""
         if timestamp.__class__ is not int or not 0 <= timestamp <= TIME_MAX:
             self.check_time(timestamp)
+        if self.heard is not None:
+            self.heard()
         progress = self.progress
         observed = progress.get(self.time_key, -1)
         if timestamp > observed:
@@ -75,7 +92,8 @@ class ClosingAggregation(Aggregation, Generic[W]):
             if self.buffer.in_savepoint:
                 self.buffer.remember(progress, self.time_key)
             progress[self.time_key] = observed = timestamp
-        through = observed - self.delay_ms
+        close_ms = progress.get(self.close_key, -1)
+        through = (observed if observed > close_ms else close_ms) - self.delay_ms
         finals = self.finals
         if finals is None:
             return through
@@ -84,6 +102,34 @@ class ClosingAggregation(Aggregation, Generic[W]):
             finals.give(through, headers)
         # After the grace was made longer, windows are open that were given already: those stay as given.
         return max(through, finals.closed_through)
+
+    @property
+    def close_ms(self) -> int:
+        """The close time in milliseconds; -1 before the first record and watermark."""
+        return max(self.progress.get(self.time_key, -1), self.progress.get(self.close_key, -1))
+
+    def advance(self, time_ms: int) -> None:
+        """Advance the close time without a record, and give the windows that it closes."""
+        close_ms = self.close_ms
+        if time_ms > close_ms:
+            self.buffer.remember(self.progress, self.close_key)
+            self.progress[self.close_key] = close_ms = time_ms
+        through = close_ms - self.delay_ms
+        if self.finals is not None and through >= self.finals.next_end:
+            self.finals.give(through, ())
+
+    def close_all(self) -> None:
+        """Close every open window: the close time becomes the first at which all of them are closed."""
+        last = None if self.finals is None else self.finals.last_end()
+        if last is not None:
+            # A window that ends beyond the largest time is never closed, by no clock.
+            self.advance(min(last + self.delay_ms, TIME_MAX))
+
+    def skipped(self, record: Record) -> bool:
+        skipped = super().skipped(record)
+        if skipped and self.heard is not None:
+            self.heard()
+        return skipped
 
     @abstractmethod
     def check_time(self, timestamp: int) -> None:
@@ -97,13 +143,16 @@ class ClosingAggregation(Aggregation, Generic[W]):
     def scan_open(self, end_from: int) -> Iterator[Entry]:
         """Every stored window with end >= end_from."""
 
-    def drop_window(self, key: Any, timestamp: int, window: Window | tuple[int, int]) -> None:
-        """Count a window that a record came too late for."""
-        self.context.drop(
-            "late_window",
-            f"key {key!r} at {timestamp}: window {window[0]}..{window[1]} of {self.store_name!r} is closed "
-            f"(observed {self.progress.get(self.time_key)}, grace {self.windows.grace_ms})",
-        )
+    def missed(self, record: Record, windows: Iterable[tuple[int, int]], *, whole: bool) -> None:
+        """Count the windows that a record came too late for. `whole`: no window took it; then it may go to `late`."""
+        if whole and self.closing.late is not None and self.context.late(record):
+            return
+        for start, end in windows:
+            self.context.drop(
+                "late_window",
+                f"key {record.key!r} at {record.timestamp}: window {start}..{end} of {self.store_name!r} is closed "
+                f"(close time {self.close_ms}, grace {self.windows.grace_ms})",
+            )
 
 
 class StartedWindows(ClosingAggregation[S]):
@@ -121,12 +170,15 @@ class StartedWindows(ClosingAggregation[S]):
 
     def write(
         self, record: Record, row_key: bytes, start: int, old_row: bytes | None, old: Any, new: Any, stamp: int
-    ) -> None:
-        """Put the new aggregate of a window, and forward or suppress the result. `old` is decoded from `old_row`."""
+    ) -> bool:
+        """Put the new aggregate of a window, and forward or suppress the result; False if the row is expired.
+
+        `old` is decoded from `old_row`.
+        """
         written = record.timestamp if new is None else stamp  # a removal: see `standfast.stream.dsl.aggregate`
         if not self.state.put_row(row_key, start, self.encode_value(new), written):
-            self.drop_window(record.key, record.timestamp, (start, end_of(start, self.size_ms)))
-        elif self.held is not None:
+            return False
+        if self.held is not None:
             self.held.add(row_key, old_row, record.headers, written)
         elif self.finals is None:
             key = Windowed(record.key, start, end_of(start, self.size_ms))
@@ -134,6 +186,7 @@ class StartedWindows(ClosingAggregation[S]):
         # An existing row is in the index, or beyond its frontier, already.
         elif old_row is None:
             self.finals.add(start + self.size_ms, row_key[: -window_key.SUFFIX_BYTES])
+        return True
 
     def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
         raw_key, start, _ = window_key.unpack(row_key)
@@ -173,17 +226,20 @@ class WindowedAggregate(StartedWindows[A]):
         through = self.observe(stamp, headers)
         size = self.size_ms
         if self.tumbling:
-            self.update(record, raw_key, stamp - stamp % size, through)
-        else:
-            for window in self.windows.windows_for(stamp):
-                self.update(record, raw_key, window.start, through)
-
-    def update(self, record: Record, raw_key: bytes, start: int, through: int) -> None:
-        """Add the record to one window, unless that is closed."""
-        key, value, stamp, _, _ = record
-        if start + self.size_ms <= through:
-            self.drop_window(key, stamp, (start, end_of(start, self.size_ms)))
+            start = stamp - stamp % size
+            if not self.update(record, raw_key, start, through):
+                self.missed(record, [(start, end_of(start, size))], whole=True)
             return
+        windows = self.windows.windows_for(stamp)
+        late = [window for window in windows if not self.update(record, raw_key, window.start, through)]
+        if late:
+            self.missed(record, late, whole=len(late) == len(windows))
+
+    def update(self, record: Record, raw_key: bytes, start: int, through: int) -> bool:
+        """Add the record to one window; False if that is closed."""
+        if start + self.size_ms <= through:
+            return False
+        key, value, stamp, _, _ = record
         row_key = window_key.pack(raw_key, start)
         old_row = self.state.get_row(row_key, start)
         if old_row is None:
@@ -194,4 +250,4 @@ class WindowedAggregate(StartedWindows[A]):
             if self.held is None and self.finals is None:
                 old = self.decode_again(old, old_row, 8)
         new = self.add(key, value, self.initial() if aggregate is None else aggregate)
-        self.write(record, row_key, start, old_row, old, new, stamp)
+        return self.write(record, row_key, start, old_row, old, new, stamp)

@@ -188,6 +188,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - a take-over just now, or application code; `_failed` decides
             self._failed(task_id, task, error)
             return
+        runner.input_ends = partial(self._ends, runner)
         running = RunningTask(task, runner, self._clock.monotonic_ms() + self._commit_interval_ms)
         try:
             self._reader.add(positions)
@@ -331,6 +332,17 @@ class Loop:
         if self._shut:
             self._reader.resume(self._shut - self._held)
             self._shut.clear()
+            for running in self._running.values():
+                running.runner.restart_silence()
+
+    def _ends(self, runner: TaskRunner) -> Mapping[TopicPartition, int] | None:
+        """The ends of a task's inputs, now; None while the log does not answer."""
+        try:
+            # With records of open transactions: those are on their way, so that the source is not silent.
+            return self._reader.written_ends(runner.partitions)
+        except Unavailable as error:
+            logger.warning("task %s: its windows stay open until the log answers: %s", runner.task.id, error)
+            return None
 
     def _fetch(self, timeout_ms: int) -> None:
         # The wait for records must not delay a wall-clock punctuation or a timer.

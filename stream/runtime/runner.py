@@ -3,8 +3,8 @@
     add(fetched) ──> inputs ──> smallest head timestamp first ──> source ──> processors ──> sinks ──> task.send
                                       │                                │
                                       └── stream time, watermarks      └── stores (write buffer of the task)
-    after each record    stream-time punctuation, event-time timers
-    tick()               wall-clock punctuation, processing-time timers, periodic watermarks, idle partitions
+    after each record    stream-time punctuation, event-time timers, windows that the watermark closes
+    tick()               wall-clock punctuation, processing-time timers, periodic watermarks, idle partitions, silence
     commit()             suppressed results of aggregations go downstream; then task.commit
 
 Rules of this file: one thread; it fetches nothing and knows no log beyond its task. The loop decides how an exception
@@ -41,6 +41,7 @@ from standfast.stream.record import Record
 from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.guard import Guard, can_skip, failing
 from standfast.stream.runtime.inputs import Input
+from standfast.stream.runtime.passing_time import PassingTime
 from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.runtime.task_status import InputStatus, TaskStatus
 from standfast.stream.runtime.timers import Timers
@@ -101,6 +102,7 @@ class TaskRunner:
         self._step_policies = {
             node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
         }
+        self._nodes = {node.name: node for node in topology.processors}
         self._flushes: list[Callable[[], None]] = []
         self._stream_queue = PunctuationQueue()
         self._wall_queue = PunctuationQueue()
@@ -114,6 +116,9 @@ class TaskRunner:
         task.stores.buffer.refuse_bytes = NEVER
         task.output_topics = settings.outputs
         task.stores.buffer.leave_disk()  # the loop checks the disk before it begins a record
+        # The ends of the inputs in the log, None while it does not answer; without fetching all is here that there is.
+        self.input_ends: Callable[[], Mapping[TopicPartition, int] | None] = self._fetched
+        self._passing = PassingTime(topology, self._timers, self._clock, self._without_record)
         self._build(positions)
         self._time.restore(task.stream_times)
         self._single = next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
@@ -131,7 +136,7 @@ class TaskRunner:
                 task.progress,
                 interval_ms=settings.watermark_interval_ms,
                 now_ms=now_ms,
-                fire=partial(self._fire_timers, EVENT_TIME),
+                fire=self._passing.advance,
                 send=self._send_signal,
             )
 
@@ -144,6 +149,9 @@ class TaskRunner:
                 # Counted before the call, so that a processor whose init failed is closed, too.
                 self._begun += 1
                 processor.init(context)
+            watermark_ms = self.watermark_ms()
+            if watermark_ms is not None:
+                self._passing.catch_up(watermark_ms)
         if self._event_time is not None:
             self._event_time.announce(self._clock.monotonic_ms())
 
@@ -218,7 +226,13 @@ class TaskRunner:
             wall_ms = self.wall_ms()
             if self._wall_queue.can_punctuate(wall_ms):
                 self._wall_queue.may_punctuate(wall_ms)
-            self._fire_timers(PROCESSING_TIME, wall_ms)
+            for timers in self._timers.values():
+                timers.fire(PROCESSING_TIME, wall_ms)
+            self._passing.tick(wall_ms, self.flush, self.input_ends, self._consumed)
+
+    def restart_silence(self) -> None:
+        """Count silence again from now: while nothing was read, it was not that of the sources."""
+        self._passing.restart()
 
     def follow_upstream(self) -> None:
         """Wait for the new upstream tasks, which are in `settings.upstream` already."""
@@ -324,6 +338,22 @@ class TaskRunner:
     def drop(self, node: str, reason: str, detail: str) -> None:
         self._guard.drop(node, reason, detail)
 
+    def on_watermark(self, node: str, advance: Callable[[int], None]) -> None:
+        self._passing.on_watermark(node, advance)
+
+    def before_watermark(self, node: str, flush: Callable[[], None]) -> None:
+        self._passing.before_watermark(node, flush)
+
+    def on_silence(self, after_ms: int, close: Callable[[], None]) -> Callable[[], None]:
+        return self._passing.on_silence(after_ms, close)
+
+    def late(self, node: str, record: Record) -> bool:
+        found = self._nodes[node]
+        if found.late is None or found.given is None:
+            return False
+        self._left_out.late_at(node, found.late, found.given, record)
+        return True
+
     def on_flush(self, flush: Callable[[], None]) -> None:
         self._flushes.append(flush)
 
@@ -331,7 +361,7 @@ class TaskRunner:
         policy = self.topology.policy_at(node)
         if not policy.protects:
             return forward
-        serdes = next(one.results for one in self.topology.processors if one.name == node)
+        serdes = self._nodes[node].results
 
         def give(record: Record) -> None:
             error = self._guard.attempt(forward, record)
@@ -450,43 +480,36 @@ class TaskRunner:
         self._tracing.failed(self._name, one.topic, one.partition, raw.offset, raw.headers, error)
         self._left_out.failed(one, raw, error, reason)
 
-    def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> Sequence[Signal]:
-        event_time = self._event_time
-        signals: list[Signal] = []
-        if event_time is None:
-            error = self._guard.attempt(one.process, record)
-        else:
-
-            def process(record: Record) -> None:
-                signals.extend(self._process_unless_late(one, record, raw, event_time))
-
-            error = self._guard.attempt(process, record)
-            # Outside of the savepoint: a dead letter written inside would be rolled back with the record.
+    def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> None:
+        error = self._guard.attempt(one.process, record)
+        # Outside of the savepoint: a dead letter written inside would be rolled back with the record.
         if error is not None:
             self._left_out.failed(one, raw, error, "process")
-        return signals
 
     def _process_in_event_time(self, one: Input, record: Record, raw: LogRecord, event_time: EventTime) -> None:
+        signals: list[Signal] = []
         if one.protected:
-            signals = self._process_protected(one, record, raw)
+            process = partial(self._process_unless_late, one, raw, event_time, signals)
+            error = self._guard.attempt(process, record)
+            if error is not None:
+                self._left_out.failed(one, raw, error, "process")
         else:
-            signals = self._process_unless_late(one, record, raw, event_time)
+            self._process_unless_late(one, raw, event_time, signals, record)
         if one.watermarks is not None:
             event_time.on_record(one, signals, self._clock.monotonic_ms())
 
     def _process_unless_late(
-        self, one: Input, record: Record, raw: LogRecord, event_time: EventTime
-    ) -> Sequence[Signal]:
-        """Process the record and return the signals of its watermark, which follow the record itself."""
+        self, one: Input, raw: LogRecord, event_time: EventTime, signals: list[Signal], record: Record
+    ) -> None:
+        """Process the record, and add the signals of its watermark; they are applied after it."""
         marks = one.watermarks
-        if marks is None:
-            one.process(record)
-            return ()
-        if event_time.is_late(record.timestamp):
-            self._left_out.late(one, raw, record, event_time.clock_ms)
-        else:
-            one.process(record)
-        return marks.on_record(record.value, record.timestamp, self._clock.monotonic_ms())
+        if marks is not None:
+            # First, because a record that fails and is skipped moves the watermark, too: the source has brought it.
+            signals += marks.on_record(record.value, record.timestamp, self._clock.monotonic_ms())
+            if event_time.is_late(record.timestamp):
+                self._left_out.late(one, raw, record, event_time.clock_ms)
+                return
+        one.process(record)
 
     def _see_idle(self, one: Input, now_ms: int) -> None:
         idle_after_ms = one.settings.idle_after_ms
@@ -538,9 +561,18 @@ class TaskRunner:
         finally:
             self._take_up(with_record)
 
-    def _fire_timers(self, kind: TimerKind, until_ms: int) -> None:
-        for timers in self._timers.values():
-            timers.fire(kind, until_ms)
+    def _without_record(self, now_ms: int, work: Callable[[], None]) -> None:
+        with_record = self._set_aside(now_ms)
+        try:
+            work()
+        finally:
+            self._take_up(with_record)
+
+    def _fetched(self) -> Mapping[TopicPartition, int]:
+        return {TopicPartition(one.topic, one.partition): one.fetched for one in self.inputs.values()}
+
+    def _consumed(self) -> Mapping[TopicPartition, int]:
+        return {TopicPartition(one.topic, one.partition): one.consumed for one in self.inputs.values()}
 
     def _set_aside(self, now_ms: int) -> tuple[Any, ...]:
         # A callback is progress for the lease like a record, or a long series of timers would stop its renewal.

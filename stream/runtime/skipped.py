@@ -7,6 +7,7 @@
     timer, punctuation                       counted only: there is no record
     row that its serde cannot read           counted only, where a result was to be made of it: the store keeps it
     at or before the watermark               the source's `late` topic: the record as it was read
+    all its windows are closed               the step's `late` topic: the record as the step received it
     no valid timestamp                       counted only
 
 Rules of this file: a side output is an output of the task like any other and becomes durable with its next commit.
@@ -94,6 +95,20 @@ class Skipped:
             self._send(topic, raw.key, raw.value, record.timestamp, raw.headers)
             return
         self._guard.drop(None, "late_record", f"{one.at(raw)}: {record.timestamp} <= watermark {watermark_ms}")
+
+    def late_at(self, node: str, topic: str, serdes: Serdes, record: Record) -> None:
+        """Write a record that a step's windows are closed for to the step's `late` topic. InvalidRequest where the
+        serdes of its stream cannot write it."""
+        raw = []
+        for part, given, serde in zip(("key", "value"), record, serdes, strict=False):
+            try:
+                raw.append(None if given is None else serde.serialize(given))
+            except Exception as error:
+                raise InvalidRequest(
+                    f"step {node!r}: the {part} serde {serde.name!r} of its stream cannot write a late record "
+                    f"({type(error).__name__}: {error}): give the step before it the {part}= serde of its results"
+                ) from error
+        self._send(topic, raw[0], raw[1], record.timestamp, record.headers)
 
     def _dead_letter(
         self,

@@ -37,6 +37,7 @@ class ProcessorNode:
 
     `null_keys`: it processes records without a key, so that a repartition before it lets them through.
     `policy`: its own on_error. `given`, `results`: serdes of its input records, and of its results, for dead letters.
+    `late`: topic for records that its windows are closed for.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ProcessorNode:
     policy: ErrorPolicy | None = None
     given: Serdes | None = None
     results: Serdes | None = None
+    late: str | None = None
 
     @property
     def timer_store(self) -> str | None:
@@ -111,6 +113,13 @@ class SubTopology:
         nodes: tuple[ProcessorNode | SinkNode, ...] = (*self.processors, *self.sinks)
         own = ((node.name, node.policy) for node in nodes if node.policy is not None)
         return tuple((name, policy.dead_letter) for name, policy in own if policy.dead_letter is not None)
+
+    @property
+    def late(self) -> tuple[tuple[str, str], ...]:
+        """Sources and processors with a topic for late records, and that topic."""
+        sources = ((node.name, node.settings.late) for node in self.sources)
+        processors = ((node.name, node.late) for node in self.processors)
+        return tuple((name, topic) for name, topic in (*sources, *processors) if topic is not None)
 
     @property
     def sources(self) -> tuple[SourceNode, ...]:

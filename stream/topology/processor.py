@@ -64,6 +64,14 @@ class Services(Protocol):
 
     def on_flush(self, flush: Callable[[], None]) -> None: ...
 
+    def on_watermark(self, node: str, advance: Callable[[int], None]) -> None: ...
+
+    def before_watermark(self, node: str, flush: Callable[[], None]) -> None: ...
+
+    def on_silence(self, after_ms: int, close: Callable[[], None]) -> Callable[[], None]: ...
+
+    def late(self, node: str, record: Record) -> bool: ...
+
     def giver(self, node: str, forward: Forward) -> Forward: ...
 
     def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None: ...
@@ -243,6 +251,32 @@ class Context:
                 self._giving = False
 
         self._services.on_flush(give_all)
+
+    def on_watermark(self, advance: Callable[[int], None]) -> None:
+        """Have `advance(watermark_ms)` called when the task's watermark advances, and once when the task starts.
+
+        The processors are called in the order of the topology, each with its timers, so that records which one forwards
+        reach the next one before that is called. Never called in a task without watermarks.
+        """
+        self._services.on_watermark(self.name, advance)
+
+    def before_watermark(self, flush: Callable[[], None]) -> None:
+        """Have `flush` called before a watermark goes on to a processor below that asked for it, or to another task.
+
+        It forwards suppressed results, which the watermark would otherwise make late there.
+        """
+        self._services.before_watermark(self.name, flush)
+
+    def on_silence(self, after_ms: int, close: Callable[[], None]) -> Callable[[], None]:
+        """Have `close` called once no record came for `after_ms` of monotonic time; call the result at each record.
+
+        Only once everything that the task's inputs hold by then was processed, and again only after a further record.
+        """
+        return self._services.on_silence(after_ms, close)
+
+    def late(self, record: Record) -> bool:
+        """Write a record to this step's `late` topic; False if it has none."""
+        return self._services.late(self.name, record)
 
     def read_result(self, read: Callable[..., Record | None], *given: Any) -> Record | None:
         """`read(*given)`, the result of a stored row; None, and counted, if the row's serde cannot read it and

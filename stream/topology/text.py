@@ -85,6 +85,8 @@ def _edges(group: SubTopology, ids: Mapping[tuple[str, str], str]) -> Iterator[s
     for name, parents in _parents(group).items():
         yield from (f"  {ids['node', parent]} --> {ids['node', name]}" for parent in parents)
     for processor in group.processors:
+        if processor.late is not None:
+            yield f"  {ids['node', processor.name]} -. late .-> {ids['topic', processor.late]}"
         for store in sorted(group.connected[processor.name]):
             yield f"  {ids['node', processor.name]} -.- {ids['store', store]}"
     for sink in group.sinks:

@@ -75,9 +75,9 @@ class Topology:
         for group in self.groups:
             names.update((sink.topic, None) for sink in group.sinks if sink.internal is None)
             names.update((topic, None) for _, topic in group.dead_letters)
-            for source in group.sources:
-                extra = (source.settings.dead_letter, source.settings.late)
-                names.update((topic, None) for topic in extra if topic is not None)
+            letters = (source.settings.dead_letter for source in group.sources)
+            names.update((topic, None) for topic in letters if topic is not None)
+            names.update((topic, None) for _, topic in group.late)
         return tuple(names)
 
 
@@ -118,6 +118,7 @@ class TopologyBuilder:
         policy: ErrorPolicy | None = None,
         given: Serdes | None = None,
         results: Serdes | None = None,
+        late: str | None = None,
     ) -> str:
         """Add a processor below `parents`. Returns its name; BadConfig for a taken name or an unknown store."""
         check_name("node", name)
@@ -127,7 +128,7 @@ class TopologyBuilder:
             declared = ", ".join(self.specs) or "none"
             raise BadConfig([f"processor {name!r}: store {one!r} is not declared ({declared})" for one in unknown])
         named = None if stores is None else tuple(stores)
-        node = ProcessorNode(name, make, tuple(parents), named, timer_key, null_keys, policy, given, results)
+        node = ProcessorNode(name, make, tuple(parents), named, timer_key, null_keys, policy, given, results, late)
         if node.timer_store in self.specs:
             raise BadConfig([f"processor {name!r}: its timers need the store name {node.timer_store!r}: rename yours"])
         self.nodes[name] = node

@@ -20,6 +20,7 @@ class Seen:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.contexts: dict[str, sf.Context] = {}
+        self.fails_at = -1  # the time of records that a processor fails at
 
     def processor(self, label: str, *timers_at: int) -> type[sf.Processor]:
         """Notes records and timers with the clock of that moment; sets timers for each record; forwards both."""
@@ -34,6 +35,8 @@ class Seen:
 
             def process(self, record: sf.Record) -> None:
                 seen.lines.append(f"{label} record {record.timestamp} clock {self.context.watermark_ms}")
+                if record.timestamp == seen.fails_at:
+                    raise ValueError("the processor fails")
                 for time_ms in timers_at:
                     self.context.timer("k", time_ms)
                 self.context.forward(record)

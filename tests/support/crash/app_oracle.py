@@ -266,8 +266,7 @@ def expect_clicks(partition: int, rows: list[Row], places: list[Row], expected: 
         if row.timestamp <= clock_ms:
             out["late"].append(row)
         elif row.value.get("bad"):
-            out["dead"].append(row)
-            brings_ms = -1  # it leaves no trace but in the stream time
+            out["dead"].append(row)  # it leaves no trace but in the stream time and in the watermark
         else:
             hops.closed(row.timestamp, ())
             out["updates"] += hops.update(row)
@@ -279,6 +278,9 @@ def expect_clicks(partition: int, rows: list[Row], places: list[Row], expected: 
             watch.process(row)
         largest_ms = max(largest_ms, row.timestamp)
         clock_ms = max(clock_ms, brings_ms)
+        hops.closed(clock_ms, ())
+        out["finals"] += tumbles.closed(clock_ms, ())
+        visits.closed(clock_ms, ())
         watch.fire(clock_ms)
         watch.tick(largest_ms)
     expected.stores["hops", partition] = hops.kept()

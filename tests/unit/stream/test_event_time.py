@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from support.apps import Drive
+from support.apps import Drive, Running, create, write
 from support.event_time import ORDER, Seen, one_source, pipe, status
+from support.sessions import Bench
 
 TEXT, JSON = sf.serde.string, sf.serde.json
 
@@ -49,18 +50,51 @@ def test_clock_is_below_zero_while_the_disorder_is_larger_than_the_time(drive: D
     assert status(driver).watermark_ms == -996
 
 
-def test_periodic_watermark_comes_at_the_interval_and_not_with_the_record(drive: Drive) -> None:
+def test_periodic_watermark_comes_at_the_interval_and_not_with_the_record(bench: Bench) -> None:
+    create(bench, 1, "in")
     seen = Seen()
-    app = sf.App("app", watermark_interval_ms=200)
-    app.stream("in", watermarks=ORDER).process(seen.processor("first", 5))
-    driver = drive(app)
-    driver.advance_wall_clock(0)
-    pipe(driver, 10)
-    driver.advance_wall_clock(199)
-    assert status(driver).watermark_ms is None
-    driver.advance_wall_clock(1)
-    assert status(driver).watermark_ms == 9
+
+    def make(app: sf.App) -> None:
+        app.stream("in", watermarks=ORDER).process(seen.processor("first", 5))
+
+    one = Running(bench, make, watermark_interval_ms=200)
+    one.run()
+    write(bench, "in", ("k", "1", 10))
+    one.run()
+    bench.clock.advance(199)
+    one.run()
+    assert one.runner().status().watermark_ms is None
+    bench.clock.advance(1)
+    one.run()
+    assert one.runner().status().watermark_ms == 9
     assert seen.lines == ["first record 10 clock None", "first timer 5 clock 9"]
+
+
+def test_driver_advances_watermarks_at_each_record_and_does_no_other_work(drive: Drive) -> None:
+    ticks: list[int] = []
+
+    class Ticking(sf.Processor):
+        stores = ()
+
+        def init(self, context: sf.Context) -> None:
+            context.schedule(1, sf.WALL_CLOCK_TIME, ticks.append)
+
+    app = sf.App("app")  # with the interval of 200 ms that a run has
+    app.stream("in", watermarks=ORDER).process(Ticking)
+    driver = drive(app)
+    pipe(driver, 10, 20)
+    assert status(driver).watermark_ms == 19
+    assert ticks == []
+
+
+def test_skipped_record_moves_the_watermark(drive: Drive) -> None:
+    seen = Seen()
+    app = one_source(seen, on_error="skip")
+    driver = drive(app)
+    seen.fails_at = 50
+    pipe(driver, 10, 50, 30)
+    assert status(driver).watermark_ms == 49
+    assert app.drops.counts == {"process": 1, "late_record": 1}
 
 
 def test_punctuated_watermark_comes_with_the_record_that_carries_it(drive: Drive) -> None:
@@ -142,8 +176,8 @@ def test_late_record_goes_to_the_side_output_as_it_was_read(drive: Drive) -> Non
 
 def test_no_record_is_late_before_the_first_watermark(drive: Drive) -> None:
     seen = Seen()
-    app = sf.App("app", watermark_interval_ms=200)
-    app.stream("in", watermarks=ORDER).process(seen.processor("first"))
+    app = sf.App("app")
+    app.stream("in", watermarks=sf.Punctuated(lambda _value, _timestamp_ms: None)).process(seen.processor("first"))
     driver = drive(app)
     pipe(driver, 20, 5)
     assert len(seen.lines) == 2

@@ -57,7 +57,7 @@ def test_help_of_a_method_lists_its_options(method: Any) -> None:
     parameters = inspect.signature(method).parameters
     assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]
     named = {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-    assert set(rows(method)) == named - {"key", "value", "partitioner", "emit"}
+    assert set(rows(method)) == named - {"key", "value", "partitioner"}
 
 
 @pytest.mark.parametrize(
