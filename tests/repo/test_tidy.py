@@ -75,6 +75,7 @@ PURE = {
     "stream/restart.py",
     "stream/session/source_gate.py",
     "stream/session/source_offsets.py",
+    "stream/silence.py",
     "stream/stream_time.py",
     "stream/watermarks.py",
     "stream/windows.py",
