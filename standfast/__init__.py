@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from standfast.stream.session import aio
     from standfast.stream.session.replica import Replica
     from standfast.stream.session.session import Session
+    from standfast.stream.source import Source, SourceContext
     from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer
     from standfast.stream.topology.processor import Context, Processor
     from standfast.stream.topology.sources import ARRIVAL_TIME
@@ -107,6 +108,8 @@ __all__ = [
     "Processor",
     "Context",
     "Record",
+    "Source",
+    "SourceContext",
     "Listener",
     "testing",
     # the log itself, to create topics and write to them
@@ -190,6 +193,8 @@ _HOMES = {
     "ON_WINDOW_CLOSE": "standfast.stream.emit:ON_WINDOW_CLOSE",
     "Context": "standfast.stream.topology.processor:Context",
     "Record": "standfast.stream.record:Record",
+    "Source": "standfast.stream.source:Source",
+    "SourceContext": "standfast.stream.source:SourceContext",
     "STREAM_TIME": "standfast.stream.punctuation:STREAM_TIME",
     "WALL_CLOCK_TIME": "standfast.stream.punctuation:WALL_CLOCK_TIME",
     "ExponentialDelay": "standfast.stream.restart:ExponentialDelay",

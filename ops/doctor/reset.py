@@ -14,7 +14,7 @@ from pathlib import Path
 from standfast.ops.doctor.reset_plan import LocalStep, ResetPlan, Target, make_plan
 from standfast.replication.log import Committed, Log
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.topics.app_topics import app_topics
+from standfast.replication.topics.app_topics import SOURCE_OFFSETS, app_topics, is_internal
 from standfast.store.errors import InvalidRequest, NotReady
 from standfast.store.task.state_dir import StateDir
 
@@ -36,7 +36,11 @@ def look(
     """
     refuse_running(log, app)
     committed = log.group(app).committed()
-    own = set(known)
+    # An offset of this group proves whose source it is, where names alone leave a doubt: rows must not go without it.
+    own = {
+        *known,
+        *(at.topic for at in committed if at.topic.endswith(SOURCE_OFFSETS) and is_internal(f"{app}-", at.topic)),
+    }
     survey_names = [info.name for info in log.admin.topics()]
     groups = log.admin.groups()
     between = app_topics(app, survey_names, groups=groups, known=own, sources=sources).between

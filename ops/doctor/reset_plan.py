@@ -18,7 +18,7 @@ from typing import Literal
 
 from standfast.replication.log import Committed
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.topics.app_topics import AppTopics
+from standfast.replication.topics.app_topics import SOURCE_OFFSETS, AppTopics
 from standfast.store.errors import BadConfig
 
 Local = Literal["aside", "remove", "keep"]
@@ -127,7 +127,10 @@ def make_plan(
     there = set(existing)
     own = [
         *(DeleteStep(name, "changelog") for name in topics.changelogs),
-        *(DeleteStep(name, "repartition") for name in topics.between),
+        *(
+            DeleteStep(name, "source offsets" if name.endswith(SOURCE_OFFSETS) else "repartition")
+            for name in topics.between
+        ),
         *(DeleteStep(name, "members") for name in topics.members),
     ]
     problems = _target_problems(targets, bounds)

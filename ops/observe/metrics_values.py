@@ -81,6 +81,10 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     yield "restore_workers", (), statistics.bulk.workers_now
     yield "restore_runs_total", (), statistics.bulk.runs
     yield "restore_worker_failures_total", (), statistics.bulk.failures
+    for source in statistics.own_sources:
+        labels = (source.source, str(source.partition))
+        yield "source_running", labels, float(source.state == "running")
+        yield "source_waiting_records", labels, source.waiting
     yield from _counter_samples(statistics.counters, {task.task for task in statistics.tasks})
     yield from _log_samples(statistics)
     yield from _by_store_samples(statistics)
@@ -108,6 +112,8 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
     yield "lease_renewal_gap_seconds", (), counters.lease_gap_ms / MS
     for task in sorted(tasks):
         yield "processed_records_total", (task,), counters.processed_records[task]
+    for (source, partition), count in sorted(counters.source_records.items()):
+        yield "source_records_total", (source, str(partition)), count
     for reason in sorted({*DROP_REASONS, *counters.dropped}):
         yield "dropped_records_total", (reason,), counters.dropped[reason]
     for kind, outcome in sorted({*PUNCTUATIONS, *counters.punctuations}):

@@ -34,6 +34,7 @@ def status_document(statistics: SessionStatistics) -> Json:
         "standbys_missing": statistics.standbys_missing,
         "tasks": [asdict(task) for task in statistics.tasks],
         "restores": [asdict(restore) for restore in statistics.restores],
+        "own_sources": [asdict(source) for source in statistics.own_sources],
         "counters": counters_document(statistics.counters),
         "bulk": asdict(statistics.bulk),
         "log_lock": None if statistics.log_lock is None else statistics.log_lock._asdict(),
@@ -95,6 +96,10 @@ def counters_document(counters: SessionCounters) -> Json:
             for (store, partition), records in sorted(counters.standby_records.items())
         ],
         "processed": dict(counters.processed_records),
+        "source_records": [
+            {"source": source, "partition": partition, "records": records}
+            for (source, partition), records in sorted(counters.source_records.items())
+        ],
         "dropped": dict(counters.dropped),
         "punctuations": [
             {"kind": kind, "outcome": outcome, "count": count}

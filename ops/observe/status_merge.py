@@ -26,6 +26,7 @@ from standfast.stream.session.statistics import (
     RestoreStatistics,
     SessionCounters,
     SessionStatistics,
+    SourceStatistics,
     StoreStatistics,
     TaskStatistics,
 )
@@ -53,6 +54,7 @@ def statistics_of(status: Json) -> SessionStatistics:
         disk=_disk(status.get("disk")),
         log_read_ms_ago=status.get("log_read_ms_ago", 0),
         log_error=status.get("log_error", ""),
+        own_sources=tuple(SourceStatistics(**_known(SourceStatistics, one)) for one in status.get("own_sources", ())),
     )
 
 
@@ -78,6 +80,9 @@ def counters_of(document: Json) -> SessionCounters:
         lease_gap_ms=document.get("lease_gap_ms", 0),
         standby_records=Counter({(one["store"], one["partition"]): one["records"] for one in document["standby"]}),
         processed_records=Counter(document.get("processed", {})),
+        source_records=Counter(
+            {(one["source"], one["partition"]): one["records"] for one in document.get("source_records", ())}
+        ),
         dropped=Counter(document.get("dropped", {})),
         punctuations=Counter({(one["kind"], one["outcome"]): one["count"] for one in document.get("punctuations", ())}),
         task_failures=document.get("task_failures", 0),

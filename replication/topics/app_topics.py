@@ -2,6 +2,7 @@
 
     <app>-<store>-changelog        of a store
     <app>-<name>-repartition       between its tasks, as are -broadcast and -subscription-...-topic (of Kafka Streams)
+    <app>-<name>-source-offsets    without records: offsets of a source of one's own are committed as this topic's
     <app>-standfast-members        of its group, on Kafka
 
 A name can have two readings: `orders-eu-totals-changelog` is store `totals` of `orders-eu`, or `eu-totals` of `orders`.
@@ -18,7 +19,14 @@ from dataclasses import dataclass
 
 MEMBERS = "-standfast-members"
 CHANGELOG = "-changelog"
-BETWEEN = ("-repartition", "-broadcast", "-subscription-registration-topic", "-subscription-response-topic")
+SOURCE_OFFSETS = "-source-offsets"
+BETWEEN = (
+    "-repartition",
+    "-broadcast",
+    "-subscription-registration-topic",
+    "-subscription-response-topic",
+    SOURCE_OFFSETS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, Unpack, get_args
 from standfast.replication.listeners import Listener
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
-from standfast.store.arguments import list_problems, path_problems, refuse
+from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
@@ -39,13 +39,15 @@ from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.runtime.runner import RunnerSettings
 from standfast.stream.runtime.source_discovery import SourceDiscovery
+from standfast.stream.runtime.source_runs import CANCEL_TIMEOUT_MS, SourceRuns
 from standfast.stream.session.session import Session
 from standfast.stream.session.settings import DISCOVERY_DEFAULT_MS, SessionOptions, SessionSettings
 from standfast.stream.signatures import spelled_out
+from standfast.stream.source import Source
 from standfast.stream.stream_time import Policy
 from standfast.stream.topology.assembly import Assembled, assemble, create_absent, external_topics
 from standfast.stream.topology.drops import Drops
-from standfast.stream.topology.nodes import Partitioner, ProcessorNode
+from standfast.stream.topology.nodes import OwnSource, Partitioner, ProcessorNode
 from standfast.stream.topology.policy import StepOptions
 from standfast.stream.topology.processor import Processor, has_timers, processor_problem
 from standfast.stream.topology.sources import SourceOptions, SourceSettings, TableOptions
@@ -55,6 +57,7 @@ from standfast.stream.trace import Tracing
 
 P = TypeVar("P", bound=type[Processor])
 POLL_MS = 50
+PARTITIONS_MAX = 10_000  # of a source of one's own: each is a task with a thread
 
 
 @spelled_out({SessionOptions: SessionSettings, SourceOptions: SourceSettings, TableOptions: SourceSettings})
@@ -80,6 +83,8 @@ class App:
                            that the program has set up; needs the extra `otel`
     create_topics          whether to create its absent source and output topics, for trying: with as many partitions
                            as its largest source has, else 4
+    source_cancel_timeout_ms  milliseconds that a source of one's own may take to end once it is cancelled; past it
+                           the application ends with an error
     clock                  source of times; None: the system's clock
     listeners              receive restores, standbys and commits from the start
 
@@ -104,6 +109,7 @@ class App:
         log_format: LogFormat | None = None,
         tracing: bool = False,
         create_topics: bool = False,
+        source_cancel_timeout_ms: int = CANCEL_TIMEOUT_MS,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
         **settings: Unpack[SessionOptions],
@@ -131,6 +137,7 @@ class App:
             stream_time,
             (("commit_interval_ms", commit_interval_ms, 1), ("watermark_interval_ms", watermark_interval_ms, 0)),
             (("linger_ms", linger_ms, 0), ("batch_bytes", batch_bytes, 1)),
+            (("source_cancel_timeout_ms", source_cancel_timeout_ms, 1),),
         )
         self.name = name
         self.stream_time: Policy = stream_time
@@ -156,30 +163,41 @@ class App:
         self._assembled: Assembled | None = None
         self._paused = False
         self._stop = threading.Event()
+        # Kept from one run to the next: a thread that did not end must not get a second one beside it.
+        self.source_runs = SourceRuns(self.clock, source_cancel_timeout_ms)
 
     # --- declaration ---
 
     def source(
         self,
-        topic: str,
+        topic: str | Source,
         *,
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
+        name: str | None = None,
+        partitions: int | None = None,
         **options: Unpack[SourceOptions],
     ) -> Callable[[P], P]:
-        """Class decorator: the processor reads this topic; used several times, it reads several topics."""
+        """Class decorator: the processor reads this topic; used several times, it reads several topics.
+
+        name        of a source of one's own, as in `@app.source(MySource(), name="lines")`: keeps its position; a topic
+                    has none
+        partitions  of a source of one's own: it has a task for each; None: 1
+
+        The serdes of a source of one's own write its dead letters, and its records where they change tasks.
+        """
         settings = self._source_settings(key, value, options)
 
         def register(processor: P) -> P:
-            self._check_processor(processor, f"source {topic!r}")
-            source = self.builder.add_source(topic, settings)
-            name = processor.__name__
-            there = self.builder.nodes.get(name)
+            self._check_processor(processor, f"source {name if isinstance(topic, Source) else topic!r}")
+            node = self._source_node(topic, name, partitions, settings)
+            called = processor.__name__
+            there = self.builder.nodes.get(called)
             if isinstance(there, ProcessorNode) and there.make is processor:
-                self.builder.connect(name, source)
+                self.builder.connect(called, node)
             else:
                 timer_key = (processor.timer_key or settings.key) if has_timers(processor) else None
-                self.builder.add_processor(name, processor, [source], processor.stores, timer_key)
+                self.builder.add_processor(called, processor, [node], processor.stores, timer_key)
             return processor
 
         return register
@@ -214,16 +232,27 @@ class App:
 
     def stream(
         self,
-        topic: str,
+        topic: str | Source,
         *,
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
+        name: str | None = None,
+        partitions: int | None = None,
         **options: Unpack[SourceOptions],
     ) -> Stream:
-        """A topic as a stream of records."""
+        """A topic, or a source of one's own, as a stream of records.
+
+        name        of a source of one's own, as in `app.stream(MySource(), name="lines")`: keeps its position; a topic
+                    has none
+        partitions  of a source of one's own: it has a task for each; None: 1
+
+        With several partitions a source of one's own may collect a key in any of them, so that a step which needs
+        equal keys together puts a repartition topic before itself.
+        """
         settings = self._source_settings(key, value, options)
-        node = self.builder.add_source(topic, settings)
-        return Stream(self.builder, node, self._defaults, settings.key, settings.value)
+        node = self._source_node(topic, name, partitions, settings)
+        spread = isinstance(topic, Source) and (partitions or 1) > 1
+        return Stream(self.builder, node, self._defaults, settings.key, settings.value, rekeyed=spread)
 
     def table(self, topic: str, store: str | None = None, **options: Unpack[TableOptions]) -> Table:
         """A topic as a table: the latest value of each key, with the topic itself as the store's changelog.
@@ -400,6 +429,7 @@ class App:
             clock=self.clock,
             batch_bytes=self.batch_bytes,
             linger_ms=self.linger_ms,
+            sources=self.source_runs,
             discovery=SourceDiscovery(session, assembled.topology, runners, self.discovery_interval_ms, self.clock),
         )
         with _closing(f"tasks of application {self.name}", loop.close):
@@ -426,6 +456,26 @@ class App:
     ) -> SourceSettings:
         key = self._defaults.key if key is None else key
         return SourceSettings(key=key, value=self._defaults.value if value is None else value, **options)
+
+    def _source_node(
+        self, given: str | Source, name: str | None, partitions: int | None, settings: SourceSettings
+    ) -> str:
+        """Add the node of a topic, or of a source of one's own. Raises BadConfig."""
+        if isinstance(given, Source):
+            if name is None:
+                raise BadConfig(
+                    [f"source {type(given).__name__} needs a name, name=...: its position is kept under that name"]
+                )
+            if type(given).run is Source.run:
+                raise BadConfig([f"source {name!r}: class {type(given).__name__} defines no run(self, context)"])
+            if partitions is not None and not is_whole(partitions, 1, PARTITIONS_MAX):
+                raise BadConfig([f"source {name!r}: partitions must be a whole number from 1, not {partitions!r:.100}"])
+            return self.builder.add_own_source(OwnSource(name, given, partitions or 1), settings)
+        if isinstance(given, type) and issubclass(given, Source):
+            raise BadConfig([f"source {given.__name__}: give an object of the class, {given.__name__}(...)"])
+        if name is not None or partitions is not None:
+            raise BadConfig([f"source {given!r}: name and partitions are for sources of one's own: a topic has both"])
+        return self.builder.add_source(given, settings)
 
     @staticmethod
     def _check_processor(processor: object, where: str) -> None:

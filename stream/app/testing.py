@@ -6,7 +6,8 @@
 
 The parts are the real ones: stores on RocksDB, changelogs and commits in an embedded log, both in a folder that is
 removed afterwards. Only fetching is missing: piped records go straight to the task, and records that a task writes to
-an internal topic straight to the next task, committed or not.
+an internal topic straight to the next task, committed or not. Sources of one's own run in a call of the test, or are
+piped to by their names.
 
 Rules of this file: nothing runs outside a call of the test. `pipe` does not commit unless a processor or a full
 buffer requests it, nor does a punctuation; `commit` forwards cached results. Public as `standfast.testing`.
@@ -29,16 +30,18 @@ from standfast.replication.tail.open_log import open_log
 from standfast.store.arguments import INT64_MAX, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.closing import Closing
-from standfast.store.errors import InternalError, InvalidRequest
+from standfast.store.errors import Closed, InternalError, InvalidRequest
 from standfast.store.names import check_topic
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
 from standfast.store.specs import StoreSpec, store_name
 from standfast.store.types.kinds import gives_stores
 from standfast.stream.record import Record
+from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
 from standfast.stream.session.task import TaskState
+from standfast.stream.source import SourceContext
 from standfast.stream.topology.assembly import Assembled, assemble, external_topics
 from standfast.stream.topology.nodes import SinkNode, SourceNode
 from standfast.stream.topology.sinks import partition_of
@@ -96,15 +99,20 @@ class Driver(Closing):
 
         Key and value go through the source's serdes; bytes that these cannot serialise are passed unchanged, so that
         damaged input can be tested. `timestamp` in milliseconds, by default the driver's clock. Exceptions of
-        processors propagate, and the driver is of no more use then.
+        processors propagate, and the driver is of no more use then. The topic may be the name of a source of one's own:
+        key and value are then passed as they are, at the next offset of `partition` (0).
         """
         check_topic(topic)
         if timestamp is not None and not is_whole(timestamp, -INT64_MAX):
             raise InvalidRequest(f"driver: timestamp must be whole milliseconds, not {timestamp!r:.100}")
         node = self._nodes.get(f"{topic}-source")
         if not isinstance(node, SourceNode) or node.internal:
-            known = ", ".join(self._assembled.topology.source_topics)
-            raise InvalidRequest(f"driver: {topic!r} is not a source of {self.app.name!r} (sources: {known})")
+            raise self._no_source(topic)
+        if node.own is not None:
+            one = self._own_input(topic, 0 if partition is None else partition)
+            stamp = self.clock.wall_ms() if timestamp is None else timestamp
+            self._collected(one, Record(key, value, stamp, tuple(headers)), one.fetched + 1)
+            return
         raw_key, raw_value = _raw(node.settings.key, key), _raw(node.settings.value, value)
         if partition is None:
             partition = partition_of(raw_key, self._partitions) if raw_key is not None else 0
@@ -116,6 +124,27 @@ class Driver(Closing):
         self._piped[at].append(Outgoing(raw_key, raw_value, max(stamp, 0), headers))
         self._deliver(at, raw_key, raw_value, stamp, headers)
         self._settle()
+
+    def run_source(self, name: str, partition: int = 0, *, records_max: int | None = None) -> int:
+        """Run a source of one's own in this thread, from its position on, and process each record that it collects.
+
+        The run ends when `run` returns, when it waits (`context.wait` returns True at once), and after `records_max`
+        records, which must be given for a source that never waits. Returns the number of records. An exception of the
+        source propagates.
+        """
+        if records_max is not None and not is_whole(records_max, 1):
+            raise InvalidRequest(f"driver: records_max must be a whole number from 1, not {records_max!r:.100}")
+        one = self._own_input(name, partition)
+        port = _Port(self, one, records_max)
+        source = one.own.source.another()
+        try:
+            source.run(SourceContext(one.own.name, partition, one.own.partitions, one.fetched, port))
+        except Closed:
+            if not port.cancelled:
+                raise
+        if port.error is not None:
+            raise port.error
+        return port.records
 
     def advance_wall_clock(self, duration_ms: int) -> None:
         """Advance the clock; due work is done once, however many intervals were skipped."""
@@ -231,6 +260,28 @@ class Driver(Closing):
             runner.start()
         self._settle()
 
+    def _own_input(self, name: str, partition: int) -> OwnInput:
+        node = self._nodes.get(f"{name}-source")
+        if not isinstance(node, SourceNode) or node.own is None:
+            raise self._no_source(name)
+        if partition not in range(node.own.partitions):
+            raise InvalidRequest(
+                f"driver: {name!r} has {node.own.partitions} partitions, not one numbered {partition!r}"
+            )
+        one = self._runners[TaskId(self._readers[node.topic], partition)].inputs[node.topic]
+        assert isinstance(one, OwnInput)
+        return one
+
+    def _collected(self, one: OwnInput, record: Record, offset: int) -> None:
+        runner = self._runners[TaskId(self._readers[one.topic], one.partition)]
+        runner.take_collected(one, [(record, offset)], at_end=True)
+        self._settle()
+
+    def _no_source(self, name: str) -> InvalidRequest:
+        topology = self._assembled.topology
+        known = ", ".join((*topology.source_topics, *(one.label for one in topology.own_sources)))
+        return InvalidRequest(f"driver: {name!r} is not a source of {self.app.name!r} (sources: {known})")
+
     def _close(self) -> None:
         for runner in self._runners.values():
             runner.close()
@@ -296,6 +347,35 @@ class Driver(Closing):
             if isinstance(node, SourceNode) and node.settings.late == topic:
                 return node.settings.key, node.settings.value
         return raw_bytes, raw_bytes
+
+
+class _Port:
+    """The port of a source that the test runs: each record is processed before `collect` returns."""
+
+    def __init__(self, driver: Driver, one: OwnInput, records_max: int | None) -> None:
+        self.records = 0
+        self.cancelled = False
+        self.error: Exception | None = None
+        self._driver = driver
+        self._one = one
+        self._records_max = records_max
+
+    def put(self, record: Record, offset: int) -> None:
+        if self.cancelled:
+            raise Closed("driver: the run of the source was cancelled: return from run()")
+        self._driver._collected(self._one, record, offset)
+        self.records += 1
+        self.cancelled = self.records == self._records_max
+
+    def wait(self, seconds: float) -> bool:
+        self.cancelled = True  # nothing will come while the test is in this call
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self.error = self.error or error
+
+    def wall_ms(self) -> int:
+        return self._driver.clock.wall_ms()
 
 
 def _wants_commit(runner: TaskRunner) -> bool:

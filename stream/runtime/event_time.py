@@ -110,6 +110,11 @@ class EventTime:
         if self._interval_ms == 0:
             self._ask(now_ms)
 
+    def finish(self, one: Input, now_ms: int) -> None:
+        """A source has no more records: its partition holds back no watermark."""
+        if one.watermarks is not None:
+            self._take(Channel(one.key), one.watermarks.declare_idle(), now_ms)
+
     def on_control(self, one: Input, raw: LogRecord, now_ms: int) -> None:
         """Apply the signal of an upstream task; signals of a task that is upstream no more are ignored."""
         task, signal = parse_control(raw, one.at(raw))

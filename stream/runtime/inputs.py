@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest
+from standfast.store.serde import Serde
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
 from standfast.stream.record import Record
-from standfast.stream.topology.nodes import SourceNode
+from standfast.stream.topology.nodes import OwnSource, SourceNode
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import Forward
 from standfast.stream.topology.sources import ARRIVAL_TIME
@@ -42,9 +44,9 @@ class Input:
     """Records of one topic and partition on their way into a task."""
 
     __slots__ = (
-        "_deserialize_key", "_deserialize_value", "at_end", "consumed", "fetched", "head", "idle", "key", "largest_ms",
-        "partition", "policy", "process", "protected", "queue", "raw", "settings", "source", "timestamp", "topic",
-        "wall_ms", "watermarks",
+        "_deserialize_key", "_deserialize_value", "at_end", "behind", "consumed", "fetched", "head", "idle", "key",
+        "label", "largest_ms", "partition", "policy", "process", "protected", "queue", "raw", "settings", "source",
+        "timestamp", "topic", "wall_ms", "watermarks",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +61,9 @@ class Input:
         self.source = source
         self.settings = source.settings
         self.topic = source.topic
+        self.label = source.label
         self.partition = partition
+        self.behind = 1  # from a record's offset to the next one to process
         self.key = source_key(source.topic, partition)
         self.process = process
         self.queue: deque[LogRecord] = deque()
@@ -105,7 +109,7 @@ class Input:
                 if not self._may_leave_out(failure):
                     raise
                 leave_out(self, raw, failure, failure.reason)
-                self.consumed = raw.offset + 1
+                self.consumed = raw.offset + self.behind
                 continue
             self.raw = raw
             return
@@ -134,7 +138,11 @@ class Input:
 
     def at(self, raw: LogRecord) -> str:
         """A record's topic, partition and offset, for messages."""
-        return f"record of {self.topic}-{self.partition} at offset {raw.offset}"
+        return f"record of {self.label}-{self.partition} at offset {raw.offset}"
+
+    def stored(self, raw: LogRecord) -> tuple[bytes | None, bytes | None]:
+        """Key and value as bytes, for a topic of records that were left out."""
+        return raw.key, raw.value
 
     def _may_leave_out(self, failure: RecordFailed) -> bool:
         if failure.reason == "invalid_timestamp":
@@ -163,3 +171,46 @@ class Input:
             'extractor, or invalid_timestamp="skip" or "partition_time"',
             "invalid_timestamp",
         )
+
+
+class OwnInput(Input):
+    """Records that a source of one's own collected: decoded already, each with the next offset behind it."""
+
+    __slots__ = ("own",)
+
+    def __init__(
+        self,
+        source: SourceNode,
+        own: OwnSource,
+        partition: int,
+        position: int,
+        process: Forward,
+        wall_ms: Callable[[], int],
+        policy: ErrorPolicy,
+    ) -> None:
+        super().__init__(source, partition, position, process, wall_ms, policy)
+        self.own = own
+        self.behind = 0
+        self._deserialize_key = self._deserialize_value = _as_collected
+
+    def add_collected(self, taken: Sequence[tuple[Record, int]], at_end: bool) -> None:
+        """Add collected records; `at_end`: no more of them wait now."""
+        records = [LogRecord(offset, one.timestamp, one.key, one.value, one.headers) for one, offset in taken]
+        self.add(records, taken[-1][1] if taken else self.fetched, at_end)
+
+    def stored(self, raw: LogRecord) -> tuple[bytes | None, bytes | None]:
+        """Key and value by the source's serdes; as text where these cannot write them."""
+        return _written(raw.key, self.settings.key), _written(raw.value, self.settings.value)
+
+
+def _as_collected(given: Any) -> Any:
+    return given
+
+
+def _written(given: Any, serde: Serde[Any]) -> bytes | None:
+    if given is None:
+        return None
+    try:
+        return serde.serialize(given)
+    except Exception:  # noqa: BLE001 - the serde itself may be the failure; the copy for people is written nevertheless
+        return repr(given).encode("utf-8", "replace")

@@ -39,6 +39,8 @@ from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.guard import can_skip
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
 from standfast.stream.runtime.source_discovery import SourceDiscovery
+from standfast.stream.runtime.source_runs import SourceRuns
+from standfast.stream.runtime.starts import Starts
 from standfast.stream.session.session import SOURCE_READER, Session
 from standfast.stream.session.task import GONE, Outputs, Task, TaskState
 from standfast.stream.topology.topology import Topology
@@ -49,6 +51,7 @@ WAITING_MAX = LIMITS.input_records  # fetched and unprocessed records that pause
 BATCH_BYTES = 1 << 20
 LINGER_MS = 100  # Kafka Streams' default for its producers
 SHUT_WAIT_MS = 5
+SOURCE_WAIT_MS = 5  # for records of topics, while sources of one's own run beside them
 RETRY_WAIT_MS = 200
 PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
 HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
@@ -78,6 +81,7 @@ class Loop:
         batch_bytes: int = BATCH_BYTES,
         linger_ms: int = LINGER_MS,
         discovery: SourceDiscovery | None = None,
+        sources: SourceRuns | None = None,
     ) -> None:
         self.records_total = 0
         self._discovery = discovery
@@ -102,6 +106,9 @@ class Loop:
         self._fatal: Exception | None = None  # of a task that may not be opened again
         self._ended = False  # whether the other tasks had their last commit
         self._next_purge_ms = clock.monotonic_ms() + PURGE_INTERVAL_MS
+        self._sources = sources or SourceRuns(clock)
+        session.own_sources = self._sources.statistics
+        self._starts = Starts(topology, runners.partitions_of, session.log.admin)
 
     def poll_once(self, timeout_ms: int = 0) -> int:
         """Run one round and return the number of processed records. Raises the error of a task that is given up."""
@@ -111,6 +118,7 @@ class Loop:
 
     def _round(self, timeout_ms: int) -> int:
         self._progress.step(LOOP)
+        self._fatal = self._fatal or self._sources.overdue()
         self._reopen_due()
         if self._discovery is not None and self._discovery.poll():
             for task_id, one in list(self._running.items()):
@@ -147,9 +155,10 @@ class Loop:
         self._raise_fatal()
 
     def close(self) -> None:
-        """Close the processors and the reader; uncommitted changes are discarded.
+        """Close the processors, the application's own sources and the reader; uncommitted changes are discarded.
 
-        The first error of a processor's `close` is raised once all processors are closed.
+        The first error of a processor's `close` is raised once all are closed; so is that of a source that does not
+        end.
         """
         errors: list[Exception] = []
         for task_id in list(self._running):
@@ -157,6 +166,9 @@ class Loop:
                 self._end(task_id)
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
+        hanging = self._sources.join(self._progress)
+        if hanging is not None:
+            errors.append(hanging)
         self._reader.close()
         self._progress.end(LOOP)
         if errors:
@@ -176,21 +188,32 @@ class Loop:
 
     def _begin(self, task_id: TaskId, task: Task) -> None:
         group = self._topology.groups[task_id.group]
-        partitions = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
+        own = {TopicPartition(source.topic, task_id.partition) for source in group.own_sources}
+        if own and not self._sources.may_begin(task_id, group.own_sources):
+            return  # in a later round, or never: a run that does not end fails the application
+        inputs = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
+        partitions = [at for at in inputs if at not in own]
         try:
             bounds = self._reader.bounds(partitions)
+            committed = task.source_offsets()
+            starts = self._starts.of([at for at in partitions if at not in committed], bounds)
         except Unavailable as error:
             self._wait_for_log(error)
             return
+        except Exception as error:  # noqa: BLE001 - a take-over just now; `_failed` decides
+            self._failed(task_id, task, error)
+            return
         try:
-            positions = {at: task.source_offsets().get(at, bounds[at].begin) for at in partitions}
+            positions = {at: committed[at] if at in committed else starts.get(at, 0) for at in inputs}
             runner = TaskRunner(task, group, self._runners, positions)
         except Exception as error:  # noqa: BLE001 - a take-over just now, or application code; `_failed` decides
             self._failed(task_id, task, error)
             return
-        running = RunningTask(task, runner, self._clock.monotonic_ms() + self._commit_interval_ms)
+        # Committed at once, since a restart before the first commit would choose another start.
+        wait_ms = 0 if self._starts.chosen(starts) else self._commit_interval_ms
+        running = RunningTask(task, runner, self._clock.monotonic_ms() + wait_ms)
         try:
-            self._reader.add(positions)
+            self._reader.add({at: positions[at] for at in partitions})
         except Unavailable as error:
             self._wait_for_log(error)
             return
@@ -204,10 +227,13 @@ class Loop:
             extra=as_event("task_started", task=task_id, sources={str(at): offset for at, offset in positions.items()}),
         )
         self._guarded(task_id, running, runner.start)
+        if task_id in self._running:  # not if `init` of a processor failed
+            self._guarded(task_id, running, partial(self._sources.begin, task_id, runner))
 
     def _end(self, task_id: TaskId) -> None:
         running = self._running.pop(task_id)
         self._turns.remove(task_id)
+        self._sources.end(task_id)
         partitions = running.runner.partitions
         self._reader.remove(partitions)
         self._held.difference_update(partitions)
@@ -335,8 +361,32 @@ class Loop:
     def _fetch(self, timeout_ms: int) -> None:
         # The wait for records must not delay a wall-clock punctuation or a timer.
         wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
+        self._drain()
         busy = any(running.runner.runnable for running in self._running.values())
-        self._process_fetched(0 if busy else max(min(timeout_ms, wall_due_ms), 0))
+        wait_ms = 0 if busy else max(min(timeout_ms, wall_due_ms), 0)
+        if not self._sources.active or not wait_ms:
+            self._process_fetched(wait_ms)
+            return
+        if self._reader.assignment():
+            # One wait is for the log or for the sources: short ones by turns, so that neither waits for the other.
+            self._process_fetched(min(wait_ms, SOURCE_WAIT_MS))
+        else:
+            self._sources.wait(wait_ms)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Take over the records that sources of one's own have collected."""
+        if self._sources.active:
+            for task_id, running in list(self._running.items()):
+                self._guarded(task_id, running, partial(self._drain_task, task_id, running))
+
+    def _drain_task(self, task_id: TaskId, running: RunningTask) -> None:
+        error = self._sources.drain(task_id, running.runner, self._session.counters)
+        if error is not None:
+            # The records before the failure are whole. Without this, a source that fails sooner than the interval
+            # would never get ahead, and be given up for it.
+            self._commit(running)
+            raise error
 
     def _process_fetched(self, wait_ms: int) -> None:
         try:

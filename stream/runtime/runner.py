@@ -40,7 +40,7 @@ from standfast.stream.punctuation import (
 from standfast.stream.record import Record
 from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.guard import Guard, can_skip, failing
-from standfast.stream.runtime.inputs import Input
+from standfast.stream.runtime.inputs import Input, OwnInput
 from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.runtime.task_status import InputStatus, TaskStatus
 from standfast.stream.runtime.timers import Timers
@@ -81,7 +81,8 @@ class TaskRunner:
         self, task: Task, topology: SubTopology, settings: RunnerSettings, positions: Mapping[TopicPartition, int]
     ) -> None:
         self.task = task
-        self.partitions = tuple(positions)
+        own = {source.topic for source in topology.own_sources}
+        self.partitions = tuple(at for at in positions if at.topic not in own)  # those of topics, which are fetched
         self._name = str(task.id)
         self.topology = topology
         self.in_hand = InHand()
@@ -171,6 +172,26 @@ class TaskRunner:
         if one.head is None:
             self._advance(one)
         return one.waiting
+
+    @property
+    def own_inputs(self) -> tuple[OwnInput, ...]:
+        """The inputs of sources of one's own."""
+        return tuple(one for one in self.inputs.values() if isinstance(one, OwnInput))
+
+    def take_collected(self, one: OwnInput, taken: Sequence[tuple[Record, int]], *, at_end: bool) -> None:
+        """Add records that a source of one's own collected, each with the next offset behind it."""
+        one.add_collected(taken, at_end)
+        if taken:
+            self._heard_ms[one.topic] = self._clock.monotonic_ms()
+        if one.head is None:
+            self._advance(one)
+
+    def finish(self, one: OwnInput) -> None:
+        """A source of one's own has no more records: it holds back neither stream time nor watermark."""
+        with self._at_work():
+            self._set_idle(one)
+            if self._event_time is not None:
+                self._event_time.finish(one, self._clock.monotonic_ms())
 
     def run(self, limit: int) -> int:
         """Process up to `limit` records, until none is ready or a commit is due; returns how many."""
@@ -380,8 +401,9 @@ class TaskRunner:
             policy = self.topology.policy_at(source.name)
             process = wired.entries[source.name]
             if self._tracing is not None:
-                process = self._tracing.processing(process, self._name, at.topic, at.partition, self.in_hand)
-            one = Input(source, at.partition, positions[at], process, self.wall_ms, policy)
+                process = self._tracing.processing(process, self._name, source.label, at.partition, self.in_hand)
+            given = (at.partition, positions[at], process, self.wall_ms, policy)
+            one = Input(source, *given) if source.own is None else OwnInput(source, source.own, *given)
             self.inputs[source.topic] = one
             self._time.add(one.key)
 
@@ -409,7 +431,7 @@ class TaskRunner:
         raw = one.raw
         assert raw is not None  # there is a head
         hand, task, stamp = self.in_hand, self.task, record.timestamp
-        hand.topic, hand.partition, hand.offset, hand.headers = one.topic, one.partition, raw.offset, record.headers
+        hand.topic, hand.partition, hand.offset, hand.headers = one.label, one.partition, raw.offset, record.headers
         if one.source.internal and is_control(raw):
             if self._event_time is not None:
                 self._event_time.on_control(one, raw, self._clock.monotonic_ms())
@@ -428,9 +450,9 @@ class TaskRunner:
                     one.process(record)
             except Exception as error:
                 error.add_note(f"while task {task.id} processed the {one.at(raw)}")
-                self.failed_at = f"{one.topic}-{one.partition} at offset {raw.offset}"
+                self.failed_at = f"{one.label}-{one.partition} at offset {raw.offset}"
                 raise
-        one.consumed = raw.offset + 1
+        one.consumed = raw.offset + one.behind
         self._advance(one)
         now_ms = self._time.now_ms
         if now_ms is not None and now_ms >= self._stream_due_ms:
@@ -441,13 +463,13 @@ class TaskRunner:
         try:
             one.advance(self._unreadable)
         except Exception:
-            self.failed_at = f"{one.topic}-{one.partition} at offset {one.consumed}"
+            self.failed_at = f"{one.label}-{one.partition} at offset {one.consumed}"
             raise
 
     def _traced_unreadable(self, one: Input, raw: LogRecord, error: Exception, reason: str) -> None:
         assert self._tracing is not None
         # No processor gets the record, so that it has no span otherwise.
-        self._tracing.failed(self._name, one.topic, one.partition, raw.offset, raw.headers, error)
+        self._tracing.failed(self._name, one.label, one.partition, raw.offset, raw.headers, error)
         self._left_out.failed(one, raw, error, reason)
 
     def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> Sequence[Signal]:
@@ -493,11 +515,14 @@ class TaskRunner:
         if one.waiting or not one.at_end:
             self._heard_ms[one.topic] = now_ms
         elif idle_after_ms is not None and not one.idle and now_ms - self._heard_ms[one.topic] > idle_after_ms:
-            one.idle = True
-            before_ms = self._time.now_ms
-            self._time.set_idle(one.key, True)
-            if self._time.now_ms != before_ms:  # records of the other inputs had advanced them already
-                self._punctuate_stream()
+            self._set_idle(one)
+
+    def _set_idle(self, one: Input) -> None:
+        one.idle = True
+        before_ms = self._time.now_ms
+        self._time.set_idle(one.key, True)
+        if self._time.now_ms != before_ms:  # records of the other inputs had advanced them already
+            self._punctuate_stream()
 
     def _punctuate_stream(self) -> None:
         now_ms = self._time.now_ms

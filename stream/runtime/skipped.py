@@ -53,10 +53,10 @@ class Skipped:
             self._dead_letter(
                 policy.dead_letter,
                 # No log accepts a negative timestamp.
-                (raw.key, raw.value, max(raw.timestamp, 0)),
+                (*one.stored(raw), max(raw.timestamp, 0)),
                 raw.headers,
                 error,
-                {"topic": one.topic, "partition": str(one.partition), "offset": str(raw.offset)},
+                {"topic": one.label, "partition": str(one.partition), "offset": str(raw.offset)},
             )
 
     def failed_at(
@@ -91,7 +91,7 @@ class Skipped:
         """Write a late record to its source's `late` topic, or count it where the source names none."""
         topic = one.settings.late
         if topic is not None:
-            self._send(topic, raw.key, raw.value, record.timestamp, raw.headers)
+            self._send(topic, *one.stored(raw), record.timestamp, raw.headers)
             return
         self._guard.drop(None, "late_record", f"{one.at(raw)}: {record.timestamp} <= watermark {watermark_ms}")
 

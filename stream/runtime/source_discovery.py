@@ -39,7 +39,7 @@ class SourceDiscovery:
         self._clock = clock
         self._tasks = {group.group: group.partitions for group in topology.groups}
         self._external = {
-            group.group: sorted(source.topic for source in group.sources if not source.internal)
+            group.group: sorted(one.topic for one in group.sources if not one.internal and one.own is None)
             for group in topology.groups
         }
         names = [name for names in self._external.values() for name in names if interval_ms is not None]

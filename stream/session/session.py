@@ -74,7 +74,7 @@ from standfast.stream.session.session_tasks import (
 from standfast.stream.session.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
 from standfast.stream.session.source_gate import OpenTask
-from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics
+from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
 from standfast.stream.session.task import Task, TaskState
 from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
@@ -111,6 +111,7 @@ class Session(Closing):
     not answer.
     """
 
+    own_sources: Callable[[], tuple[SourceStatistics, ...]] = tuple  # of the application whose loop runs in it
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
 
     def __init__(
@@ -520,6 +521,7 @@ class Session(Closing):
                 missing=self.missing(),
                 clock=self.clock,
                 disk=self.disk.state,
+                own_sources=self.own_sources(),
             )
 
     def look_at_group(self) -> GroupView:

@@ -14,7 +14,13 @@ from standfast.store.errors import Corruption, Unavailable, UnknownStore
 from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.session.instance import Instance
-from standfast.stream.session.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
+from standfast.stream.session.statistics import (
+    RestoreStatistics,
+    SessionStatistics,
+    SourceStatistics,
+    StoreStatistics,
+    TaskStatistics,
+)
 from standfast.stream.session.task import GONE, Task
 
 
@@ -63,6 +69,7 @@ def session_statistics(
     missing: tuple[str, ...],
     clock: Clock,
     disk: DiskState,
+    own_sources: tuple[SourceStatistics, ...] = (),
 ) -> SessionStatistics:
     """Everything that a session reports about itself, at this moment."""
     view, wall_ms = instance.membership.view, clock.wall_ms()
@@ -84,6 +91,7 @@ def session_statistics(
         disk=disk,
         log_read_ms_ago=log_read_ms_ago,
         log_error=log_error,
+        own_sources=own_sources,
     )
 
 

@@ -57,6 +57,7 @@ class SessionCounters:
     lease_gap_ms: int = 0  # longest time between two renewals
     standby_records: Counter[tuple[str, int]] = field(default_factory=Counter)  # store, partition
     processed_records: Counter[str] = field(default_factory=Counter)  # task
+    source_records: Counter[tuple[str, int]] = field(default_factory=Counter)  # own source, partition
     dropped: Counter[str] = field(default_factory=Counter)  # reason
     punctuations: Counter[tuple[str, str]] = field(default_factory=Counter)  # kind, outcome
     punctuation_delay_seconds: Histograms = field(default_factory=lambda: Histograms(DELAY_BUCKETS_S))  # kind
@@ -128,6 +129,22 @@ class TaskStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """A source of one's own that runs here: `state` is running, finished, failed or cancelled.
+
+    `collected` is the offset of its last record, `processed` the next one to process, `waiting` the records between.
+    """
+
+    source: str
+    partition: int
+    task: str
+    state: str
+    collected: int
+    processed: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreStatistics:
     """One changelog being restored; rate in records per second, seconds_left None while nothing is applied."""
 
@@ -163,6 +180,7 @@ class SessionStatistics:
     bulk: BulkStatistics
     log_lock: LockHolder | None = None  # a process that keeps all others from writing to the log
     disk: DiskState | None = None
+    own_sources: tuple[SourceStatistics, ...] = ()
     # Age of the ends and lags read from the log: old ones are returned where a read would have to wait.
     log_read_ms_ago: int = 0
     log_error: str = ""  # why they could not be read since; it may be empty while the reason is not known

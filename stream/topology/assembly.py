@@ -66,14 +66,15 @@ def assemble(
     left = unclaimed(topology, frozenset(admin.topic_names()), admin.groups)
     if left.problems:
         raise BadConfig(left.problems)  # before a topic is created under the new name
-    problems = _make_internal(topology, admin, fixes)
+    problems = [*_make_internal(topology, admin, fixes), *_make_own(topology, admin, fixes)]
     if problems:
         raise BadConfig(problems)
     internal = {one.name: one.partitions for one in topology.internal}
+    own = {one.topic: one.own.partitions for one in topology.own_sources if one.own is not None}
     event_time = _event_time_groups(topology)
     return Assembled(
         topology,
-        {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal},
+        {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal, **own},
         {one.group: TaskGroup(one.partitions, one.specs, one.topics) for one in topology.groups},
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
         event_time,
@@ -127,6 +128,25 @@ def _make_internal(topology: Topology, admin: LogAdmin, fixes: Fixes) -> list[st
                 f"{one.kind} topic {one.name} has {info.partitions} partitions but the application needs "
                 f"{one.partitions}: give .{one.kind}(name, partitions={info.partitions}), or reset the application"
             )
+    return problems
+
+
+def _make_own(topology: Topology, admin: LogAdmin, fixes: Fixes) -> list[str]:
+    """Create the topics that stand for sources of one's own, and let them grow with the sources."""
+    problems = []
+    for node in topology.own_sources:
+        own = node.own
+        assert own is not None
+        info = admin.describe_topic(node.topic) or admin.create_topic(node.topic, own.partitions, BETWEEN_TASKS)
+        problems += [str(wrong) for wrong in errors(repartition_policy(info, fixes))]
+        if info.partitions > own.partitions:
+            problems.append(
+                f"source {own.name!r} has partitions={own.partitions}, but had {info.partitions}, and the positions of "
+                f"the others in topic {node.topic} would never be read again: give partitions={info.partitions}, or "
+                "reset the application"
+            )
+        elif info.partitions < own.partitions:
+            admin.add_partitions(node.topic, own.partitions)
     return problems
 
 

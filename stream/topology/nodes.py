@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
+from standfast.stream.source import Source
 from standfast.stream.topology.policy import FAIL, ErrorPolicy
 from standfast.stream.topology.processor import Processor
 from standfast.stream.topology.sources import SourceSettings
@@ -22,13 +23,32 @@ Serdes = tuple[Serde[Any], Serde[Any]]  # of key and value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OwnSource:
+    """A source of one's own: its name, the object whose `another()` runs, and its number of partitions."""
+
+    name: str
+    source: Source
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SourceNode:
-    """Reads one topic. `internal`: a topic between two sub-topologies, which the application creates itself."""
+    """Reads one topic. `internal`: a topic between two sub-topologies, which the application creates itself.
+
+    With `own` it reads a source of one's own, and the topic has no records: the source's offsets are committed as those
+    of this topic, so that the log has them wherever it has those of topics.
+    """
 
     name: str
     topic: str
     settings: SourceSettings
     internal: bool = False
+    own: OwnSource | None = None
+
+    @property
+    def label(self) -> str:
+        """The name that the application gave: of the topic, or of its own source."""
+        return self.topic if self.own is None else self.own.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,3 +148,8 @@ class SubTopology:
     def topics(self) -> frozenset[str]:
         """Topics that its tasks read."""
         return frozenset(source.topic for source in self.sources)
+
+    @property
+    def own_sources(self) -> tuple[SourceNode, ...]:
+        """Its sources of one's own."""
+        return tuple(source for source in self.sources if source.own is not None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypedDict, get_args
 
+from standfast.store.arguments import INT64_MAX, is_whole
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_topic
 from standfast.store.serde import Serde
@@ -19,6 +20,7 @@ from standfast.stream.topology.policy import OnError, on_error_problems
 from standfast.stream.watermarks import WatermarkAssigner
 
 InvalidTimestamp = Literal["fail", "skip", "partition_time"]
+Start = Literal["committed", "earliest", "latest"] | int  # a number: milliseconds since the epoch
 
 
 class TimestampSource(Enum):
@@ -28,6 +30,7 @@ class TimestampSource(Enum):
 
 
 ARRIVAL_TIME = TimestampSource.ARRIVAL_TIME
+COMMITTED, EARLIEST, LATEST = STARTS = ("committed", "earliest", "latest")
 
 Timestamps = Callable[[Record], int] | TimestampSource
 Assigners = WatermarkAssigner | Callable[[], WatermarkAssigner]
@@ -48,6 +51,7 @@ class SourceOptions(TableOptions, total=False):
     watermarks: Assigners | None
     late: str | None
     idle_after_ms: int | None
+    start: Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,9 @@ class SourceSettings:
     watermarks         assigner, or function that creates one; every partition gets its own
     late               topic for records at or before the watermark; without it they are dropped and counted
     idle_after_ms      a partition without records for so many milliseconds holds back neither stream time nor watermark
+    start              where a topic is read from while the application has committed no offset of it: "committed" or
+                       "earliest": its beginning, "latest": its end, or whole milliseconds: its first record of that
+                       time or a later one, its end if there is none
 
     A record that fails in a processor leaves no trace in stores and outputs if it is skipped or a dead letter.
     `on_error` covers everything that the source's records cause: see `standfast.stream.topology.policy`.
@@ -75,6 +82,7 @@ class SourceSettings:
     watermarks: Assigners | None = None
     late: str | None = None
     idle_after_ms: int | None = None
+    start: Start = "committed"
 
     def problems(self) -> list[str]:
         """The problems of the settings, each with its fix."""
@@ -102,6 +110,11 @@ class SourceSettings:
             problems.append(f"idle_after_ms must be a whole number of at least 1, not {idle!r}")
         if self.watermarks is not None and not (callable(self.watermarks) or hasattr(self.watermarks, "on_record")):
             problems.append(f"watermarks must be an assigner or a function that makes one, not {self.watermarks!r}")
+        if self.start not in STARTS and not is_whole(self.start, 0, INT64_MAX):
+            problems.append(
+                f"start must be one of {', '.join(STARTS)}, or whole milliseconds since the epoch, not "
+                f"{self.start!r:.100}"
+            )
         return problems
 
     def assigner(self) -> WatermarkAssigner | None:

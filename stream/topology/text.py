@@ -8,8 +8,9 @@
           --> none
           <-- clicks-source
 
-In Mermaid each sub-topology is a subgraph. Shapes: node [name], store [(name)], topic ([name]), internal topic
-{{name}}. Lines: the path of the records is solid; uses of stores, dead letters and late records are dotted.
+In Mermaid each sub-topology is a subgraph. Shapes: node [name], source of one's own [/name/], store [(name)], topic
+([name]), internal topic {{name}}. Lines: the path of the records is solid; uses of stores, dead letters and late
+records are dotted.
 
 Rules of this file: pure; text out, only the topology in. Ids in Mermaid are numbers, because names may hold characters
 that an id may not; names stand in quotes, so that no character in them is read as markup.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from standfast.stream.topology.nodes import SubTopology
+from standfast.stream.topology.nodes import SourceNode, SubTopology
 
 
 def describe(groups: Sequence[SubTopology]) -> str:
@@ -34,7 +35,7 @@ def mermaid(groups: Sequence[SubTopology], internal: Sequence[str], topics: Sequ
 
 
 def _sub_topology(group: SubTopology) -> Iterator[str]:
-    sources = {node.name: f"Source: {node.name} (topics: [{node.topic}])" for node in group.sources}
+    sources = {node.name: f"Source: {node.name} ({_read(node)})" for node in group.sources}
     processors = {
         node.name: f"Processor: {node.name} (stores: [{', '.join(sorted(group.connected[node.name]))}])"
         for node in group.processors
@@ -53,6 +54,12 @@ def _sub_topology(group: SubTopology) -> Iterator[str]:
             yield f"      <-- {', '.join(parents[name])}"
 
 
+def _read(node: SourceNode) -> str:
+    if node.own is None:
+        return f"topics: [{node.topic}]"
+    return f"own: [{node.own.name}], partitions: {node.own.partitions}, offsets: [{node.topic}]"
+
+
 def _parents(group: SubTopology) -> dict[str, tuple[str, ...]]:
     parents = {node.name: node.parents for node in group.processors}
     return parents | {node.name: node.parents for node in group.sinks}
@@ -66,7 +73,10 @@ def _flowchart(groups: Sequence[SubTopology], internal: Sequence[str], topics: S
         yield f"  {ids['topic', topic]}{left}{_quoted(topic)}{right}"
     for group in groups:
         yield f"  subgraph sub{group.group}[{_quoted(f'Sub-topology {group.group}')}]"
-        yield from (f"    {ids['node', node.name]}[{_quoted(node.name)}]" for node in group.nodes)
+        own = {node.name for node in group.own_sources}
+        for node in group.nodes:
+            left, right = ("[/", "/]") if node.name in own else ("[", "]")
+            yield f"    {ids['node', node.name]}{left}{_quoted(node.name)}{right}"
         yield from (f"    {ids['store', spec.name]}[({_quoted(spec.name)})]" for spec in group.specs)
         yield "  end"
     for group in groups:
@@ -76,7 +86,8 @@ def _flowchart(groups: Sequence[SubTopology], internal: Sequence[str], topics: S
 def _edges(group: SubTopology, ids: Mapping[tuple[str, str], str]) -> Iterator[str]:
     for source in group.sources:
         own = ids["node", source.name]
-        yield f"  {ids['topic', source.topic]} --> {own}"
+        if source.own is None:
+            yield f"  {ids['topic', source.topic]} --> {own}"
         for what, topic in (("dead letters", source.settings.dead_letter), ("late", source.settings.late)):
             if topic is not None:
                 yield f"  {own} -. {what} .-> {ids['topic', topic]}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from standfast.replication.topics.app_topics import SOURCE_OFFSETS
 from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.store.names import check_name, check_topic
@@ -28,6 +29,7 @@ from standfast.stream.topology.nodes import (
     InternalKind,
     InternalTopic,
     Node,
+    OwnSource,
     Partitioner,
     ProcessorNode,
     Serdes,
@@ -37,7 +39,7 @@ from standfast.stream.topology.nodes import (
 )
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import Processor
-from standfast.stream.topology.sources import SourceSettings
+from standfast.stream.topology.sources import COMMITTED, EARLIEST, SourceSettings
 from standfast.stream.topology.stateless import ToTable
 from standfast.stream.topology.text import describe, mermaid
 
@@ -65,8 +67,13 @@ class Topology:
     @property
     def source_topics(self) -> tuple[str, ...]:
         """External topics that it reads, in order."""
-        names = (source.topic for group in self.groups for source in group.sources if not source.internal)
-        return tuple(dict.fromkeys(names))
+        sources = (source for group in self.groups for source in group.sources)
+        return tuple(dict.fromkeys(one.topic for one in sources if not one.internal and one.own is None))
+
+    @property
+    def own_sources(self) -> tuple[SourceNode, ...]:
+        """Sources of one's own, in order; the topic of each holds its offsets."""
+        return tuple(source for group in self.groups for source in group.own_sources)
 
     @property
     def output_topics(self) -> tuple[str, ...]:
@@ -97,13 +104,34 @@ class TopologyBuilder:
         problems = settings.problems()
         name = f"{topic}-source"
         found = self.nodes.get(name)
-        if isinstance(found, SourceNode) and found.settings != settings:
+        if isinstance(found, SourceNode) and found.own is not None:
+            problems.append("a source of one's own has that name: give it another one, name=...")
+        elif isinstance(found, SourceNode) and found.settings != settings:
             problems.append(
                 "it is read already, with other settings: read it once, and connect both steps to that source"
             )
         if problems:
             raise BadConfig([f"source {topic!r}: {problem}" for problem in problems])
         self.nodes.setdefault(name, SourceNode(name, topic, settings, internal))
+        return name
+
+    def add_own_source(self, own: OwnSource, settings: SourceSettings) -> str:
+        """Add a source of one's own; the same object under the same name is the same node. Returns the node's name."""
+        check_name("source", own.name)
+        name, topic = f"{own.name}-source", check_topic(f"{self.app}-{own.name}{SOURCE_OFFSETS}")
+        problems = settings.problems()
+        if settings.start != COMMITTED:
+            problems.append("start is for topics: its first run begins at position 0")
+        found = self.nodes.get(name)
+        if isinstance(found, SourceNode):
+            before = found.own
+            if before is None or before.source is not own.source:
+                problems.append("another source has that name: give it another one, name=...")
+            elif before.partitions != own.partitions or found.settings != settings:
+                problems.append("it is read already, with other settings: read it once, and connect both steps to it")
+        if problems:
+            raise BadConfig([f"source {own.name!r}: {problem}" for problem in problems])
+        self.nodes.setdefault(name, SourceNode(name, topic, settings, own=own))
         return name
 
     def add_processor(
@@ -256,6 +284,8 @@ class TopologyBuilder:
         groups = list(self.sub_topologies())
         self._check_tables()
         known = {topic: count for topic, count in partitions_of.items() if topic not in self.internal}
+        own = (one.own for one in self.nodes.values() if isinstance(one, SourceNode) and one.own is not None)
+        known.update({f"{self.app}-{one.name}{SOURCE_OFFSETS}": one.partitions for one in own})
         sized = {
             topic: replace(one, partitions=one.partitions or (kept or {}).get(topic, 0))
             for topic, one in self.internal.items()
@@ -271,7 +301,14 @@ class TopologyBuilder:
         held = {spec.changelog_of(self.app): spec.name for spec in self.specs.values() if spec.from_source}
         problems = []
         for node in self.nodes.values():
-            if not isinstance(node, SourceNode) or node.settings.on_error == "fail" or node.topic not in held:
+            if not isinstance(node, SourceNode) or node.topic not in held:
+                continue
+            if node.settings.start not in (COMMITTED, EARLIEST):
+                problems.append(
+                    f"source {node.topic!r} has start={node.settings.start!r} and is the changelog of store "
+                    f"{held[node.topic]!r}: a restore would bring the rows before it: leave start out"
+                )
+            if node.settings.on_error == "fail":
                 continue
             readers = [
                 one for one in self.nodes.values() if not isinstance(one, SourceNode) and node.name in one.parents

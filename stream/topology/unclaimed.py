@@ -2,6 +2,7 @@
 
     changelog of a store that is not declared      reported: it is neither read nor deleted
     topic between tasks that no step writes        reported: its records are not processed
+    offsets of a source that is not there          reported: its position is kept
     declared store that no processor names         reported
     the same under a name that was once counted    refused, while its present name has nothing in the log
 
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from standfast.replication.topics.app_topics import app_topics, is_internal, store_of
+from standfast.replication.topics.app_topics import SOURCE_OFFSETS, app_topics, is_internal, store_of
 from standfast.store.names import changelog_topic
 from standfast.stream.topology.topology import Topology
 
@@ -55,6 +56,13 @@ def unclaimed(topology: Topology, names: Collection[str], groups: Callable[[], I
             f"topic {name}: no step of application {app!r} writes or reads it; its unprocessed records stay in it: "
             "name the step as before, or delete the topic"
             for name in found.between
+            if not name.endswith(SOURCE_OFFSETS)
+        ]
+        lines += [
+            f"topic {name}: it keeps the position of a source that application {app!r} no longer has: name the source "
+            "as before, or delete the topic"
+            for name in found.between
+            if name.endswith(SOURCE_OFFSETS)
         ]
     return Unclaimed((*_timers(topology, names, left), *_joins(topology, names, left)), tuple(lines))
 
@@ -63,7 +71,8 @@ def _claimed(topology: Topology) -> set[str]:
     specs = (spec for group in topology.groups for spec in group.specs)
     changelogs = {spec.changelog_of(topology.app) for spec in specs if spec.logging}
     internal = {one.name for one in topology.internal}
-    return {*changelogs, *internal, *topology.source_topics, *topology.output_topics}
+    own = {one.topic for one in topology.own_sources}
+    return {*changelogs, *internal, *own, *topology.source_topics, *topology.output_topics}
 
 
 def _unconnected(topology: Topology) -> Iterator[str]:

@@ -12,8 +12,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,10 @@ from standfast.replication.log import Record as LogRecord
 from standfast.store.clock import SystemClock
 from support.places import EXAMPLES
 
-NAMES = ("delay_board", "fraud_velocity", "session_clicks", "word_count")
+NAMES = ("delay_board", "fraud_velocity", "http_events", "session_clicks", "tail_file", "word_count")
 ON_KAFKA = ("external_consumer", "external_consumer_asyncio")  # tested in test_external_consumer_examples.py
 LINES = (25, 60)
+USUAL = (" INFO standfast: ", "was absent and is created")
 WAIT_S = 60
 DROPS = re.compile(r": dropped \((late_|process\): record of payments-)")  # what these programs feed on purpose
 MINUTE_MS = 60_000
@@ -177,6 +180,59 @@ def test_card_is_blocked_by_a_burst_of_payments_and_freed_by_its_timer() -> None
         assert pay("ann", 90) == [("ann", "blocked after 6 payments")]
 
 
+def test_lines_of_a_growing_file_are_counted_by_level(tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    path.write_text("INFO started\nERROR disk full\nINFO rea")
+    with sf.testing.Driver(program("tail_file").build(str(path))) as driver:
+        assert driver.run_source("lines") == 2  # the last line is not complete
+        driver.commit()
+        assert {one.key: one.value for one in driver.read("levels")} == {"INFO": 1, "ERROR": 1}
+        driver.restart()
+        with path.open("a") as file:
+            file.write("dy\n\n")
+        assert driver.run_source("lines") == 2
+        driver.commit()
+        assert {one.key: one.value for one in driver.read("levels")} == {"INFO": 2}
+
+
+@contextmanager
+def event_stream() -> Iterator[tuple[str, list[int]]]:
+    """A local server of the example's stream: its address, and the position that each request named."""
+    asked: list[int] = []
+
+    readings: type[BaseHTTPRequestHandler] = program("http_events").Readings
+
+    def noting(request: Any, address: Any, server: ThreadingHTTPServer) -> BaseHTTPRequestHandler:
+        made = readings(request, address, server)  # answers the request
+        asked.append(int(made.path.partition("=")[2]))
+        return made
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), noting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def highest() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number in range(1, 101):
+        found[f"s{number % 3}"] = max(number * 7 % 50, found.get(f"s{number % 3}", 0))
+    return found
+
+
+def test_events_are_read_behind_the_last_committed_one() -> None:
+    with event_stream() as (server, asked), sf.testing.Driver(program("http_events").build(server)) as driver:
+        assert driver.run_source("events", records_max=30) == 30
+        driver.restart()
+        assert driver.run_source("events") == 70
+        assert asked == [0, 30]
+        assert dict(driver.store("highest").all()) == highest()
+
+
 # --- as processes
 
 
@@ -191,7 +247,7 @@ def running(name: str, folder: Path) -> Iterator[Callable[[], str]]:
         printed, error = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, error
         lines = error.splitlines()
-        wrong = [line for line in lines if " INFO standfast: " not in line and not DROPS.search(line)]
+        wrong = [line for line in lines if not any(one in line for one in USUAL) and not DROPS.search(line)]
         assert wrong == []  # its life, and no sign of a failure
         assert lines[-1].endswith(" ended")
         return printed
@@ -302,3 +358,32 @@ def test_delay_board_shows_the_board_again_from_its_state(tmp_path: Path) -> Non
             until(tmp_path, "board", complete)
             assert "New York {" in end()
         shown = end_of(tmp_path, "board")
+
+
+@pytest.mark.slow
+def test_file_that_grows_is_counted_on_where_it_stood(tmp_path: Path) -> None:
+    shown = sf.serde.int64.serialize
+
+    def counted(**levels: int) -> Callable[[list[LogRecord]], bool]:
+        wanted = {name.encode(): shown(count) for name, count in levels.items()}
+        return lambda records: {one.key: one.value for one in records} == wanted
+
+    with running("tail_file", tmp_path) as end:
+        until(tmp_path, "levels", counted(INFO=2, WARNING=1))
+        with (tmp_path / "app.log").open("a") as file:
+            file.write("ERROR disk full\n")
+        until(tmp_path, "levels", counted(INFO=2, WARNING=1, ERROR=1))
+        end()
+    with (tmp_path / "app.log").open("a") as file:
+        file.write("INFO ended\n")
+    with running("tail_file", tmp_path) as end:
+        until(tmp_path, "levels", counted(INFO=3, WARNING=1, ERROR=1))
+        assert end().splitlines() == ["INFO 3"]
+
+
+@pytest.mark.slow
+def test_http_events_serves_and_reads_its_own_stream(tmp_path: Path) -> None:
+    wanted = {key.encode(): sf.serde.int64.serialize(value) for key, value in highest().items()}
+    with running("http_events", tmp_path) as end:
+        until(tmp_path, "highest-readings", lambda records: {one.key: one.value for one in records} == wanted)
+        end()

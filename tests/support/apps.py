@@ -96,6 +96,7 @@ class Running:
             commit_interval_ms=self.app.commit_interval_ms,
             restart=self.app.restart,
             clock=bench.clock,
+            sources=self.app.source_runs,
         )
 
     def run(self, rounds: int = 50) -> int:

@@ -101,8 +101,20 @@ def show_status(status: Json, out: Output) -> None:
     ]
     out.table(columns, rows, right=("epoch", "buffer bytes"), fold=("sources",))
     show_tasks(status, out)
+    _show_sources(status, out)
     _show_restores(status, out)
     _show_counters(status, out)
+
+
+def _show_sources(status: Json, out: Output) -> None:
+    """Print one line for each source of one's own that runs here, or has finished."""
+    columns = ("source", "partition", "task", "state", "collected to", "processed to", "waiting")
+    rows = [
+        (one["source"], one["partition"], one["task"], one["state"], one["collected"], one["processed"], one["waiting"])
+        for one in status.get("own_sources", ())
+    ]
+    if rows:
+        out.table(columns, rows, right=("partition", "collected to", "processed to", "waiting"))
 
 
 def show_tasks(status: Json, out: Output) -> None:
