@@ -500,7 +500,7 @@ class TaskRunner:
     def _traced_unreadable(self, one: Input, raw: LogRecord, error: Exception, reason: str) -> None:
         assert self._tracing is not None
         # No processor gets the record, so that it has no span otherwise.
-        self._tracing.failed(self._name, one.topic, one.partition, raw.offset, raw.headers, error)
+        self._tracing.failed(self._name, one.label, one.partition, raw.offset, raw.headers, error)
         self._left_out.failed(one, raw, error, reason)
 
     def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> None:

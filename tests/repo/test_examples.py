@@ -30,6 +30,7 @@ from support.places import EXAMPLES
 NAMES = ("delay_board", "fraud_velocity", "http_events", "session_clicks", "tail_file", "word_count")
 ON_KAFKA = ("external_consumer", "external_consumer_asyncio")  # tested in test_external_consumer_examples.py
 LINES = (25, 60)
+USUAL = (" INFO standfast: ", "was absent and is created")
 WAIT_S = 60
 DROPS = re.compile(r": dropped \((late_|process\): record of payments-)")  # what these programs feed on purpose
 MINUTE_MS = 60_000
