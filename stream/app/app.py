@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -392,7 +392,8 @@ class App:
         the next run. Lines about tasks and failures go through the logger `standfast`; while the program has set up
         no handler for them, they are printed to stderr, in the form of `log_format`.
         """
-        with printed(self.log_format):
+        # A span of the program around this call is no parent of records, and goes into no header.
+        with printed(self.log_format), nullcontext() if self.tracing is None else self.tracing.apart():
             try:
                 self._run()
             except Exception as error:

@@ -263,6 +263,33 @@ def test_restore_of_a_store_has_a_span(bench: Bench, spans: Spans) -> None:
     assert attributes["messaging.destination.name"] == "app-counts-changelog"
 
 
+@pytest.mark.slow
+def test_span_around_the_run_goes_into_no_record(tmp_path: Path, spans: Spans) -> None:
+    address = f"sqlite:///{tmp_path}/log"
+    app = traced(log=address, state_dir=tmp_path / "s", create_topics=True)
+
+    @app.sink("out")
+    @app.source("in")
+    class Tick(sf.Processor):
+        def init(self, context: sf.Context) -> None:
+            self.context = context
+            context.schedule(1, sf.WALL_CLOCK_TIME, self.tick)
+
+        def tick(self, now_ms: int) -> None:
+            self.context.forward(sf.Record("k", 1, now_ms))
+            app.stop()
+
+    with trace.get_tracer("test").start_as_current_span("main"):
+        app.run()
+    assert {span.name for span in spans()} == {"main", "commit"}
+    log = sf.open_log(address)
+    reader = log.reader()
+    reader.assign({sf.TopicPartition("out", at): 0 for at in range(4)})
+    found = [record for batch in reader.fetch(100) for record in batch.records]
+    log.close()
+    assert found and {record.headers for record in found} == {()}
+
+
 # --- headers ---
 
 
