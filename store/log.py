@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import re
+import select
 import sys
 import threading
 from collections.abc import Iterator
@@ -207,7 +208,10 @@ def write_whole(stream: TextIO, text: str) -> None:
     try:
         rest = text.encode(errors="backslashreplace")
         while rest:
-            rest = rest[os.write(handle, rest) :]
+            try:
+                rest = rest[os.write(handle, rest) :]
+            except BlockingIOError:  # a process that shares the pipe has made it so: wait, as any other write does
+                select.select([], [handle], [])
     finally:
         if locked:
             with suppress(OSError):

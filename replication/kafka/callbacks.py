@@ -189,7 +189,7 @@ def of_consumer(given: Mapping[str, Any] | None) -> dict[str, Callable[..., Any]
 
 def _check_token(token: object, now_ms: int) -> None:
     """Refuse a result that is no token, without the value: it may hold one."""
-    parts: tuple[object, ...] = token if isinstance(token, tuple) else ()
+    parts: list[object] = list(token) if isinstance(token, tuple) else []
     expiry = parts[1] if 2 <= len(parts) <= 4 and isinstance(parts[0], str) else None
     if not isinstance(expiry, int | float) or isinstance(expiry, bool):
         raise TypeError(

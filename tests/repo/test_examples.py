@@ -27,7 +27,15 @@ from standfast.replication.log import Record as LogRecord
 from standfast.store.clock import SystemClock
 from support.places import EXAMPLES
 
-NAMES = ("delay_board", "fraud_velocity", "http_events", "session_clicks", "tail_file", "word_count")
+NAMES = (
+    "delay_board",
+    "device_telemetry",
+    "fraud_velocity",
+    "http_events",
+    "session_clicks",
+    "tail_file",
+    "word_count",
+)
 ON_KAFKA = ("external_consumer", "external_consumer_asyncio")  # tested in test_external_consumer_examples.py
 LINES = (25, 60)
 USUAL = (" INFO standfast: ", "was absent and is created")
@@ -231,6 +239,33 @@ def test_events_are_read_behind_the_last_committed_one() -> None:
         assert dict(driver.store("highest").all()) == highest()
 
 
+def test_minutes_of_a_silent_device_are_closed_by_the_watermark_of_the_others() -> None:
+    with sf.testing.Driver(program("device_telemetry").build(), partitions=2) as driver:
+
+        def means() -> list[tuple[str, float]]:
+            return [(one.key, one.value) for one in driver.read("means")]
+
+        def read(device: str, second: int, degrees: int) -> list[tuple[str, float]]:
+            driver.pipe("readings", device, degrees, second * 1_000)
+            return means()
+
+        for device, second, degrees in (("hall", 5, 20), ("yard", 10, 30), ("hall", 40, 22), ("yard", 55, 34)):
+            assert read(device, second, degrees) == []
+        assert read("hall", 130, 21) == [("hall", 21.0)]  # by its own readings; the yard's partition is at 50 s
+        driver.advance_wall_clock(1_999)
+        assert read("hall", 185, 21) == [("hall", 21.0)]
+        driver.restart()
+        driver.advance_wall_clock(2_001)  # the yard's partition is idle
+        assert means() == [("yard", 32.0)]
+        assert [(one.key, one.value, one.timestamp) for one in driver.read("silent")] == [("yard", "silent", 175_000)]
+        assert read("yard", 170, 31) == []  # late nowhere: its own partition is at 50 s
+        # Both were idle, so that the yard's new reading is the only time there is: 395 s.
+        assert sorted(read("yard", 400, 31)) == [("hall", 21.0), ("yard", 31.0)]
+        assert [one.key for one in driver.read("silent")] == ["hall"]
+        assert read("yard", 300, 31) == []
+        assert driver.dropped == 1
+
+
 # --- as processes
 
 
@@ -322,6 +357,24 @@ def test_session_clicks_tells_no_visit_twice(tmp_path: Path) -> None:
     with running("session_clicks", tmp_path) as end:
         until(tmp_path, "visits", lambda records: len(records) > 3)
         assert end().splitlines() == ["eve: ['home'] in 0 minutes"]
+
+
+@pytest.mark.slow
+def test_device_telemetry_writes_no_minute_twice(tmp_path: Path) -> None:
+    with running("device_telemetry", tmp_path) as end:
+        until(tmp_path, "silent", lambda records: len(records) == 1)
+        until(tmp_path, "means", lambda records: len(records) == 3)
+        lines = end().splitlines()
+        assert sorted(lines) == ["hall: 21.0 degrees", "hall: 22.0 degrees", "yard is silent", "yard: 32.0 degrees"]
+        assert lines[:2] == ["hall: 22.0 degrees", "hall: 21.0 degrees"]
+    log = sf.open_log(f"sqlite:///{tmp_path}/log")
+    last = max(one.timestamp for one in until(tmp_path, "readings", lambda records: len(records) == 7))
+    later = sf.Outgoing(b"hall", b"25", last + MINUTE_MS)
+    log.producer().append({sf.TopicPartition("readings", 1): [later]})
+    log.close()
+    with running("device_telemetry", tmp_path) as end:
+        until(tmp_path, "means", lambda records: len(records) == 4)
+        assert end().splitlines() == ["hall: 21.0 degrees"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,6 +161,24 @@ def test_lines_of_several_processes_on_one_pipe_are_whole() -> None:
         (name, n) for name in "abcd" for n in range(20)
     ]
     assert {len(one["message"]) for one in lines} == {10, 200_000}
+
+
+def test_long_line_is_written_whole_to_a_pipe_that_does_not_block() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    got = bytearray()
+
+    def read() -> None:
+        while piece := os.read(reading, 1 << 12):
+            got.extend(piece)
+
+    reader = threading.Thread(target=read)
+    with os.fdopen(writing, "w") as stream:
+        reader.start()
+        log.write_whole(stream, "x" * 1_000_000 + "\n")
+    reader.join()
+    os.close(reading)
+    assert len(got) == 1_000_001
 
 
 @pytest.mark.slow
