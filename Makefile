@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark docs docs-pictures pins clean
+.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash simulate soak soak-lease fuzz bench bench-compare bench-spark docs docs-pictures pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,6 +22,7 @@ SERVE_RUNS ?= 100
 BULK_RUNS ?= 10
 SOURCE_RUNS ?= 40
 SOURCE_KAFKA_RUNS ?= 20
+SEEDS ?= 10000
 SOAK_S ?= 300
 LEASE_S ?= 600
 FUZZ_S ?= 60
@@ -115,6 +116,10 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) \
 	  STANDFAST_CRASH_SOURCE_RUNS=$(SOURCE_RUNS) STANDFAST_CRASH_SOURCE_KAFKA_RUNS=$(SOURCE_KAFKA_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
+
+simulate: $(VENV)/.dev ## SEEDS=10000 simulations of placement, whose promises are checked each round; five minutes on two cores
+	@STANDFAST_PLACEMENT_SEEDS=$(SEEDS) $(BIN)/pytest -q --numprocesses $(JOBS) -m long \
+	  tests/unit/ops/test_simulation.py -k many_seeds --timeout=0 $(ARGS)
 
 soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory stays flat
 	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/system/sidecar/test_resp_soak.py $(ARGS)

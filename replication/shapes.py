@@ -21,6 +21,7 @@ from functools import partial
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
+from msgspec import field as field
 from msgspec.structs import replace as replace
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -34,6 +34,8 @@ COMMAND_MODULES = (
     "standfast.ops.cli.process.reset",
     "standfast.ops.cli.log.broker",
     "standfast.ops.cli.state.replica",
+    "standfast.ops.cli.process.placement",
+    "standfast.ops.cli.process.simulate",
     "standfast.ops.bench.bench",
     "standfast.ops.demo.demo",
 )

@@ -158,27 +158,6 @@ class Driver(Closing):
             raise port.error
         return port.records
 
-    def run_source(self, name: str, partition: int = 0, *, records_max: int | None = None) -> int:
-        """Run a source of one's own in this thread, from its position on, and process each record that it collects.
-
-        The run ends when `run` returns, when it waits (`context.wait` returns True at once), and after `records_max`
-        records, which must be given for a source that never waits. Returns the number of records. An exception of the
-        source propagates.
-        """
-        if records_max is not None and not is_whole(records_max, 1):
-            raise InvalidRequest(f"driver: records_max must be a whole number from 1, not {records_max!r:.100}")
-        one = self._own_input(name, partition)
-        port = _Port(self, one, records_max)
-        source = one.own.source.another()
-        try:
-            source.run(SourceContext(one.own.name, partition, one.own.partitions, one.fetched, port))
-        except Closed:
-            if not port.cancelled:
-                raise
-        if port.error is not None:
-            raise port.error
-        return port.records
-
     def advance_wall_clock(self, duration_ms: int) -> None:
         """Advance the clock; due work is done once, however many intervals were skipped."""
         if not is_whole(duration_ms):

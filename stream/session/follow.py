@@ -3,7 +3,7 @@
     each tick   view of the group ──> lost to a newer owner?  ──> place_standbys (pure) ──> open, keep, close
                                   ──> a wanted task that does not run here: open it, if it is free
 
-Rules of this file: driven by the instance under the session's lock; `standfast.replication.placement` decides which
+Rules of this file: driven by the instance under the session's lock; `standfast.replication.placement.group_standbys` decides which
 member has which standby. Work that failed because the log was unavailable is tried again at the next tick.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement import may_release, place_standbys
+from standfast.replication.placement.group_standbys import may_release, place_standbys
 from standfast.replication.takeover import MemberPlan, plans
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger

@@ -1,0 +1,1 @@
+"""Seeded simulations of pure parts: `standfast simulate`."""

@@ -1,0 +1,49 @@
+"""Placement of tasks: managed by a leader (`place`), or of standbys beside a consumer group (`place_standbys`).
+
+model  <── look <── actives (quotas) <── standbys <── place      a round of managed placement
+reasons                                                          the words of its choices
+document                                                         views and assignments as versioned JSON
+group_standbys                                                   placement `group`: every member works it out alike
+"""
+
+from standfast.replication.placement.document import read_assignment, read_view, write_assignment, write_view
+from standfast.replication.placement.group_standbys import Placed, may_release, place_standbys
+from standfast.replication.placement.model import (
+    Assignment,
+    Away,
+    Copy,
+    CopyState,
+    Member,
+    Move,
+    MoveKind,
+    Reason,
+    Round,
+    Settings,
+    View,
+)
+from standfast.replication.placement.place import is_changed, place
+from standfast.replication.placement.reasons import words
+
+__all__ = [
+    "Assignment",
+    "Away",
+    "Copy",
+    "CopyState",
+    "Member",
+    "Move",
+    "MoveKind",
+    "Placed",
+    "Reason",
+    "Round",
+    "Settings",
+    "View",
+    "is_changed",
+    "may_release",
+    "place",
+    "place_standbys",
+    "read_assignment",
+    "read_view",
+    "words",
+    "write_assignment",
+    "write_view",
+]

@@ -1,0 +1,378 @@
+"""Which member runs each task: owners stay, lost tasks are taken over, and surplus moves by warm hand-overs.
+
+    previous owner is a member ── runs or opens the task ─────────────────────────────────> it keeps the task
+        └── restores, far from ready, while another copy is near the end ─────────────────> that member takes it
+    it is gone ── stopped cleanly, within the grace, no standby is near the end ──────────> held until it is back
+        ├── standbys ─────────────────────────────────────────────────────────────────────> the most caught-up
+        └── none ─────────────────────────────────────────────────────────────────────────> a member below its quota
+    a member is above its quota ── a receiver is caught up (or the task has no stores) ───> hand-over now
+        ├── the receiver is a standby that catches up ────────────────────────────────────> later; the owner serves
+        └── else ── a warm-up, at most `warmups_max` at a time ───────────────────────────> later; the owner serves
+
+A task that restores is not served, so no move of it needs a warm-up: it moves while less than half of its restore is
+done. While an instance is expected back, or slots are missing, nothing moves by choice.
+
+Rules of this file: pure. Tasks, members and candidates are sorted and ties go to the smallest id: the same view
+gives the same result.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
+from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
+from standfast.replication.placement.quotas import Matrix, quotas
+
+FAR = 2  # a restore this many times the acceptable lag behind is given to a copy that is near the end
+
+
+class Actives:
+    """Actives and warm-ups of one round; the constructor decides them."""
+
+    def __init__(self, look: Look, budget: int) -> None:
+        self.look = look
+        self.active: dict[TaskId, str] = {}
+        self.held: dict[TaskId, str] = {}
+        self.warmups: dict[TaskId, str] = {}
+        self.homes: dict[TaskId, str] = {}
+        self.why: dict[TaskId, Reason] = {}
+        self.why_copies: dict[tuple[TaskId, str], Reason] = {}
+        self.moves: list[Move] = []
+        self.slots_missing = 0
+        self.unsettled = False  # a copy catches up, or a task opens: worth another look soon
+        self._budget = budget
+        self._load: Counter[str] = Counter()
+        self._kept: dict[str, Reason] = {}
+        per_slot = look.settings.tasks_per_slot
+        self._room = {
+            name: UNKNOWN_LAG if per_slot is None else member.slots * per_slot for name, member in look.members.items()
+        }
+        lost = [task for task in look.tasks if not self._keep(task)]
+        self._overtake()
+        self._count_slots(len(look.tasks))
+        free = self._take_over(lost)
+        if free or not self.slots_missing:
+            self._balance(free)
+
+    def after(self) -> dict[TaskId, str]:
+        """The instance that must close each task before its active opens it."""
+        found = {}
+        for task, name in self.active.items():
+            holder = self.look.holder(task, name)
+            if holder is not None:
+                found[task] = holder
+                if self.why[task].code in ("RUNS", "OPENS"):
+                    self.why[task] = Reason("WAITS_FOR_CLOSE", {"instance": name, "source": holder})
+        return found
+
+    # --- owners ---------------------------------------------------------------------------------------------------
+
+    def _keep(self, task: TaskId) -> bool:
+        """Whether the task has an owner, or is held for one that is expected back."""
+        look = self.look
+        owner = look.previous.active.get(task)
+        if owner is None or owner not in look.members:
+            former = owner or look.previous.held.get(task)
+            running = look.holder(task, None)
+            if former is not None and former in look.members:  # it was held for this instance
+                self._own(task, former, Reason("BACK", {"instance": former}))
+                self.moves.append(Move(MoveKind.START, task, None, former, self.why[task]))
+                return True
+            if running is not None and running in look.members:
+                self._own(task, running, self._kept_reason(running))
+                return True
+            return self._hold(task, former)
+        copy = look.copies.get(task, NO_COPIES).get(owner)
+        if copy is not None and copy.state is CopyState.RUNNING:
+            self._own(task, owner, self._kept_reason(owner))
+            return True
+        if copy is not None and copy.state is CopyState.RESTORING and copy.lag is not None:
+            self._own(task, owner, Reason("RESTORES", {"instance": owner, "lag": copy.lag}))
+        else:
+            self._own(task, owner, Reason("OPENS", {"instance": owner}))
+        self.unsettled = True
+        return True
+
+    def _overtake(self) -> None:
+        """Give restores that are far from ready to copies that are near the end; after all owners are counted."""
+        look = self.look
+        for task, owner in list(self.active.items()):
+            better = self._better(task, owner) if self.why[task].code == "RESTORES" else None
+            if better is None:
+                continue
+            facts: dict[str, Fact] = {
+                "instance": better,
+                "source": owner,
+                "lag": look.lag(task, better),
+                "source_lag": look.lag(task, owner),
+            }
+            self._load[owner] -= 1
+            self._own(task, better, Reason("MORE_CAUGHT_UP", facts))
+            self.moves.append(Move(MoveKind.TAKE_OVER, task, owner, better, self.why[task]))
+
+    def _better(self, task: TaskId, owner: str) -> str | None:
+        """A member whose copy is near the end while the owner's restore is far from it."""
+        look = self.look
+        if look.lag(task, owner) <= FAR * max(look.settings.acceptable_lag, 1) or look.holder(task, owner) is not None:
+            return None
+        near = [
+            (look.lag(task, name), name)
+            for name, copy in look.copies.get(task, NO_COPIES).items()
+            if name != owner and name in look.members and look.is_near(copy) and self._load[name] < self._room[name]
+        ]
+        return min(near)[1] if near else None
+
+    def _hold(self, task: TaskId, former: str | None) -> bool:
+        look = self.look
+        away = look.view.away.get(former) if former is not None else None
+        if former is None or away is None or former not in look.expected or not away.stopped:
+            return False
+        if task.group in look.view.stateless or any(look.is_caught_up(task, name) for name in look.tailing(task)):
+            return False
+        grace = look.settings.restart_grace_ms
+        self.held[task] = former
+        self.why[task] = Reason("HELD", {"source": former, "for_ms": away.for_ms, "grace_ms": grace})
+        if task not in look.previous.held:
+            self.moves.append(Move(MoveKind.HOLD, task, former, None, self.why[task]))
+        return True
+
+    def _own(self, task: TaskId, name: str, reason: Reason) -> None:
+        self.active[task] = name
+        self.why[task] = reason
+        self._load[name] += 1
+
+    def _kept_reason(self, name: str) -> Reason:
+        """One value for all tasks of a member, since a round has ten thousands of them."""
+        if name not in self._kept:
+            self._kept[name] = Reason("RUNS", {"instance": name})
+        return self._kept[name]
+
+    # --- lost and new tasks -----------------------------------------------------------------------------------------
+
+    def _count_slots(self, tasks: int) -> None:
+        per_slot = self.look.settings.tasks_per_slot
+        if not self.look.members:
+            self.slots_missing = -(-tasks // (per_slot or tasks)) if tasks else 0
+        elif per_slot is not None:
+            over = tasks - sum(self._room.values())
+            self.slots_missing = max(0, -(-over // per_slot))
+
+    def _take_over(self, lost: Iterable[TaskId]) -> list[TaskId]:
+        """Give lost tasks to their standbys; returns those without one. With too few slots all of them wait."""
+        look, previous = self.look, self.look.previous
+        free = []
+        for task in lost:
+            if self.slots_missing:
+                self.why[task] = Reason("WAITING_FOR_SLOTS", {"missing": self.slots_missing})
+                continue
+            former = previous.active.get(task, previous.held.get(task))
+            taker = next((name for name in look.tailing(task) if self._load[name] < self._room[name]), None)
+            if taker is None or task.group in look.view.stateless:
+                free.append(task)
+                continue
+            lag = look.lag(task, taker)
+            facts: dict[str, Fact] = {"instance": taker}
+            if lag != UNKNOWN_LAG:
+                facts["lag"] = lag
+            if former is not None:
+                facts["source"] = former
+                self.homes[task] = former
+            self._own(task, taker, Reason("STANDBY_TAKES", facts))
+            self.moves.append(Move(MoveKind.TAKE_OVER, task, former, taker, self.why[task]))
+        return free
+
+    # --- balance ----------------------------------------------------------------------------------------------------
+
+    def _balance(self, free: list[TaskId]) -> None:
+        look = self.look
+        names = list(look.members)
+        groups = sorted({task.group for task in self.active} | {task.group for task in free})
+        present = {group: Counter[str]() for group in groups}
+        for task, name in self.active.items():
+            present[task.group][name] += 1
+        new = Counter(task.group for task in free)
+        counts = [[present[group][name] for name in names] for group in groups]
+        totals = [sum(row) + new[group] for group, row in zip(groups, counts, strict=True)]
+        # A task without an owner counts where most of its rows are on disk, so that the quotas favour that member.
+        for task in free:
+            near = [(look.lag(task, name), name) for name in look.copies.get(task, NO_COPIES) if name in look.members]
+            if near and min(near)[0] != UNKNOWN_LAG:
+                present[task.group][min(near)[1]] += 1
+        likely = [[present[group][name] for name in names] for group in groups]
+        goal = quotas([look.members[name].slots for name in names], totals, likely)
+        self._fill(free, _above(groups, names, goal, counts))
+        settled = not look.expected and not self.slots_missing
+        surplus = _above(groups, names, counts, goal)
+        uneven = any(surplus.values())
+        if settled and uneven:
+            # Free tasks have filled some of the room; the rest is for tasks that move.
+            counts = [[0] * len(names) for _ in groups]
+            at = {name: place for place, name in enumerate(names)}
+            row = {group: place for place, group in enumerate(groups)}
+            for task, name in self.active.items():
+                counts[row[task.group]][at[name]] += 1
+            self._even_out(surplus, _above(groups, names, goal, counts))
+        elif not settled:
+            for task, target in look.previous.warmups.items():
+                if target in look.members and self.active.get(task) not in (None, target):
+                    self._warm_up(task, self.active[task], target)
+        # A task goes back to its former owner as long as the balance wants a move at all.
+        for task, home in look.previous.homes.items():
+            waits = home in look.expected or (home in look.members and uneven)
+            if waits and self.active.get(task) == look.previous.active.get(task) != home:
+                self.homes.setdefault(task, home)
+
+    def _fill(self, free: list[TaskId], room: Counter[tuple[int, str]]) -> None:
+        """Start tasks without owner and standby: where rows of them are on disk, else on the emptiest member."""
+        look = self.look
+        near = sorted(
+            (look.lag(task, name), task, name)
+            for task in free
+            for name in look.copies.get(task, NO_COPIES)
+            if room[task.group, name] > 0
+        )
+        for lag, task, name in near:
+            open_ = room[task.group, name] > 0 and self._load[name] < self._room[name]
+            if lag != UNKNOWN_LAG and task not in self.active and open_:
+                room[task.group, name] -= 1
+                self._start(task, name, "ROWS_ON_DISK", {"instance": name, "lag": lag})
+        heaps: dict[int, list[tuple[float, str]]] = {}
+        for (group, name), count in room.items():
+            if count > 0:
+                heaps.setdefault(group, []).append((self._load[name] / look.members[name].slots, name))
+        for heap in heaps.values():
+            heapq.heapify(heap)
+        for task in free:
+            if task in self.active:
+                continue
+            heap = heaps.get(task.group, [])
+            # A member below its share of a group may have no free slot: tasks of other groups are to leave it.
+            while heap and self._load[heap[0][1]] >= self._room[heap[0][1]]:
+                heapq.heappop(heap)
+            if not heap:
+                roomy = (one for one in look.members if self._load[one] < self._room[one])
+                _, name = min((self._load[one] / look.members[one].slots, one) for one in roomy)
+                self._start(task, name, "EMPTIEST", {"instance": name, "load": self._load[name]})
+                continue
+            _, name = heap[0]
+            room[task.group, name] -= 1
+            self._start(task, name, "EMPTIEST", {"instance": name, "load": self._load[name]})
+            if room[task.group, name] > 0:
+                heapq.heapreplace(heap, (self._load[name] / look.members[name].slots, name))
+            else:
+                heapq.heappop(heap)
+
+    def _start(self, task: TaskId, name: str, code: str, facts: dict[str, Fact]) -> None:
+        previous = self.look.previous
+        former = previous.active.get(task, previous.held.get(task))
+        if former is not None:
+            facts["source"] = former
+        self._own(task, name, Reason(code, facts))
+        kind = MoveKind.START if former is None else MoveKind.TAKE_OVER
+        self.moves.append(Move(kind, task, former, name, self.why[task]))
+
+    def _even_out(self, surplus: Counter[tuple[int, str]], room: Counter[tuple[int, str]]) -> None:
+        """Move tasks from members above their quota to members below it, the best prepared ones first."""
+        for task, target in self._pairs(surplus, room):
+            source = self.active[task]
+            wanted = surplus[task.group, source] > 0 and room[task.group, target] > 0
+            if wanted and self._is_at_rest(task) and self._load[target] < self._room[target]:
+                surplus[task.group, source] -= 1
+                room[task.group, target] -= 1
+                self._move(task, source, target)
+
+    def _pairs(self, surplus: Counter[tuple[int, str]], room: Counter[tuple[int, str]]) -> Iterable[tuple[TaskId, str]]:
+        """(task, target) in the order of preference: targets with copies, then tasks by id to the emptiest target."""
+        look = self.look
+        movable = [
+            task
+            for task in sorted(self.active)
+            if surplus[task.group, self.active[task]] > 0 and self._is_movable(task)
+        ]
+        prepared = []
+        for task in movable:
+            copies = look.copies.get(task, NO_COPIES)
+            warming = look.previous.warmups.get(task)
+            home = self.homes.get(task) or look.previous.homes.get(task)
+            for name in {*copies, *((warming,) if warming else ())}:
+                if room[task.group, name] > 0:
+                    standing = name in look.previous.standbys.get(task, ())
+                    stage = 0 if look.is_caught_up(task, name) else 1 if name == warming else 2 if standing else 3
+                    prepared.append((stage, name != home, look.lag(task, name), task, name))
+        yield from ((task, name) for *_, task, name in sorted(prepared))
+        open_: dict[int, list[str]] = {}
+        for group, name in room:
+            open_.setdefault(group, []).append(name)
+        for task in movable:
+            if self._is_at_rest(task) and surplus[task.group, self.active[task]] > 0:
+                targets = [name for name in open_.get(task.group, ()) if room[task.group, name] > 0]
+                if targets:
+                    yield task, min(targets, key=lambda name: (self._load[name] / look.members[name].slots, name))
+
+    def _is_movable(self, task: TaskId) -> bool:
+        """A task that runs moves by a hand-over; one that restores moves while less than half of it is done."""
+        copy = self.look.copies.get(task, NO_COPIES).get(self.active[task])
+        if copy is None or not self._is_at_rest(task):
+            return False
+        if copy.state is CopyState.RUNNING:
+            return True
+        return copy.lag is not None and copy.total is not None and 2 * copy.lag > copy.total
+
+    def _is_at_rest(self, task: TaskId) -> bool:
+        """Whether this round has left the task where it was."""
+        return self.why[task].code in ("RUNS", "RESTORES")
+
+    def _move(self, task: TaskId, source: str, target: str) -> None:
+        look = self.look
+        restores = self.why[task].code == "RESTORES"
+        if restores or task.group in look.view.stateless or look.is_caught_up(task, target):
+            lag = look.lag(task, target)
+            facts: dict[str, Fact] = {"instance": target, "source": source}
+            if lag != UNKNOWN_LAG:
+                facts["lag"] = lag
+            code = "RESTORE_MOVES" if restores else "HANDED_OVER" if "lag" in facts else "HANDED_OVER_STATELESS"
+            self.active[task] = target
+            self.why[task] = Reason(code, facts)
+            self._load[source] -= 1
+            self._load[target] += 1
+            self.moves.append(Move(MoveKind.HAND_OVER, task, source, target, self.why[task]))
+            self.unsettled = True
+        elif target in look.previous.standbys.get(task, ()):
+            facts = {"instance": source, "target": target, "limit": look.settings.acceptable_lag}
+            self.why[task] = Reason("STANDBY_CATCHES_UP", facts)
+            self.unsettled = True
+        else:
+            self._warm_up(task, source, target)
+
+    def _warm_up(self, task: TaskId, source: str, target: str) -> None:
+        self.unsettled = True
+        facts: dict[str, Fact] = {"instance": source, "target": target}
+        if len(self.warmups) >= self._budget:
+            facts["max"] = self.look.settings.warmups_max
+            self.why[task] = Reason("WAITS_FOR_WARM_UP", facts)
+            return
+        self.warmups[task] = target
+        facts["limit"] = self.look.settings.acceptable_lag
+        lag = self.look.lag(task, target)
+        if lag != UNKNOWN_LAG:
+            facts["lag"] = lag
+        self.why[task] = Reason("WARMS_UP", facts)
+        self.why_copies[task, target] = Reason("WARMS_UP", facts)
+        if self.look.previous.warmups.get(task) != target:
+            self.moves.append(Move(MoveKind.WARM_UP, task, source, target, self.why[task]))
+
+
+def _above(groups: list[int], names: list[str], one: Matrix, other: Matrix) -> Counter[tuple[int, str]]:
+    """By how much counts of `one` are above those of `other`, where they are."""
+    return Counter(
+        {
+            (group, name): more - less
+            for group, row, others in zip(groups, one, other, strict=True)
+            for name, more, less in zip(names, row, others, strict=True)
+            if more > less
+        }
+    )

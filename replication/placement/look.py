@@ -1,0 +1,100 @@
+"""A view made ready to be asked: able members, copies by task, and the previous assignment.
+
+    previous published     it is the truth about roles; reports say how far each copy is
+    none is readable       roles come from the reports: a new leader continues from the tasks that run
+
+Rules of this file: pure; it decides nothing about where a task goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Member, View
+from standfast.store.errors import InvalidRequest
+
+NO_COPIES: Mapping[str, Copy] = {}
+UNKNOWN_LAG = 1 << 62  # sorts behind each known lag
+
+
+class Look:
+    """The facts of one round."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.settings = view.settings
+        self.tasks = sorted(view.tasks)
+        everyone = sorted(view.members, key=lambda member: member.id)
+        twice = [one.id for one, other in pairwise(everyone) if one.id == other.id]
+        if twice:
+            raise InvalidRequest(f"instance ids used twice: {', '.join(twice)}; each instance needs an id of its own")
+        slotless = [f"{member.id!r} has {member.slots}" for member in everyone if member.slots < 1]
+        if slotless:
+            raise InvalidRequest(f"instances need a slot or more: {', '.join(slotless)}")
+        self.members: dict[str, Member] = {member.id: member for member in everyone if not member.waits}
+        self.copies: dict[TaskId, dict[str, Copy]] = {}
+        for member in everyone:
+            for task, copy in member.copies.items():
+                self.copies.setdefault(task, {})[member.id] = copy
+        self.previous = self._from_reports() if view.previous is None else view.previous
+        there = {member.id for member in everyone}
+        self.expected = {
+            name
+            for name, away in view.away.items()
+            if away.for_ms < self.settings.restart_grace_ms and name not in there
+        }
+
+    def lag(self, task: TaskId, name: str) -> int:
+        """Records that a copy lacks; UNKNOWN_LAG without a copy, or before its lag is known."""
+        copy = self.copies.get(task, NO_COPIES).get(name)
+        return UNKNOWN_LAG if copy is None or copy.lag is None else copy.lag
+
+    def is_caught_up(self, task: TaskId, name: str) -> bool:
+        """Whether an open standby or warm-up may take the task from an owner that serves it."""
+        copy = self.copies.get(task, NO_COPIES).get(name)
+        return copy is not None and copy.state in TAILING and self.is_near(copy)
+
+    def is_near(self, copy: Copy) -> bool:
+        """Whether a copy lacks at most the acceptable number of records."""
+        return copy.lag is not None and copy.lag <= self.settings.acceptable_lag
+
+    def tailing(self, task: TaskId) -> list[str]:
+        """Able members with an open standby or warm-up: the most caught-up first, then by id."""
+        found = [
+            (UNKNOWN_LAG if copy.lag is None else copy.lag, name)
+            for name, copy in self.copies.get(task, NO_COPIES).items()
+            if copy.state in TAILING and name in self.members
+        ]
+        return [name for _, name in sorted(found)]
+
+    def holder(self, task: TaskId, besides: str | None) -> str | None:
+        """Another member that has the task open as active; one that runs it before one that restores it."""
+        open_ = [
+            (copy.state is not CopyState.RUNNING, name)
+            for name, copy in self.copies.get(task, NO_COPIES).items()
+            if name != besides and copy.state in (CopyState.RUNNING, CopyState.RESTORING)
+        ]
+        return min(open_)[1] if open_ else None
+
+    def _from_reports(self) -> Assignment:
+        """The assignment that the members carry out, as their reports show it."""
+        active: dict[TaskId, str] = {}
+        standbys: dict[TaskId, tuple[str, ...]] = {}
+        warmups: dict[TaskId, str] = {}
+        for task, copies in self.copies.items():
+            able = sorted(name for name in copies if name in self.members)
+            state = {name: copies[name].state for name in able}
+            running = [name for name in able if state[name] is CopyState.RUNNING]
+            restoring = [name for name in able if state[name] is CopyState.RESTORING]
+            # A task that no member runs goes on where its restore is furthest.
+            if running or restoring:
+                active[task] = running[0] if running else min(restoring, key=lambda one: (self.lag(task, one), one))
+            standing = tuple(name for name in able if state[name] is CopyState.STANDBY)
+            if standing:
+                standbys[task] = standing
+            warming = [name for name in able if state[name] is CopyState.WARMUP]
+            if warming:
+                warmups[task] = min(warming, key=lambda one: (self.lag(task, one), one))
+        return Assignment(active=active, standbys=standbys, warmups=warmups)

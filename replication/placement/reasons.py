@@ -1,0 +1,69 @@
+"""The words of placement: every choice is a code and its facts, and this table turns them into a sentence.
+
+Rules of this file: text only; a code that `place` uses without words here is a defect that a test finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from standfast.replication.placement.model import Fact, Reason
+from standfast.store.errors import InternalError
+
+WORDS: Mapping[str, str] = {
+    # the active of a task
+    "RUNS": "it runs on {instance}, which keeps it",
+    "OPENS": "{instance} is to open it",
+    "RESTORES": "{instance} restores it: {lag} records are left",
+    "WAITS_FOR_CLOSE": "{instance} opens it once {source} has closed it",
+    "BACK": "{instance} came back within the grace and keeps it",
+    "MORE_CAUGHT_UP": "the copy on {instance} lacks {lag} records; the restore on {source} lacks {source_lag}",
+    "HELD": "{source} stopped cleanly {for_ms} ms ago and is expected back within {grace_ms} ms; no standby is ready",
+    "STANDBY_TAKES": "{source} is gone, and {instance} is its most caught-up standby: it lacks {lag} records",
+    "ROWS_ON_DISK": "{instance} has its rows on disk, which lack {lag} records, and is below its share",
+    "EMPTIEST": "no instance has its rows; of those below their share {instance} has the fewest tasks ({load})",
+    "RESTORE_MOVES": "{source} has more than its share, and most of the restore was left; {instance} restores it",
+    "HANDED_OVER": "{source} has more than its share, and the copy on {instance} lacks only {lag} records",
+    "HANDED_OVER_STATELESS": "{source} has more than its share; without stores {instance} takes it at once",
+    "STANDBY_CATCHES_UP": "{target} is to get it for the balance; it runs on {instance} until the standby there lacks "
+    "at most {limit} records",
+    "WARMS_UP": "{target} is to get it for the balance; it runs on {instance} until the warm-up there lacks at most "
+    "{limit} records ({lag} now)",
+    "WAITS_FOR_WARM_UP": "{target} is to get it for the balance; it runs on {instance} while other copies warm up, at "
+    "most {max} at a time",
+    "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; until then no task without an owner starts",
+    # standbys and warm-ups
+    "STAYS": "{instance} stands by already",
+    "EXPECTED_BACK": "{instance} left a moment ago and is expected back",
+    "RAN_IT": "{instance} ran the task until now and has all of its rows",
+    "ADDED": "{instance} shares the fewest racks and tags with the other copies ({clash}); it has {load} standbys",
+    "ADDED_ANYWHERE": "{instance} has the fewest standbys ({load})",
+    "SPREAD": "{instance} shares fewer racks and tags with the other copies than {source}, which stays until it has "
+    "caught up",
+    "EVENED": "{instance} has fewer standbys than {source}, which stays until it has caught up",
+    # copies that end
+    "SUCCEEDED": "the standby that replaces the one on {instance} has caught up",
+    "TOO_MANY": "the task has more standbys than wanted",
+    "NOT_NEEDED": "the balance no longer needs the task on {instance}",
+}
+# Words for reasons whose facts are not all known: no former owner, no lag yet.
+WITHOUT: Mapping[str, str] = {
+    "STANDBY_TAKES": "{instance} is its most caught-up standby",
+    "WARMS_UP": "{target} is to get it for the balance; it runs on {instance} until the warm-up there lacks at most "
+    "{limit} records",
+}
+
+
+def words(reason: Reason) -> str:
+    """The sentence of a reason. Raises InternalError for a code without words."""
+    facts = {name: _text(fact) for name, fact in reason.facts.items()}
+    for table in (WORDS, WITHOUT):
+        try:
+            return table[reason.code].format_map(facts)
+        except KeyError:
+            continue
+    raise InternalError(f"placement has no words for {reason.code} with {sorted(reason.facts)}: please report this")
+
+
+def _text(fact: Fact) -> str:
+    return f"{fact:,}" if isinstance(fact, int) else fact
