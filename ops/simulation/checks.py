@@ -1,4 +1,4 @@
-"""What must hold in each round of a simulation, and at rest after it; each broken promise is a sentence.
+"""Promises of a simulation, for each round and at rest after it; each broken one is a sentence.
 
     each round   one active a task, none beside a standby or warm-up of it on one instance; the budget of warm-ups;
                  a task that runs goes only to a copy that has caught up; a closing owner is named; slots are not
@@ -58,7 +58,7 @@ def _slots(view: View, assignment: Assignment) -> Iterator[str]:
 
 
 def _careless(view: View, assignment: Assignment) -> Iterator[str]:
-    """Tasks that run and move to a copy that has not caught up, and owners that nobody waits for."""
+    """Tasks that run and move to a copy that has not caught up, and owners that the next one does not wait for."""
     copies = {(task, member.id): copy for member in view.members for task, copy in member.copies.items()}
     for (task, name), copy in copies.items():
         active = assignment.active.get(task)

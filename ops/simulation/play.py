@@ -2,7 +2,7 @@
 
     seed ──> a shape (instances, groups, racks, slots, replicas, ...) ──> changes ──> quiet ticks ──> Outcome
 
-Rules of this file: equal options give equal outcomes. A broken promise ends the simulation and stands in the outcome.
+Rules of this file: equal plans give equal outcomes. A broken promise ends the simulation and stands in the outcome.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GAP_TICKS = 3  # at most, between two changes
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Plan:
     """A simulation; None: the seed chooses."""
 
     seed: int = 1
@@ -56,7 +56,7 @@ class Outcome:
     slots_missing: int = 0
 
 
-def play(options: Options) -> Outcome:
+def play(options: Plan) -> Outcome:
     """Play one simulation to its rest, or to its first broken promise."""
     chance = Random(options.seed)
     game = _Game(options, chance)
@@ -75,7 +75,7 @@ def play(options: Options) -> Outcome:
 class _Game:
     """A cluster, and the course so far."""
 
-    def __init__(self, options: Options, chance: Random) -> None:
+    def __init__(self, options: Plan, chance: Random) -> None:
         self.chance = chance
         count = options.instances or chance.randint(1, 8)
         tasks = options.tasks or chance.randint(1, 40)

@@ -3,8 +3,8 @@
     each tick   view of the group ──> lost to a newer owner?  ──> place_standbys (pure) ──> open, keep, close
                                   ──> a wanted task that does not run here: open it, if it is free
 
-Rules of this file: driven by the instance under the session's lock; `standfast.replication.placement.group_standbys` decides which
-member has which standby. Work that failed because the log was unavailable is tried again at the next tick.
+Rules of this file: driven by the instance under the session's lock; `replication/placement/group_standbys.py` decides
+which member has which standby. Work that failed because the log was unavailable is tried again at the next tick.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_placement(args: argparse.Namespace, out: Output) -> int:
     """simulate placement."""
-    from standfast.ops.simulation.play import Options, play
+    from standfast.ops.simulation.play import Plan, play
 
     if args.runs < 1:
         raise InvalidRequest(f"--runs is {args.runs}: give 1 or more")
     seeds = range(args.seed, args.seed + args.runs)
-    options = [Options(seed, args.instances, args.tasks, args.changes) for seed in (seeds[0], seeds[-1])]
+    options = [Plan(seed, args.instances, args.tasks, args.changes) for seed in (seeds[0], seeds[-1])]
     if args.runs == 1:
         outcome = play(options[0])
         out.document({"schema": SCHEMA, **_document(outcome)})
@@ -59,7 +59,7 @@ def run_placement(args: argparse.Namespace, out: Output) -> int:
     ticks = 0
     with out.progress("simulating", args.runs) as bar:
         for seed in seeds:
-            outcome = play(Options(seed, args.instances, args.tasks, args.changes))
+            outcome = play(Plan(seed, args.instances, args.tasks, args.changes))
             ticks += outcome.ticks
             if outcome.problems:
                 broken.append({"seed": seed, "problems": outcome.problems})

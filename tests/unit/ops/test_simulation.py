@@ -17,7 +17,7 @@ import pytest
 from standfast.ops.simulation import play as playing
 from standfast.ops.simulation.checks import rest_problems, round_problems
 from standfast.ops.simulation.cluster import Cluster, Instance
-from standfast.ops.simulation.play import Options, play
+from standfast.ops.simulation.play import Plan, play
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Away, Copy, CopyState, Member, MoveKind, Round, Settings, View
 from standfast.replication.placement.place import place
@@ -30,7 +30,7 @@ LONG_SEEDS = int(os.environ.get("STANDFAST_PLACEMENT_SEEDS", "1000"))
 
 def broken(seeds: range) -> dict[int, list[str]]:
     """Broken promises by seed."""
-    found = {seed: play(Options(seed)).problems for seed in seeds}
+    found = {seed: play(Plan(seed)).problems for seed in seeds}
     return {seed: problems for seed, problems in found.items() if problems}
 
 
@@ -49,14 +49,14 @@ def test_promises_hold_for_many_seeds(chunk: int) -> None:
 
 
 def test_equal_seeds_give_equal_courses() -> None:
-    options = Options(7, instances=3, tasks=9, changes=3)
+    options = Plan(7, instances=3, tasks=9, changes=3)
     assert play(options) == play(options)
 
 
 @pytest.mark.parametrize("wrong", [{"instances": 0}, {"tasks": 0}, {"changes": -1}])
 def test_wrong_option_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest, match="or more"):
-        Options(**wrong)
+        Plan(**wrong)
 
 
 # --- the checks bite --------------------------------------------------------------------------------
@@ -97,14 +97,14 @@ def test_faulty_placement_is_found(
 ) -> None:
     monkeypatch.setattr("standfast.ops.simulation.cluster.place", lambda view: fault(place(view)))
     monkeypatch.setattr(playing, "QUIET_TICKS_MAX", 20)
-    found = [problem for seed in range(8) for problem in play(Options(seed, instances=3, tasks=8)).problems]
+    found = [problem for seed in range(8) for problem in play(Plan(seed, instances=3, tasks=8)).problems]
     assert any(words in problem for problem in found), found[:5]
 
 
 def test_placement_that_never_rests_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(playing, "QUIET_TICKS_MAX", 50)
     monkeypatch.setattr("standfast.ops.simulation.cluster.place", lambda view: replace(place(view), again_ms=1))
-    assert play(Options(1)).problems == ["no rest after 50 quiet ticks"]
+    assert play(Plan(1)).problems == ["no rest after 50 quiet ticks"]
 
 
 # --- whole courses ----------------------------------------------------------------------------------
@@ -245,4 +245,4 @@ def _seconds(view: View) -> float:
     ],
 )
 def test_promises_hold_for_large_applications(instances: int, tasks: int, changes: int) -> None:
-    assert play(Options(3, instances, tasks, changes)).problems == []
+    assert play(Plan(3, instances, tasks, changes)).problems == []
