@@ -125,17 +125,9 @@ class App:
                 *([] if state_dir is None else path_problems("state_dir", state_dir)),
             ]
         )
-        for flag, given in (("create_topics", create_topics), ("tracing", tracing)):
-            if not isinstance(given, bool):
-                raise BadConfig([f"{flag} must be True or False, not {given!r:.100}"])
-        if log_format is not None and log_format not in get_args(LogFormat):
-            raise BadConfig([f"log_format must be {' or '.join(get_args(LogFormat))}, not {log_format!r:.100}"])
-        if log is not None and not isinstance(log, str):
-            raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
+        _check_kinds(log, log_format, restart, create_topics=create_topics, tracing=tracing)
         if log is not None:
             log = with_settings(log, settings.get("kafka"))
-        if restart is not None and not isinstance(restart, RestartStrategy):
-            raise BadConfig([f"restart must be a strategy such as standfast.FixedDelay(3, 1000), not {restart!r:.100}"])
         _check(
             stream_time,
             (("commit_interval_ms", commit_interval_ms, 1), ("watermark_interval_ms", watermark_interval_ms, 0)),
@@ -520,6 +512,19 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
         return SessionSettings.of(settings).problems()
     except BadConfig as error:
         return list(error.problems)
+
+
+def _check_kinds(log: object, log_format: object, restart: object, **flags: object) -> None:
+    """Raise BadConfig for a value of another kind than its setting takes."""
+    for flag, given in flags.items():
+        if not isinstance(given, bool):
+            raise BadConfig([f"{flag} must be True or False, not {given!r:.100}"])
+    if log_format is not None and log_format not in get_args(LogFormat):
+        raise BadConfig([f"log_format must be {' or '.join(get_args(LogFormat))}, not {log_format!r:.100}"])
+    if log is not None and not isinstance(log, str):
+        raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
+    if restart is not None and not isinstance(restart, RestartStrategy):
+        raise BadConfig([f"restart must be a strategy such as standfast.FixedDelay(3, 1000), not {restart!r:.100}"])
 
 
 def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None:

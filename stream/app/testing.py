@@ -294,6 +294,8 @@ class Driver(Closing):
         self._settle()
         if self._commit_each_record:
             self.commit()
+        if self._commit_each_record:
+            self.commit()
 
     def _no_source(self, name: str) -> InvalidRequest:
         topology = self._assembled.topology

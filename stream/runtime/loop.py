@@ -370,7 +370,8 @@ class Loop:
         """The ends of a task's inputs, now; None while the log does not answer."""
         try:
             # With records of open transactions: those are on their way, so that the source is not silent.
-            return self._reader.written_ends(runner.partitions)
+            ends = self._reader.written_ends(runner.partitions)
+            return {**ends, **self._sources.ends(runner.task.id)}
         except Unavailable as error:
             logger.warning("task %s: its windows stay open until the log answers: %s", runner.task.id, error)
             return None

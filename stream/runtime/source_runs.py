@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from standfast.replication.lease.progress import LOOP, LeaseProgress
-from standfast.replication.offsets import TaskId
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
 from standfast.store.log import logger
@@ -98,6 +98,11 @@ class SourceRuns:
                 runner.finish(one)
                 logger.info("%s finished at offset %d: it waits for the next start", run.where, one.consumed)
         return None
+
+    def ends(self, task: TaskId) -> dict[TopicPartition, int]:
+        """The position behind the last collected record of each source of a task."""
+        runs = self._runs.get(task, ())
+        return {TopicPartition(one.one.topic, one.one.partition): one.run.position for one in runs}
 
     def end(self, task: TaskId) -> None:
         """Cancel the sources of a task, without waiting for their end."""

@@ -322,6 +322,35 @@ def test_stream_time_waits_for_a_source_until_it_has_finished(bench: Bench) -> N
     until(lambda: running.runner().stream_time_ms() == 900, running.loop.poll_once)
 
 
+def test_windows_close_after_silence_of_a_source_that_has_not_ended(bench: Bench) -> None:
+    create(bench, 1, "out")
+    hold = threading.Event()
+
+    class Quiet(sf.Source):
+        def run(self, context: sf.SourceContext) -> None:
+            context.collect(record("k", 1, 500), 1)
+            hold.wait()
+
+    def make(app: sf.App) -> None:
+        closing: Any = {"emit": sf.ON_WINDOW_CLOSE, "close_after_ms": 5_000}
+        windows = app.stream(Quiet(), name="n", value=INT).group_by_key().window(sf.TumblingWindows(1_000))
+        windows.count("counts", **closing).to("out")
+
+    stores = [sf.WindowStore("counts", TEXT, INT, window_size_ms=1_000, retention_ms=60_000)]
+    running = Running(bench, make, stores=stores)
+    until(lambda: running.loop.records_total == 1, running.loop.poll_once)
+    bench.clock.advance(4_999)
+    running.loop.poll_once()
+    running.commit()
+    assert text_of(written(bench, "out")) == []
+    bench.clock.advance(1)
+    running.loop.poll_once()
+    running.commit()
+    assert len(text_of(written(bench, "out"))) == 1
+    hold.set()
+    running.close()
+
+
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +382,13 @@ def test_driver_ends_a_source_that_waits(drive: Drive) -> None:
     assert [driver.run_source("n"), driver.run_source("n")] == [1, 1]
     driver.commit()
     assert [(one.value, one.timestamp) for one in driver.read("out")] == [(2, 77)]
+
+
+def test_driver_commits_each_record_of_a_source_where_it_is_to() -> None:
+    with sf.testing.Driver(summing(Numbers(3)), commit_each_record=True) as driver:
+        driver.run_source("n")
+        driver.pipe("n", "k0", 5, 1_000)
+        assert [one.value for one in driver.read("out")] == [0, 1, 2, 5]
 
 
 def test_driver_pipes_to_a_source_by_its_name(drive: Drive) -> None:
