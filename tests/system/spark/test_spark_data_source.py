@@ -340,7 +340,7 @@ def test_bad_options_are_refused_by_name(spark: Any, filled: Filled, bench: Benc
         ({"path": filled.path}, "has several stores, name one of storeName: kv, ses, ver, win"),
         ({"path": filled.path, "storeName": "none"}, "has no store 'none': it has kv, ses, ver, win"),
         ({"path": str(tmp_path / "absent"), "storeName": "kv"}, "does not exist"),
-        ({"path": filled.path, "app": "other", "storeName": "kv"}, "no application 'other': it has app"),
+        ({"path": filled.path, "app": "other", "storeName": "kv"}, "application 'other' has no state in"),
         ({"path": filled.path, "storeName": "kv", "partitions": "5"}, "there are partitions 0, 1, not 5"),
         ({"path": filled.path, "storeName": "kv", "asOf": "5"}, "asOf goes with a versioned store"),
         ({"path": filled.path, "storeName": "kv", "valueSchema": "a int"}, "goes with json or msgpack"),
