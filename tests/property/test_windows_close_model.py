@@ -96,7 +96,7 @@ def check_late(app: sf.App, driver: sf.testing.Driver, plan: Plan, model: Model,
 @pytest.mark.parametrize("through", [pytest.param(False, id="direct"), pytest.param(True, id="through")])
 @pytest.mark.parametrize("kind", sorted(SHAPES))
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_each_window_is_given_once_when_time_has_passed_it(kind: str, through: bool, data: st.DataObject) -> None:
     marks, silence = data.draw(WAYS)
     plan = Plan(
