@@ -25,7 +25,7 @@ from urllib.parse import quote
 from standfast.replication.kafka.address import SCHEME, parse_kafka_address
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 
@@ -140,7 +140,7 @@ class Callbacks:
             why = f"oauth_cb {_name(function)} gave no token ({type(error).__name__}: {error})"
             with self._mutex:
                 self._no_token = why
-            logger.warning("%s: the client asks again", why)
+            logger.warning("%s: the client asks again", why, extra=as_event("token_missing"))
             raise
         with self._mutex:
             self._no_token = ""
@@ -160,7 +160,7 @@ class Callbacks:
             try:
                 function(*given)
             except Exception:  # noqa: BLE001 - in the client it would end the call that runs callbacks just now
-                logger.exception("%s %s failed", name, _name(function))
+                logger.exception("%s %s failed", name, _name(function), extra=as_event("callback_failed", setting=name))
 
         return call
 

@@ -373,7 +373,10 @@ class Loop:
             ends = self._reader.written_ends(runner.partitions)
             return {**ends, **self._sources.ends(runner.task.id)}
         except Unavailable as error:
-            logger.warning("task %s: its windows stay open until the log answers: %s", runner.task.id, error)
+            about = as_event("log_away", task=runner.task.id)
+            logger.warning(
+                "task %s: its windows stay open until the log answers: %s", runner.task.id, error, extra=about
+            )
             return None
 
     def _fetch(self, timeout_ms: int) -> None:

@@ -21,7 +21,7 @@ from enum import Enum
 
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.record import Record
 from standfast.stream.source import Source, SourceContext
 
@@ -182,7 +182,9 @@ class SourceRun:
             if self._stopped.is_set():
                 # The task is gone or starts again either way; `collect` raises Closed to end the run.
                 if not isinstance(error, Closed):
-                    logger.warning("%s ended with an error after it was cancelled", self.where, exc_info=error)
+                    about = as_event("source_failed", source=self.where)
+                    logger.warning("%s ended with an error after it was cancelled", self.where, exc_info=error,
+                                   extra=about)  # fmt: skip
             else:
                 self.fail(error)
         finally:
@@ -193,7 +195,8 @@ class SourceRun:
         try:
             self._source.cancel()
         except BaseException as error:  # noqa: BLE001 - `run` may end all the same; else the deadline reports it
-            logger.error("%s: its cancel() failed", self.where, exc_info=error)
+            about = as_event("source_failed", source=self.where)
+            logger.error("%s: its cancel() failed", self.where, exc_info=error, extra=about)
         finally:
             self._wake.set()
 

@@ -19,7 +19,7 @@ from standfast.replication.lease.progress import LOOP, LeaseProgress
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
-from standfast.store.log import logger
+from standfast.store.log import as_event, logger
 from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.runtime.source_run import RunState, SourceRun
@@ -79,7 +79,8 @@ class SourceRuns:
             run = SourceRun(one.own.source.another(), where, place, one.consumed, self._clock, self._wake)
             self._runs.setdefault(task, []).append(_Running(one, run))
             run.start()
-            logger.info("%s runs, from offset %d", where, one.consumed)
+            about = as_event("source_started", task=task, source=one.own.name, offset=one.consumed)
+            logger.info("%s runs, from offset %d", where, one.consumed, extra=about)
 
     def drain(self, task: TaskId, runner: TaskRunner, counters: SessionCounters) -> Exception | None:
         """Pass collected records to the task. Returns the error of a failed run, once its records are processed."""
@@ -96,7 +97,10 @@ class SourceRuns:
             if state is RunState.FINISHED and not run.waiting and not one.waiting and not running.told:
                 running.told = True
                 runner.finish(one)
-                logger.info("%s finished at offset %d: it waits for the next start", run.where, one.consumed)
+                about = as_event("source_finished", task=task, source=one.own.name, offset=one.consumed)
+                logger.info(
+                    "%s finished at offset %d: it waits for the next start", run.where, one.consumed, extra=about
+                )
         return None
 
     def ends(self, task: TaskId) -> dict[TopicPartition, int]:
