@@ -102,6 +102,7 @@ class Loop:
         self._turns: deque[TaskId] = deque()
         self._held: set[TopicPartition] = set()  # paused because many of their records wait here
         self._shut: set[TopicPartition] = set()  # paused because the gate is shut
+        self._rested = False  # whether the last round processed nothing: the gate was shut, or the application paused
         self._failures: dict[TaskId, RestartHistory] = {}
         self._reopen_at: dict[TaskId, int] = {}
         self._fatal: Exception | None = None  # of a task that may not be opened again
@@ -128,6 +129,7 @@ class Loop:
         self._follow_tasks(tasks)
         # A running task that is not open: the restore gate is shut, with gate="all" for every task.
         if self.paused or self._session.disk.full or not tasks.keys() >= self._running.keys():
+            self._rested = True
             # Records processed before stay uncommitted for at most their interval.
             self._commit_due()
             self._poll_shut()
@@ -363,6 +365,8 @@ class Loop:
         if self._shut:
             self._reader.resume(self._shut - self._held)
             self._shut.clear()
+        if self._rested:
+            self._rested = False
             for running in self._running.values():
                 running.runner.restart_silence()
 
@@ -370,7 +374,7 @@ class Loop:
         """The ends of a task's inputs, now; None while the log does not answer."""
         try:
             # With records of open transactions: those are on their way, so that the source is not silent.
-            ends = self._reader.written_ends(runner.partitions)
+            ends = self._reader.written_ends(runner.partitions) if runner.partitions else {}
             return {**ends, **self._sources.ends(runner.task.id)}
         except Unavailable as error:
             about = as_event("log_away", task=runner.task.id)

@@ -10,6 +10,7 @@ import pytest
 import standfast as sf
 from support.apps import Drive, Running, create, write, written
 from support.event_time import status
+from support.own_sources import Numbers, until
 from support.sessions import Bench
 
 TEXT, JSON = sf.serde.string, sf.serde.json
@@ -397,6 +398,26 @@ def test_time_while_the_application_is_paused_is_no_silence(bench: Bench) -> Non
     bench.clock.advance(1)
     assert given_by(one) == 1
     assert text_of_windows(bench) == [(0, 2, 4)]
+
+
+def test_silence_of_a_source_of_ones_own_closes_and_a_pause_is_none(bench: Bench) -> None:
+    create(bench, 1, "out")
+
+    def make(app: sf.App) -> None:
+        stream = app.stream(Numbers(3), name="numbers", key=TEXT, value=sf.serde.int64)
+        stream.group_by_key().window(sf.TumblingWindows(10**6)).count(
+            STORE, emit=sf.ON_WINDOW_CLOSE, close_after_ms=1_000
+        ).to("out")
+
+    one = Running(bench, make, stores=[store_of(sf.TumblingWindows(10**6))])
+    until(lambda: one.loop.records_total >= 3, one.loop.poll_once)
+    one.loop.paused = True
+    one.loop.poll_once()
+    bench.clock.advance(5_000)
+    one.loop.paused = False
+    assert given_by(one) == 0
+    bench.clock.advance(1_000)
+    assert given_by(one) == 3
 
 
 def test_records_that_lie_in_the_log_are_processed_before_silence_closes(bench: Bench) -> None:
