@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import standfast as sf
 from standfast.stream import open_windows
 from support.closing import Given, Seen, Shape
-from support.closing_app import KEYS, LATE, Model, Plan, application, mark_of, stamp_of
+from support.closing_app import KEYS, LATE, Model, Plan, application, edge_of, mark_of, stamp_of
 
 
 def results(driver: sf.testing.Driver) -> list[Given]:
@@ -35,13 +35,15 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("record"), st.sampled_from(KEYS), st.integers(-8, 8), st.integers(0, 1)),
         st.tuples(st.just("record"), st.just("a"), st.integers(-2, 3), st.integers(0, 1)),
+        # The last time that is late, and the first ones that are not.
+        st.tuples(st.just("edge"), st.sampled_from(KEYS), st.integers(-1, 1), st.integers(0, 1)),
         # A watermark about the close time; it comes with a record that no window sees.
         st.tuples(st.just("mark"), st.sampled_from(KEYS), st.integers(-4, 12), st.integers(0, 1)),
-        st.tuples(st.just("wait"), st.just(""), st.sampled_from([999, 1_000, 1_001, 2_000, 3_000]), st.just(0)),
+        st.tuples(st.just("wait"), st.just(""), st.sampled_from([999, 1_001, 3_000]), st.just(0)),
         st.tuples(st.sampled_from(["commit", "restart"]), st.just(""), st.just(0), st.just(0)),
     ),
-    min_size=8,
-    max_size=30,
+    min_size=15,
+    max_size=40,
 )
 
 
@@ -55,8 +57,9 @@ def play(plan: Plan, steps: list[tuple[str, str, int, int]], limit: int) -> None
         with sf.testing.Driver(app, partitions=plan.partitions) as driver:
             for number, (what, key, step, where) in enumerate(steps):
                 partition = where % plan.partitions
-                if what == "record":
-                    stamp = stamp_of(model, plan, key, partition, step)
+                if what in ("record", "edge"):
+                    of = stamp_of if what == "record" else edge_of
+                    stamp = of(model, plan, key, partition, step)
                     expected = model.record(Seen(number, key, stamp), partition, None, counted=True)
                     driver.pipe("in", key, {"n": number}, stamp, partition=partition)
                 elif what == "mark":

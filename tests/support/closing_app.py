@@ -173,6 +173,13 @@ def stamp_of(model: Model, plan: Plan, key: str, partition: int, step: int) -> i
     return stamp
 
 
+def edge_of(model: Model, plan: Plan, key: str, partition: int, step: int) -> int:
+    """The boundary of the record's open windows, and the times beside it."""
+    shape = plan.shape
+    pause = shape.size if shape.kind == "session" else 0
+    return stamp_of(model, plan, key, partition, step - shape.grace - pause)
+
+
 def mark_of(model: Model, plan: Plan, key: str, partition: int, step: int) -> int:
     """A watermark about the close time of the key's windows."""
     return max(model.windows[model.task_of(key, partition)].close_ms + step, plan.least_ms)

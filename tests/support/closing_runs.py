@@ -26,7 +26,7 @@ from standfast.stream.runtime.loop import Loop
 from standfast.stream.session.task import TaskState
 from standfast.stream.topology.assembly import assemble
 from support.closing import Given, Seen
-from support.closing_app import IDLE_MS, KEYS, LATE, SILENT_MS, Model, Plan, application, mark_of, stamp_of
+from support.closing_app import IDLE_MS, KEYS, LATE, SILENT_MS, Model, Plan, application, edge_of, mark_of, stamp_of
 
 WAIT_S = 60.0
 FOR_EVER_MS = 10**9
@@ -126,10 +126,11 @@ class Run:
     def step(self, number: int, *, crash: bool) -> None:
         rng, plan, model = self.random, self.plan, self.model
         partition, key = rng.randrange(plan.partitions), rng.choice(KEYS)
-        what = rng.choice(["record"] * 6 + ["mark"] * 2 * plan.marks + ["wait"])
+        what = rng.choice(["record"] * 4 + ["edge"] * 3 + ["mark"] * 2 * plan.marks + ["wait"])
         one, mark_ms, wait_ms = Seen(number, key, 0), None, 0
-        if what == "record":
-            one = one._replace(time=stamp_of(model, plan, key, partition, rng.randint(-8, 8)))
+        if what in ("record", "edge"):
+            of, reach = (stamp_of, 8) if what == "record" else (edge_of, 1)
+            one = one._replace(time=of(model, plan, key, partition, rng.randint(-reach, reach)))
             self.write(partition, key, {"n": number}, one.time)
         elif what == "mark":
             mark_ms = mark_of(model, plan, key, partition, rng.randint(-4, 12))
@@ -163,7 +164,7 @@ class Run:
         if what == "wait":
             self.given += self.model.wait(wait_ms)
         else:
-            self.given += self.model.record(one, partition, mark_ms, counted=what == "record")
+            self.given += self.model.record(one, partition, mark_ms, counted=what != "mark")
 
     def write(self, partition: int, key: str, value: Any, stamp: int) -> None:
         batch = [Outgoing(key.encode(), json.dumps(value).encode(), stamp)]
