@@ -35,7 +35,7 @@ def test_each_window_is_given_once_over_crashes_and_take_overs(
         assert run.lives > 0
         given = run.results()
         assert sorted(given) == sorted(run.given)
-        assert len(given) > 3
+        assert len(given) > 1
         missed = sorted(number for one in run.model.windows for number in one.missed)
         assert sorted(run.late()) == missed
     finally:

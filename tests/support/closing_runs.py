@@ -126,11 +126,11 @@ class Run:
     def step(self, number: int, *, crash: bool) -> None:
         rng, plan, model = self.random, self.plan, self.model
         partition, key = rng.randrange(plan.partitions), rng.choice(KEYS)
-        what = rng.choice(["record"] * 4 + ["edge"] * 3 + ["mark"] * 2 * plan.marks + ["wait"])
+        what = rng.choice(["record"] * 5 + ["edge"] * 2 + ["mark"] * 2 * plan.marks + ["wait"])
         one, mark_ms, wait_ms = Seen(number, key, 0), None, 0
         if what in ("record", "edge"):
-            of, reach = (stamp_of, 8) if what == "record" else (edge_of, 1)
-            one = one._replace(time=of(model, plan, key, partition, rng.randint(-reach, reach)))
+            of, least, most = (stamp_of, -4, 10) if what == "record" else (edge_of, -1, 1)
+            one = one._replace(time=of(model, plan, key, partition, rng.randint(least, most)))
             self.write(partition, key, {"n": number}, one.time)
         elif what == "mark":
             mark_ms = mark_of(model, plan, key, partition, rng.randint(-4, 12))
