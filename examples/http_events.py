@@ -62,7 +62,7 @@ class Readings(server.BaseHTTPRequestHandler):
             event = {"number": number, "sensor": f"s{number % 3}", "value": number * 7 % 50, "at": number * 1_000}
             self.wfile.write(json.dumps(event).encode() + b"\n")
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """No line for each request."""
 
 

@@ -203,7 +203,8 @@ class OwnInput(Input):
 
     def stored(self, raw: LogRecord) -> tuple[bytes | None, bytes | None]:
         """Key and value by the source's serdes; as text where these cannot write them."""
-        return _written(raw.key, self.settings.key), _written(raw.value, self.settings.value)
+        key, value = self.settings.key.of_topic(self.topic, "key"), self.settings.value.of_topic(self.topic, "value")
+        return _written(raw.key, key), _written(raw.value, value)
 
 
 def _as_collected(given: Any) -> Any:

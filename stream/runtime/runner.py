@@ -432,7 +432,7 @@ class TaskRunner:
             policy = self.topology.policy_at(source.name)
             process = wired.entries[source.name]
             if self._tracing is not None:
-                process = self._tracing.processing(process, self._name, at.topic, at.partition, self.in_hand)
+                process = self._tracing.processing(process, self._name, source.label, at.partition, self.in_hand)
             given = (at.partition, positions[at], process, self.wall_ms, policy)
             one = Input(source, *given) if source.own is None else OwnInput(source, source.own, *given)
             self.inputs[source.topic] = one

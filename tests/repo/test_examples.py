@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -208,12 +208,14 @@ def event_stream() -> Iterator[tuple[str, list[int]]]:
     """A local server of the example's stream: its address, and the position that each request named."""
     asked: list[int] = []
 
-    class Noting(program("http_events").Readings):  # type: ignore[misc]
-        def do_GET(self) -> None:
-            asked.append(int(self.path.partition("=")[2]))
-            super().do_GET()
+    readings: type[BaseHTTPRequestHandler] = program("http_events").Readings
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Noting) as server:
+    def noting(request: Any, address: Any, server: ThreadingHTTPServer) -> BaseHTTPRequestHandler:
+        made = readings(request, address, server)  # answers the request
+        asked.append(int(made.path.partition("=")[2]))
+        return made
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), noting) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -280,8 +282,7 @@ def running(name: str, folder: Path) -> Iterator[Callable[[], str]]:
         printed, error = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, error
         lines = error.splitlines()
-        usual = (" INFO standfast: ", "was absent and is created")
-        wrong = [line for line in lines if not any(one in line for one in usual) and not DROPS.search(line)]
+        wrong = [line for line in lines if not any(one in line for one in USUAL) and not DROPS.search(line)]
         assert wrong == []  # its life, and no sign of a failure
         assert lines[-1].endswith(" ended")
         return printed

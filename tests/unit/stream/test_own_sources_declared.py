@@ -249,9 +249,10 @@ def test_context_of_a_record_has_the_name_partition_and_offset_of_its_source() -
 def test_timestamp_is_the_records_own_or_as_the_source_says() -> None:
     rows = [record("k", {"at": 70}, 5)]
     stamps = []
-    for given in ({}, {"timestamp": lambda r: r.value["at"]}, {"timestamp": sf.ARRIVAL_TIME}):
+    choices: list[Any] = [None, lambda r: r.value["at"], sf.ARRIVAL_TIME]
+    for timestamp in choices:
         app = sf.App("app")
-        app.stream(Steps(*rows), name="n", **given).to("out")
+        app.stream(Steps(*rows), name="n", timestamp=timestamp).to("out")
         with sf.testing.Driver(app, now_ms=900) as driver:
             driver.run_source("n")
             stamps += [one.timestamp for one in driver.read("out")]
