@@ -8,7 +8,8 @@
     A task without any earlier owner has no lease to run out: a mere standby waits for its first owner.
 
     metadata of a member's join, compact JSON, names in this order:
-    {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}   and "warm":["0_2"] if any is
+    {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}   and "warm":["0_2"] if any is,
+    "managed":{"slots":1,"tags":{},...} of one that a leader assigns tasks to, which are in the placement topic
 
 Rules of this file: pure; no group, clock or lease. A member in the view is live: its lease has not run out. Two
 members may see different views for a moment; the log's `writer(..., if_free=True)` then lets only one of them win.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
@@ -28,13 +29,29 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Traits:
+    """Facts about an instance that its leader needs, and that do not change while it runs.
+
+    `program` stands for the groups of its tasks, with their topics and stores: only equal ones may share tasks.
+    """
+
+    slots: int = 1
+    tags: Mapping[str, str] = field(default_factory=dict)
+    program: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """A member's active tasks and standbys (`warm`: caught up), and whether it offers to take any task."""
+    """A member's active tasks and standbys (`warm`: caught up), and whether it offers to take any task.
+
+    `managed`: a leader assigns its tasks, which the other fields do not list.
+    """
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
     takes_any: bool = False
     warm: frozenset[TaskId] = frozenset()
+    managed: Traits | None = None
 
     def to_json(self) -> str:
         """The text to join the group with."""
@@ -46,6 +63,8 @@ class MemberPlan:
         }
         if self.warm:  # left out when empty, so that the text stays that of versions that know no warm standbys
             content["warm"] = [str(task) for task in sorted(self.warm)]
+        if self.managed:
+            content["managed"] = asdict(self.managed)
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
@@ -62,7 +81,13 @@ class MemberPlan:
                 )
             told = (content["active"], content["standby"], content.get("warm", ()))
             active, standby, warm = (frozenset(map(TaskId.parse, tasks)) for tasks in told)
-            return cls(active, standby, content["takes_any"] is True, warm)
+            managed = content.get("managed")
+            traits = (
+                None
+                if managed is None
+                else Traits(int(managed["slots"]), dict(managed["tags"]), str(managed["program"]))
+            )
+            return cls(active, standby, content["takes_any"] is True, warm, traits)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(
                 f"member metadata {text[:200]!r} is not a standfast plan ({error!r}): "

@@ -1,7 +1,7 @@
 """The plan of an application's reset, made before anything is changed.
 
     1  source offsets     committed at the beginning, the end, or a given offset; the kept metadata goes
-    2  internal topics    changelogs, topics between tasks, the group's members: deleted
+    2  internal topics    changelogs, topics between tasks, the group's members and placement: deleted
     3  local state        set aside or removed, as chosen
 
 Offsets come first: a user without the right to commit them has then deleted nothing. The same command completes a reset
@@ -18,7 +18,7 @@ from typing import Literal
 
 from standfast.replication.log import Committed
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.topics.app_topics import SOURCE_OFFSETS, AppTopics
+from standfast.replication.topics.app_topics import PLACEMENT, SOURCE_OFFSETS, AppTopics
 from standfast.store.errors import BadConfig
 
 Local = Literal["aside", "remove", "keep"]
@@ -131,7 +131,7 @@ def make_plan(
             DeleteStep(name, "source offsets" if name.endswith(SOURCE_OFFSETS) else "repartition")
             for name in topics.between
         ),
-        *(DeleteStep(name, "members") for name in topics.members),
+        *(DeleteStep(name, "placement" if name.endswith(PLACEMENT) else "members") for name in topics.members),
     ]
     problems = _target_problems(targets, bounds)
     steps = []

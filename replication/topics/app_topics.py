@@ -4,6 +4,7 @@
     <app>-<name>-repartition       between its tasks, as are -broadcast and -subscription-...-topic (of Kafka Streams)
     <app>-<name>-source-offsets    without records: offsets of a source of one's own are committed as this topic's
     <app>-standfast-members        of its group, on Kafka
+    <app>-standfast-placement      of its instances, with managed placement
 
 A name can have two readings: `orders-eu-totals-changelog` is store `totals` of `orders-eu`, or `eu-totals` of `orders`.
 The topic is certainly ours if the store is known; it is another application's if that one exists and has the longer
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 MEMBERS = "-standfast-members"
+PLACEMENT = "-standfast-placement"
 CHANGELOG = "-changelog"
 SOURCE_OFFSETS = "-source-offsets"
 BETWEEN = (
@@ -66,7 +68,7 @@ def app_topics(
             changelogs.append(name)
         else:
             between.append(name)
-    members = (f"{app}{MEMBERS}",)
+    members = (f"{app}{MEMBERS}", f"{app}{PLACEMENT}")
     return AppTopics(tuple(changelogs), tuple(between), members, tuple(doubtful), tuple(others))
 
 

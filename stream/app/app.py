@@ -89,7 +89,8 @@ class App:
     clock                  source of times; None: the system's clock
     listeners              receive restores, standbys and commits from the start
 
-    The options that follow are those of its session; `placement` is always "shared".
+    The options that follow are those of its session. `placement` is "shared" (each task runs where it was first free,
+    until that instance has gone) or "managed" (a leader among the instances spreads tasks and standbys evenly).
     """
 
     def __init__(
@@ -342,7 +343,7 @@ class App:
         self, assembled: Assembled, log: str, state_dir: str | Path, clock: Clock, *, background: bool = True
     ) -> Session:
         """A session with this application's stores and settings; for run() and the test driver."""
-        shared: SessionOptions = {**self.settings, "placement": "shared"}
+        shared: SessionOptions = {"placement": "shared", **self.settings}
         if not background:
             shared.pop("http_port", None)  # a test driver is not an instance that clients read
         if not log.startswith("kafka://"):
@@ -508,6 +509,8 @@ def open_telemetry(app: str, log: str | None) -> Tracing:
 
 def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
     """Problems of a session's settings that are wrong for any application."""
+    if settings.get("placement", "shared") not in ("shared", "managed"):
+        return [f'placement of an App is "shared" or "managed", not {settings["placement"]!r:.100}']
     try:
         return SessionSettings.of(settings).problems()
     except BadConfig as error:

@@ -127,6 +127,7 @@ class Loop:
                 self._guarded(task_id, one, one.runner.follow_upstream)
         tasks = self._session.open_tasks()
         self._follow_tasks(tasks)
+        self._let_go()
         # A running task that is not open: the restore gate is shut, with gate="all" for every task.
         if self.paused or self._session.disk.full or not tasks.keys() >= self._running.keys():
             self._rested = True
@@ -186,8 +187,16 @@ class Loop:
             if held.get(task_id) is not running.task or running.task.state is not TaskState.RUNNING:
                 self._leave(task_id)
         for task_id, task in tasks.items():
-            if task_id not in self._running:
+            if task_id not in self._running and not task.leaving:
                 self._begin(task_id, task)
+
+    def _let_go(self) -> None:
+        """Commit the tasks that another instance gets, and end their run: the next owner begins where this one ends."""
+        for task_id, running in list(self._running.items()):
+            if running.task.leaving:
+                self._guarded(task_id, running, partial(self._commit, running))
+                if task_id in self._running:
+                    self._leave(task_id)
 
     def _begin(self, task_id: TaskId, task: Task) -> None:
         group = self._topology.groups[task_id.group]
@@ -222,6 +231,7 @@ class Loop:
             self._wait_for_log(error)
             return
         task.on_outputs = self._hand_over
+        task.looped = True
         self._running[task_id] = running
         self._turns.append(task_id)
         logger.info(
@@ -242,6 +252,7 @@ class Loop:
         self._reader.remove(partitions)
         self._held.difference_update(partitions)
         self._shut.difference_update(partitions)
+        running.task.looped = False
         running.runner.close()
 
     def _leave(self, task_id: TaskId) -> None:

@@ -16,11 +16,11 @@ from standfast.replication.placement.group_standbys import may_release, place_st
 from standfast.replication.takeover import MemberPlan, plans
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.stream.session.settings import WARM_LAG_RECORDS
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import TaskState
 
 FOLLOW_TICK_MS = 500
-WARM_LAG_RECORDS = 10_000  # Kafka Streams' acceptable.recovery.lag
 RETAKE_MS = 2_000  # an owner that is alive and has not run its task for so long counts as having given it up
 
 

@@ -11,6 +11,8 @@ Rules of this file: plain data and its checks; every problem is reported at once
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -36,6 +38,21 @@ class TaskGroup:
 def all_task_ids(groups: Mapping[int, TaskGroup]) -> frozenset[TaskId]:
     """Every task of every group."""
     return frozenset(TaskId(number, partition) for number, one in groups.items() for partition in range(one.partitions))
+
+
+def program_of(groups: Mapping[int, TaskGroup]) -> str:
+    """A short text that is equal for equal groups: their numbers, source topics and stores, but not their partitions.
+
+    Instances of one application may share tasks if it is equal, whatever their functions do.
+    """
+    content = {
+        str(number): {
+            "topics": None if one.topics is None else sorted(one.topics),
+            "stores": sorted((spec.name, spec.definition()) for spec in one.specs),
+        }
+        for number, one in groups.items()
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def all_specs(groups: Mapping[int, TaskGroup]) -> tuple[StoreSpec, ...]:

@@ -19,7 +19,9 @@ from contextlib import ExitStack
 from standfast.replication.lease.progress import WORK
 from standfast.replication.log import LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.takeover import MemberPlan
+from standfast.replication.placement.model import Settings
+from standfast.replication.placement.topic import PlacementTopic
+from standfast.replication.takeover import MemberPlan, Traits
 from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
 from standfast.store.clock import Clock
 from standfast.store.errors import (
@@ -36,7 +38,8 @@ from standfast.store.log import as_event, logger
 from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
-from standfast.stream.session.groups import all_task_ids
+from standfast.stream.session.groups import all_task_ids, program_of
+from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.mending import Loss
 from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
@@ -67,6 +70,7 @@ class Instance:
         clock: Clock,
         counters: SessionCounters,
         learn_partitions: Callable[[], None],
+        placement_topic: PlacementTopic | None = None,
     ) -> None:
         self.app = opener.app
         self.tasks: dict[TaskId, Task] = {}
@@ -78,10 +82,26 @@ class Instance:
         self.counters = counters
         self.standbys_missing = 0
         # The tasks that live instances share out by take-over; None: the caller assigns.
-        self.shared = all_task_ids(opener.groups) if settings.placement == "shared" else None
+        spread = settings.placement in ("shared", "managed")
+        self.shared = all_task_ids(opener.groups) if spread else None
         self.follower: GroupFollower | None = None
         if settings.placement == "group":
             self.follower = GroupFollower(self, settings.standby_replicas, learn_partitions)
+        self._traits = Traits(1, settings.tags, program_of(opener.groups))
+        self.managed: ManagedPlacement | None = None
+        if placement_topic is not None:
+            self.managed = ManagedPlacement(
+                self,
+                placement_topic,
+                Settings(
+                    settings.standby_replicas,
+                    settings.warmups_max,
+                    settings.acceptable_lag,
+                    settings.restart_grace_ms,
+                ),
+                self._traits,
+                frozenset(number for number, group in opener.groups.items() if not group.specs),
+            )
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
         self._clock = clock
@@ -288,10 +308,12 @@ class Instance:
         if now_ms >= self._next_take_over_ms:
             quick_ms = RESTORING_TICK_MS if readiness.restorer.tasks else TAKE_OVER_TICK_MS
             self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)
-            if self.follower is None:
-                self._take_over.tick()
-            else:
+            if self.managed is not None:
+                self.managed.tick(now_ms)
+            elif self.follower is not None:
                 self.follower.tick(now_ms)
+            else:
+                self._take_over.tick()
         return restored.records + tailed.applied
 
     def close(self) -> None:
@@ -301,11 +323,15 @@ class Instance:
             readiness = self.readiness
             for close in (self._opener.close, readiness.tailer.close, readiness.restorer.close, self.membership.leave):
                 last.callback(close)
+            if self.managed is not None:
+                last.callback(self.managed.close)
             for task_id in reversed(list(self.tasks)):
                 last.callback(self.revoke, task_id)
 
     def _plan(self) -> MemberPlan:
         # A copy, because the lease's thread calls this while tasks come and go.
+        if self.managed is not None:
+            return MemberPlan(managed=self._traits)
         held = {task_id: task.role for task_id, task in dict(self.tasks).items() if task.state not in GONE}
         return MemberPlan(
             active=frozenset(task_id for task_id, role in held.items() if role == "active"),

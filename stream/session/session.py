@@ -23,7 +23,9 @@ from standfast.replication.kafka.callbacks import needs_this_process, with_setti
 from standfast.replication.lease.progress import WORK
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
+from standfast.replication.log_care import run_care
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.replication.tail.open_log import log_folder, open_log, parse_address
 from standfast.replication.tail.tailer import Tailer
@@ -52,7 +54,6 @@ from standfast.stream.session.figures import Figures
 from standfast.stream.session.groups import TaskGroup, all_specs
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper
-from standfast.stream.session.log_care import run_care
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.opener import TaskOpener
 from standfast.stream.session.readiness import Readiness
@@ -249,6 +250,11 @@ class Session(Closing):
             clock=self.clock,
             counters=counters,
             learn_partitions=self._learn_partitions,
+            placement_topic=PlacementTopic(
+                self.log, self.app, member, self.clock, acceptable_lag=settings.acceptable_lag
+            )
+            if settings.placement == "managed"
+            else None,
         )
 
     def reader(self, name: str) -> LogReader:

@@ -6,9 +6,10 @@ that forward them.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
 from standfast.replication.kafka.callbacks import OAUTH, kafka_problems, needs_this_process
@@ -22,7 +23,7 @@ from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_specs, group_problems, source_topic_problems
 
 Guarantee = Literal["exactly_once", "at_least_once"]
-Placement = Literal["static", "shared", "group"]
+Placement = Literal["static", "shared", "group", "managed"]
 
 MEMORY_MIN_BYTES = 1 << 20
 MEMORY_DEFAULT_BYTES = 256 << 20
@@ -39,6 +40,8 @@ RESTORE_WORKERS_MAX = 4
 RESTORE_MEMORY_DEFAULT_BYTES = 512 << 20
 RESTORE_MEMORY_MIN_BYTES = 16 << 20
 PORT_MAX = 65_535
+TAGS_BYTES_MAX = 2_000  # a member's metadata has 4,096 bytes
+WARM_LAG_RECORDS = 10_000  # Kafka Streams' acceptable.recovery.lag
 _FLAGS = ("take_over", "accept_empty_log", "accept_missing_history", "accept_unreadable_rows")
 
 
@@ -65,6 +68,10 @@ class SessionOptions(TypedDict, total=False):
     bulk_restore_records: int
     disk_floor_bytes: int
     http_port: int | None
+    warmups_max: int
+    acceptable_lag: int
+    restart_grace_ms: int
+    tags: Mapping[str, str]
     kafka: Mapping[str, Any] | None
 
 
@@ -76,7 +83,8 @@ class SessionSettings:
     standby_replicas        number of standbys per task, where placement is shared or group
     partitions              number of tasks; None: one above the largest assigned, or the changelogs' partition count
     placement               "static": the caller assigns; "shared": live instances share all tasks out by take-over;
-                            "group": the application's own consumer group decides the actives, standbys follow
+                            "group": the application's own consumer group decides the actives, standbys follow;
+                            "managed": of an application: a leader among the instances spreads tasks and standbys evenly
     gate                    "all": nothing is processed before every active store is restored; "task": each on its own
     memory_bytes            bytes of block cache and write buffers of all stores together
     cache_max_bytes         bytes of the record caches of all tasks together; 0: every put is logged
@@ -102,6 +110,14 @@ class SessionSettings:
                             reads, deletes and commits go on. 0: the volumes are not watched
     http_port               number of a port of loopback that serves the ops page, status, rows, metrics and health, 0
                             for a free one; needs the extra `serve`. None: no HTTP server
+    warmups_max             with managed placement, number of copies of tasks in the whole application that may be
+                            prepared at a time for instances that get these tasks (Kafka: max.warmup.replicas)
+    acceptable_lag          number of changelog records up to which a copy counts as caught up, so that its instance
+                            gets the task (Kafka: acceptable.recovery.lag)
+    restart_grace_ms        milliseconds for which an instance that left is expected back: tasks without a standby wait
+                            for it
+    tags                    of this instance, such as {"rack": "a", "zone": "north"}: standbys are spread over their
+                            values
     kafka                   settings of the Kafka clients beside those of the log's address: text, numbers, and the
                             functions oauth_cb, error_cb and throttle_cb. With oauth_cb no other process can log in: a
                             thread renews the lease, and restores run in this process
@@ -127,6 +143,10 @@ class SessionSettings:
     bulk_restore_records: int = COLD_RECORDS
     disk_floor_bytes: int = 0
     http_port: int | None = None
+    warmups_max: int = 2
+    acceptable_lag: int = WARM_LAG_RECORDS
+    restart_grace_ms: int = 30_000
+    tags: Mapping[str, str] = field(default_factory=dict)
     kafka: Mapping[str, Any] | None = None
 
     @classmethod
@@ -180,6 +200,10 @@ class SessionSettings:
             problems += group_problems(groups)
             if stores or self.partitions is not None:
                 problems.append("groups say stores and partitions themselves: leave `stores` and `partitions` out")
+        elif self.placement == "managed":
+            problems.append(
+                'placement="managed" is for App, whose loop commits tasks before they move: use "shared" here'
+            )
         elif self.placement == "shared" and self.partitions is None:
             problems.append('placement="shared" needs partitions: the number of tasks to share out')
         specs = tuple(stores) if groups is None else all_specs(groups)
@@ -208,18 +232,34 @@ class SessionSettings:
             ("restore_memory_bytes", self.restore_memory_bytes, RESTORE_MEMORY_MIN_BYTES),
             ("bulk_restore_records", self.bulk_restore_records, 1),
             ("disk_floor_bytes", self.disk_floor_bytes, 0),
+            ("warmups_max", self.warmups_max, 1),
+            ("acceptable_lag", self.acceptable_lag, 0),
+            ("restart_grace_ms", self.restart_grace_ms, 0),
             ("partitions", 1 if self.partitions is None else self.partitions, 1),
             ("discovery_interval_ms", 1 if self.discovery_interval_ms is None else self.discovery_interval_ms, 1),
         )
-        return [
-            f"{name} must be a whole number of at least {least}, not {number!r:.100}"
-            for name, number, least in numbers
-            if not is_whole(number, least, INT64_MAX)
-        ] + [
-            f"http_port must be a whole number from 0 to {PORT_MAX}, or None: no HTTP server, not {port!r:.100}"
-            for port in [self.http_port]
-            if port is not None and not is_whole(port, 0, PORT_MAX)
-        ]
+        return (
+            [
+                f"{name} must be a whole number of at least {least}, not {number!r:.100}"
+                for name, number, least in numbers
+                if not is_whole(number, least, INT64_MAX)
+            ]
+            + [
+                f"http_port must be a whole number from 0 to {PORT_MAX}, or None: no HTTP server, not {port!r:.100}"
+                for port in [self.http_port]
+                if port is not None and not is_whole(port, 0, PORT_MAX)
+            ]
+            + _tag_problems(self.tags)
+        )
+
+
+def _tag_problems(tags: object) -> list[str]:
+    """Problems of an instance's tags: each member publishes them in the metadata of its group."""
+    texts = isinstance(tags, Mapping) and all(isinstance(one, str) for pair in tags.items() for one in pair)
+    if not isinstance(tags, Mapping) or not texts:
+        return [f'tags must be a dict of texts such as {{"rack": "a"}}, not {tags!r:.100}']
+    size = len(json.dumps(dict(tags)))
+    return [f"tags take {size} bytes, the limit is {TAGS_BYTES_MAX}: shorten them"] if size > TAGS_BYTES_MAX else []
 
 
 def _lists_problems(stores: object, groups: object) -> list[str]:

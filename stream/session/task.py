@@ -131,6 +131,8 @@ class Task:
         self.stream_times: dict[str, int] = {}
         self.progress: dict[str, int] = {}
         self.commit_requested = False
+        self.looped = False  # an application's loop processes it
+        self.leaving = False  # it is another instance's now: the loop commits it and ends its run
         self.keeps_refused = False  # a commit that the log refused before its first byte leaves the task usable
         self.counters = SessionCounters()  # the session's, after `count_in`
         self.inflight = (0, 0)  # records and bytes given to the log and not acknowledged

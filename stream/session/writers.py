@@ -43,6 +43,12 @@ class Writers:
         names = {self._id(task_id): task_id for task_id in candidates}
         return {names[name]: owner for name, owner in self._group.owners().items() if name in names}
 
+    def owners_and_leader(self, candidates: Iterable[TaskId], leader_id: str) -> tuple[dict[TaskId, str], str | None]:
+        """As `owners`, and the member that last claimed the lead, in one look."""
+        names = {self._id(task_id): task_id for task_id in candidates}
+        owners = self._group.owners()
+        return {names[name]: owner for name, owner in owners.items() if name in names}, owners.get(leader_id)
+
     def give_way(self, tasks: Mapping[TaskId, Task], owners: Mapping[TaskId, str]) -> None:
         """Fail the active tasks that run here and have a newer owner."""
         for task_id, owner in owners.items():

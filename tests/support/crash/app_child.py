@@ -9,7 +9,7 @@
     orders (1) ──> by place ──> ...-orders-repartition ──> tumbling windows, on close ──> order-finals     groups 2, 3
                                                     └────> sessions, on close ──> order-sessions
 
-    stdout     ready              every task is here, running or standing by
+    stdout     ready              every task with stores is here, running or standing by
                lost TASK REASON   state was set aside: correct only where a file was damaged
                kept PARTITION OFFSET,...   a commit with these clicks has returned; each left a row in `notes`
     exit       0 after SIGTERM; any other end but the kill is a failure (the reason is on stderr)
@@ -46,6 +46,7 @@ from standfast.stream.runtime import loop
 
 APP = "crashapp"
 TASKS = 7
+STATELESS = 2  # the group of one task without stores, which has no standby where placement is managed
 TOPICS = {
     "clicks": 2, "orders": 1, "updates": 2, "finals": 2, "visits": 2, "alarms": 2, "late": 2, "dead": 2, "totals": 2,
     "boards": 2, "order-finals": 2, "order-sessions": 2,
@@ -111,7 +112,7 @@ class Teller(Listener):
         self.noted.pop(str(task), None)  # opened, or failed: uncommitted clicks are forgotten
         if state in ("running", "standby") and task not in self.here:
             self.here.add(task)
-            if len(self.here) == TASKS:
+            if len([one for one in self.here if one.group != STATELESS]) == TASKS - 1:
                 say("ready")
 
     def on_state_lost(self, task: TaskId, reason: str) -> None:
@@ -256,6 +257,7 @@ def make_app(
         stores=stores_of(settings),
         guarantee=settings["guarantee"],
         standby_replicas=settings["standbys"],
+        placement=settings["placement"],
         accept_unreadable_rows=settings["accept"],
         accept_empty_log=settings["accept"],
         lease_ms=settings["lease_ms"],

@@ -1,0 +1,307 @@
+"""Records of an application's placement topic: the leader's assignments, and the reports of instances.
+
+    key                 written by      value, compact JSON
+    instance/<id>       the leader      its part of an assignment, with epoch and generation
+    generation          the leader      epoch, generation, ids of all instances that it has a record of: the last record
+    report/<id>         the instance    tasks that it runs and restores, and the lags of its standbys and warm-ups
+
+A generation is valid once its last record and every record that this names were read. The records of a generation that
+its leader did not finish, and those of an older epoch, change nothing: an instance goes on with the last valid one.
+Tasks are written as ranges of partitions, `0_0-5,0_8`, so that a record of thousands of tasks stays small.
+
+Rules of this file: pure. The leader's claim of the epoch is a writer of the log, which fences an older leader.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from standfast.replication.log import Outgoing, Record
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.model import Assignment
+from standfast.replication.shapes import Count, Shape, dump, read
+from standfast.store.errors import Corruption, InvalidRequest
+
+FORMAT = 1
+RECORD_BYTES_MAX = 500_000  # half of a broker's default for one record
+GENERATION_KEY = b"generation"
+_INSTANCE = b"instance/"
+_REPORT = b"report/"
+_PLAIN = ("active", "warmups", "held", "homes")  # fields of an assignment that name one instance for a task
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A valid generation: the assignment, the epoch of its leader's claim, and the leader's program (`Traits`)."""
+
+    epoch: int
+    assignment: Assignment
+    program: str = ""
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Order of generations."""
+        return self.epoch, self.assignment.generation
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """State of one instance: `running` and `restoring` are active there, `stored` has closed rows on its disk.
+
+    `lags` are the records that a standby or a warm-up there lacks. `generation` is the last one that the instance has
+    read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report.
+    """
+
+    running: frozenset[TaskId] = frozenset()
+    restoring: frozenset[TaskId] = frozenset()
+    stored: frozenset[TaskId] = frozenset()
+    lags: Mapping[TaskId, int] = field(default_factory=dict)
+    generation: int = 0
+    stopped: bool = False
+
+
+class _Instance(Shape, frozen=True):
+    """Tasks of one instance, which the fields of `Assignment` explain.
+
+    Each entry of `standbys` is one rank; `after` and `replacing` are by the other instance's id.
+    """
+
+    standfast: int
+    epoch: Count
+    generation: Count
+    active: str = ""
+    standbys: tuple[str, ...] = ()
+    warmups: str = ""
+    after: dict[str, str] = {}  # noqa: RUF012 - msgspec copies a default
+    held: str = ""
+    replacing: dict[str, str] = {}  # noqa: RUF012 - likewise
+    homes: str = ""
+
+
+class _Generation(Shape, frozen=True):
+    standfast: int
+    epoch: Count
+    generation: Count
+    instances: tuple[str, ...]
+    program: str = ""
+
+
+class _Report(Shape, frozen=True, forbid_unknown_fields=False):
+    """Later versions may report more: a leader of this version goes on with the fields that it knows."""
+
+    standfast: int
+    running: str = ""
+    restoring: str = ""
+    stored: str = ""
+    lags: dict[str, Count] = {}  # noqa: RUF012 - msgspec copies it
+    generation: Count = 0
+    stopped: bool = False
+
+
+S = TypeVar("S", _Instance, _Generation)
+
+
+def task_ranges(tasks: Iterable[TaskId]) -> str:
+    """Tasks as text: `0_0-5,0_8`."""
+    runs: list[tuple[TaskId, int]] = []
+    for task in sorted(tasks):
+        if runs and runs[-1][0].group == task.group and runs[-1][1] + 1 == task.partition:
+            runs[-1] = (runs[-1][0], task.partition)
+        else:
+            runs.append((task, task.partition))
+    return ",".join(str(first) if first.partition == last else f"{first}-{last}" for first, last in runs)
+
+
+def parse_ranges(text: str, tasks_max: int = 1_000_000) -> frozenset[TaskId]:
+    """Inverse of `task_ranges`. Raises ValueError for other text, and for more than `tasks_max` tasks."""
+    found: set[TaskId] = set()
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        task = TaskId.parse(first)
+        end = int(last) if last else task.partition
+        # Before the range is expanded: a few characters could else take all memory.
+        if not 0 <= task.partition <= end or end - task.partition + len(found) >= tasks_max:
+            raise ValueError(f"{part!r} is no range of at most {tasks_max} tasks")
+        found.update(TaskId(task.group, number) for number in range(task.partition, end + 1))
+    return frozenset(found)
+
+
+def assignment_records(
+    generation: Generation, before: Iterable[str], timestamp_ms: int, *, forgotten: Iterable[str] = ()
+) -> list[Outgoing]:
+    """Records of a generation, its last record at the end.
+
+    Instances of `before` that it does not name get tombstones, as do the reports of the `forgotten`.
+    Raises InvalidRequest if the tasks of one instance take more than `RECORD_BYTES_MAX` bytes.
+    """
+    epoch, number = generation.stamp
+    named = _by_instance(generation.assignment)
+    records = [Outgoing(_INSTANCE + gone.encode(), None, timestamp_ms) for gone in sorted(set(before) - named.keys())]
+    records += [Outgoing(_REPORT + gone.encode(), None, timestamp_ms) for gone in sorted(forgotten)]
+    for name, fields in sorted(named.items()):
+        value = dump(_Instance(FORMAT, epoch, number, **fields))
+        records.append(
+            Outgoing(_INSTANCE + name.encode(), _checked(f"the tasks of instance {name!r}", value), timestamp_ms)
+        )
+    last = dump(_Generation(FORMAT, epoch, number, tuple(sorted(named)), generation.program))
+    return [*records, Outgoing(GENERATION_KEY, _checked(f"the names of {len(named)} instances", last), timestamp_ms)]
+
+
+def instances_of(assignment: Assignment) -> set[str]:
+    """The instances that an assignment names."""
+    found = {name for where in _PLAIN for name in getattr(assignment, where).values()}
+    found.update(*assignment.standbys.values(), (new for new, _ in assignment.replacing.values()))
+    return found
+
+
+def _by_instance(assignment: Assignment) -> dict[str, dict[str, Any]]:
+    """The fields of each instance's record."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for where in _PLAIN:
+        for name, text in _ranges(getattr(assignment, where)).items():
+            found[name][where] = text
+    for rank in range(max(map(len, assignment.standbys.values()), default=0)):
+        of_rank = {task: names[rank] for task, names in assignment.standbys.items() if rank < len(names)}
+        for name, text in _ranges(of_rank).items():
+            ranks = found[name].setdefault("standbys", [])
+            ranks += [""] * (rank - len(ranks)) + [text]
+    after = {task: (assignment.active[task], former) for task, former in assignment.after.items()}
+    for where, pairs in (("after", after), ("replacing", assignment.replacing)):
+        for new in {pair[0] for pair in pairs.values()}:
+            found[new][where] = _ranges({task: old for task, (name, old) in pairs.items() if name == new})
+    return found
+
+
+def _assignment(number: int, instances: Mapping[str, _Instance]) -> Assignment:
+    """Inverse of `_by_instance`. Raises ValueError."""
+    plain: dict[str, dict[TaskId, str]] = {where: {} for where in _PLAIN}
+    ranked: dict[TaskId, dict[int, str]] = defaultdict(dict)
+    after: dict[TaskId, str] = {}
+    replacing: dict[TaskId, tuple[str, str]] = {}
+    for name, one in sorted(instances.items()):
+        for where, found in plain.items():
+            found.update(dict.fromkeys(parse_ranges(getattr(one, where)), name))
+        for rank, text in enumerate(one.standbys):
+            for task in parse_ranges(text):
+                ranked[task][rank] = name
+        for former, text in one.after.items():
+            after.update(dict.fromkeys(parse_ranges(text), former))
+        for old, text in one.replacing.items():
+            replacing.update(dict.fromkeys(parse_ranges(text), (name, old)))
+    standbys = {task: tuple(name for _, name in sorted(by_rank.items())) for task, by_rank in ranked.items()}
+    return Assignment(number, standbys=standbys, after=after, replacing=replacing, **plain)
+
+
+def _ranges(holders: Mapping[TaskId, str]) -> dict[str, str]:
+    """Tasks by their holder, as ranges."""
+    tasks: dict[str, list[TaskId]] = defaultdict(list)
+    for task, name in holders.items():
+        tasks[name].append(task)
+    return {name: task_ranges(found) for name, found in tasks.items()}
+
+
+def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
+    """The record of an instance's report."""
+    key = _REPORT + instance.encode()
+    running, restoring, stored = map(task_ranges, (report.running, report.restoring, report.stored))
+    lags = {str(task): lag for task, lag in sorted(report.lags.items())}
+    value = dump(_Report(FORMAT, running, restoring, stored, lags, report.generation, report.stopped))
+    return Outgoing(key, _checked(f"the report of instance {instance!r}", value), timestamp_ms)
+
+
+class PlacementState:
+    """The content of a placement topic as of the records applied so far."""
+
+    def __init__(self, topic: str) -> None:
+        self.valid: Generation | None = None
+        self.unfinished = 0  # generations whose last record named a record that was not there
+        self.changes = 0  # records applied so far
+        self.written: set[str] = set()  # instances that have a record, of whatever generation
+        self._topic = topic
+        self._instances: dict[str, _Instance] = {}
+        self._reports: dict[str, bytes] = {}
+
+    def apply(self, records: Iterable[Record]) -> None:
+        """Apply records in offset order. Raises Corruption, with topic and offset, for one that cannot be read."""
+        for record in records:
+            self.changes += 1
+            key = record.key or b""
+            try:
+                if key == GENERATION_KEY:
+                    self._seal(record.value)
+                elif key.startswith(_INSTANCE):
+                    self._hold(key[len(_INSTANCE) :].decode(), record.value)
+                elif key.startswith(_REPORT):
+                    self._report(key[len(_REPORT) :].decode(), record.value)
+                else:
+                    raise ValueError("its key is none of a placement")
+            except ValueError as error:
+                raise Corruption(
+                    f"{self._topic}-0 at offset {record.offset}: no record of a placement ({error}): the topic belongs "
+                    "to this application alone; run one version of standfast on all instances, or delete the topic "
+                    "while all are stopped"
+                ) from error
+
+    def report(self, instance: str) -> Report | None:
+        """The last report of an instance. Raises Corruption."""
+        raw = self._reports.get(instance)
+        if raw is None:
+            return None
+        try:
+            told = read(raw, _Report)
+            lags = {TaskId.parse(task): lag for task, lag in told.lags.items()}
+            running, restoring, stored = map(parse_ranges, (told.running, told.restoring, told.stored))
+            return Report(running, restoring, stored, lags, told.generation, told.stopped)
+        except ValueError as error:
+            raise Corruption(f"{self._topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
+
+    def reporters(self) -> Iterator[str]:
+        """The instances that have a report."""
+        return iter(self._reports)
+
+    def _hold(self, instance: str, value: bytes | None) -> None:
+        if value is None:
+            self._instances.pop(instance, None)
+            self.written.discard(instance)
+            return
+        self._instances[instance] = _known(read(value, _Instance))
+        self.written.add(instance)
+
+    def _seal(self, value: bytes | None) -> None:
+        if value is None:
+            return
+        last = _known(read(value, _Generation))
+        stamp = (last.epoch, last.generation)
+        if self.valid is not None and stamp <= self.valid.stamp:
+            return
+        found = {name: self._instances.get(name) for name in last.instances}
+        whole = {name: one for name, one in found.items() if one is not None and (one.epoch, one.generation) == stamp}
+        if len(whole) < len(last.instances):
+            self.unfinished += 1
+            return
+        self.valid = Generation(last.epoch, _assignment(last.generation, whole), last.program)
+
+    def _report(self, instance: str, value: bytes | None) -> None:
+        # Not read here: all instances get the reports of all, and only the leader looks at them.
+        if value is None:
+            self._reports.pop(instance, None)
+        else:
+            self._reports[instance] = value
+
+
+def _known(shape: S) -> S:
+    if shape.standfast != FORMAT:
+        raise ValueError(f"it has format {shape.standfast}, this version reads {FORMAT}")
+    return shape
+
+
+def _checked(what: str, value: bytes) -> bytes:
+    if len(value) > RECORD_BYTES_MAX:
+        raise InvalidRequest(
+            f"{what} take {len(value)} bytes of a record, the limit is {RECORD_BYTES_MAX}: spread them over more "
+            "instances"
+        )
+    return value

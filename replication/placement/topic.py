@@ -1,0 +1,224 @@
+"""The placement topic of an application: its leader claims and publishes, all instances report and follow.
+
+    claim    ── writer of `<app>-leader`, an epoch of the log: it fences the leader before
+    publish  ── one transaction: the tasks of every instance, and the last record that makes the generation valid
+    report   ── this instance's tasks and lags; at most once a second unless its tasks changed
+    look     ── the records since the last look, folded by `assignment_records`
+
+Rules of this file: one thread at a time. It decides nothing about tasks; `placement` does. The topic is compacted, so
+it keeps one record per instance; it is created by the first claim or report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from standfast.replication.log import Log, LogReader, LogWriter, TopicPolicy
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.placement.model import Assignment
+from standfast.replication.placement.records import (
+    Generation,
+    PlacementState,
+    Report,
+    assignment_records,
+    instances_of,
+    report_record,
+)
+from standfast.replication.topics.app_topics import PLACEMENT
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore
+
+LEADER_SUFFIX = "-leader"
+REPORT_INTERVAL_MS = 1_000
+LOOK_RECORDS = 1_000
+LOOK_WAIT_MS = 100
+READ_WHOLE_MS = 10_000
+POLICY = TopicPolicy(
+    cleanup=frozenset({"compact"}),
+    # Small segments, because every instance reads all of the topic at its start.
+    extra={"segment.ms": "600000", "segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"},
+)
+
+
+class PlacementTopic:
+    """One instance's part in the placement topic of application `app`; `instance` is its member id."""
+
+    def __init__(self, log: Log, app: str, instance: str, clock: Clock, *, acceptable_lag: int) -> None:
+        self.source = TopicPartition(app + PLACEMENT, 0)
+        self.state = PlacementState(self.source.topic)
+        self.leader_id = app + LEADER_SUFFIX  # the transactional id that the leader owns
+        self._log = log
+        self._app = app
+        self._instance = instance
+        self._clock = clock
+        self._near = acceptable_lag  # lags up to it count as equal: a standby that follows does not report each record
+        self._reader: LogReader | None = None
+        self._leader: LogWriter | None = None
+        self._producer: LogWriter | None = None
+        self._generation = 0
+        self._published: set[str] = set()  # instances of the last own generation, which may not have been read yet
+        self._reported: Report | None = None
+        self._next_report_ms = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this instance claimed the lead, as far as it knows: the next `publish` finds out."""
+        return self._leader is not None
+
+    def look(self) -> PlacementState:
+        """Apply the records at hand. A topic that does not exist counts as empty, one that was recreated begins again.
+
+        Raises Unavailable, Corruption.
+        """
+        try:
+            reader = self._reader or self._open()
+            while reader is not None:
+                found = [one for fetched in reader.fetch(LOOK_RECORDS) for one in fetched.records]
+                self.state.apply(found)
+                if len(found) < LOOK_RECORDS:
+                    break
+        except (StateLost, UnknownStore):
+            self._forget()
+        return self.state
+
+    def claim(self) -> bool:
+        """Become the leader unless a live member is; then read the whole topic, to go on from its last generation.
+
+        Returns whether this instance leads. Raises Fenced if another one claims at the same time.
+        """
+        if self._leader is not None:
+            return True
+        self._create()
+        try:
+            writer = self._log.writer(self.leader_id, group=self._app, owner=self._instance, if_free=True)
+        except Held:
+            return False
+        try:
+            self._read_whole()
+        except BaseException:
+            writer.close()
+            raise
+        self._leader = writer
+        self._generation = 0 if self.state.valid is None else self.state.valid.assignment.generation
+        return True
+
+    def publish(self, assignment: Assignment, members: Collection[str] = (), program: str = "") -> Generation:
+        """Make this the assignment, under the next number, in one transaction.
+
+        Reports of instances that are neither `members` nor named by the assignment are deleted.
+        Raises Fenced once another instance leads: this one does not any more; InvalidRequest if it never did, and for
+        tasks that do not fit into records; nothing was published then.
+        """
+        if self._leader is None:
+            raise InvalidRequest(f"instance {self._instance!r} does not lead application {self._app!r}: claim first")
+        published = Generation(self._leader.epoch, replace(assignment, generation=self._generation + 1), program)
+        named = instances_of(assignment)
+        records = assignment_records(
+            published,
+            self.state.written | self._published,
+            self._clock.wall_ms(),
+            forgotten=set(self.state.reporters()) - named - set(members),
+        )
+        try:
+            self._leader.transact({self.source: records})
+        except Fenced:
+            self.resign()
+            raise
+        self._generation, self._published = published.assignment.generation, named
+        self.state.valid = published  # its records come with a later look
+        return published
+
+    def resign(self) -> None:
+        """Stop to lead; the claim stays with this member until another one takes it, or this one leaves the group."""
+        if self._leader is not None:
+            leader, self._leader = self._leader, None
+            leader.close()
+
+    def report(self, report: Report) -> bool:
+        """Publish this instance's report if it says news; one with new lags only waits for its interval.
+
+        Returns whether it was written. Raises Unavailable.
+        """
+        now_ms = self._clock.monotonic_ms()
+        before = self._reported
+        early = now_ms < self._next_report_ms
+        if (
+            before is not None
+            and _tasks(before) == _tasks(report)
+            and (early or self._steps(before) == self._steps(report))
+        ):
+            return False
+        self._create()
+        self._write(report)
+        self._reported, self._next_report_ms = report, now_ms + REPORT_INTERVAL_MS
+        return True
+
+    def close(self) -> None:
+        """Report that this instance has stopped, and close all; the claim ends as the member leaves the group."""
+        try:
+            if self._reported is not None:
+                self._write(Report(stopped=True))
+        finally:
+            self.resign()
+            self._forget()
+            if self._producer is not None:
+                self._producer.close()
+                self._producer = None
+
+    def _steps(self, report: Report) -> dict[TaskId, int]:
+        """Lags, as far as they are news: whether a copy has caught up, and else about how far it is from that."""
+        near = self._near
+        return {task: 0 if lag <= near else (lag // max(near, 1)).bit_length() for task, lag in report.lags.items()}
+
+    def _write(self, report: Report) -> None:
+        if self._producer is None:
+            self._producer = self._log.producer()
+        record = report_record(self._instance, report, self._clock.wall_ms())
+        try:
+            self._producer.append({self.source: [record]})
+        except UnknownStore as error:
+            self._forget()
+            raise Unavailable(f"{error}: the topic was deleted, it is created again: try again") from error
+
+    def _create(self) -> None:
+        if self._reader is None:
+            self._log.admin.create_topic(self.source.topic, 1, POLICY)
+            self._open()
+
+    def _open(self) -> LogReader | None:
+        """A reader at the begin of the topic; None while there is none."""
+        if self._log.admin.describe_topic(self.source.topic) is None:
+            return None
+        self._forget()
+        reader = self._log.reader()
+        try:
+            reader.assign({self.source: reader.bounds([self.source])[self.source].begin})
+        except BaseException:
+            reader.close()
+            raise
+        self._reader = reader
+        return reader
+
+    def _read_whole(self) -> None:
+        """Read up to the present end: a leader must not decide by half of the records."""
+        assert self._reader is not None
+        end = self._reader.bounds([self.source])[self.source].end
+        wall = SystemClock()  # waits for the log take real time under any clock
+        deadline_ms = wall.monotonic_ms() + READ_WHOLE_MS
+        while self._reader.assignment()[self.source] < end:
+            for fetched in self._reader.fetch(LOOK_RECORDS, LOOK_WAIT_MS):
+                self.state.apply(fetched.records)
+            if wall.monotonic_ms() > deadline_ms:
+                raise Unavailable(f"{self.source} could not be read to its end {end} within {READ_WHOLE_MS} ms")
+
+    def _forget(self) -> None:
+        """Begin again with the next look: the topic is gone, or another one of the same name."""
+        self.state = PlacementState(self.source.topic)
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            reader.close()
+
+
+def _tasks(report: Report) -> tuple[object, ...]:
+    return report.running, report.restoring, report.stored, report.lags.keys(), report.generation

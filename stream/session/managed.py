@@ -1,0 +1,253 @@
+"""Placement `managed`: a leader assigns active tasks, standbys and warm-ups to the instances; each follows its part.
+
+    each tick   placement topic ──> leads here, or no live member leads: claim ──> place (pure) ──> publish a generation
+                                ──> my tasks of the valid generation: open, give up, stand by, close
+                                ──> report: the tasks that run here, and the lags of standbys
+
+    a task that goes elsewhere   task.leaving ──> the loop commits it and ends its run ──> closed here, reported
+    a task that comes here       opened once its last owner is gone, or reports that it runs it no more
+
+Until it has given a task up, the owner serves it; the log fences an owner that stalled. The lead is a claim of the log
+(`<app>-leader`) and ends with the leader's lease; an instance that joins never takes it.
+
+Rules of this file: driven by the instance under the session's lock; `standfast.replication.placement` decides. Work
+that failed because the log was unavailable is tried again at the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
+from standfast.replication.placement.place import is_changed, place
+from standfast.replication.placement.records import Generation, Report
+from standfast.replication.placement.topic import PlacementTopic
+from standfast.replication.takeover import Traits, plans
+from standfast.store.errors import Fenced, StandfastError
+from standfast.store.log import as_event, logger
+from standfast.stream.session.take_over import Holder
+from standfast.stream.session.task import GONE, Task, TaskState
+
+Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
+
+
+class ManagedPlacement:
+    """One instance's part in managed placement. `stateless`: groups without stores."""
+
+    def __init__(
+        self,
+        instance: Holder,
+        topic: PlacementTopic,
+        settings: Settings,
+        traits: Traits,
+        stateless: frozenset[int],
+    ) -> None:
+        self.round: Round | None = None  # the last decision, of a leader
+        self._instance = instance
+        self._topic = topic
+        self._settings = settings
+        self._program = traits.program
+        self._stateless = stateless
+        self._decided_for: object = None
+        self._again_ms: int | None = None
+        self._gone_since: dict[str, int] = {}
+        self._waits_for: tuple[str, ...] = ()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this instance leads the application."""
+        return self._topic.leads
+
+    @property
+    def valid(self) -> Generation | None:
+        """The last valid generation that was read here."""
+        return self._topic.state.valid
+
+    def tick(self, now_ms: int) -> None:
+        """Read the topic; decide, if this instance leads; follow its part, and report."""
+        instance, writers = self._instance, self._instance.writers
+        members: Members = {name: plan.managed for name, plan in plans(instance.membership.look()).items()}
+        if instance.membership.member not in members:
+            return  # the lease ran out: the next heartbeat joins again
+        self._topic.look()
+        owners, leader = writers.owners_and_leader(instance.shared or frozenset(), self._topic.leader_id)
+        writers.give_way(instance.tasks, owners)
+        if self._waits(members):
+            return
+        self._lead(members, leader, now_ms)
+        if self.valid is not None:
+            self._follow(self.valid.assignment, members, owners)
+        self._topic.report(self._own_report())
+
+    def close(self) -> None:
+        """Report that this instance has stopped; the lead ends as the member leaves the group."""
+        try:
+            self._topic.close()
+        except StandfastError as error:  # as with leaving the group: all other steps of closing go on
+            logger.warning(
+                "%s could not report that it stops: %s",
+                self._instance.membership.member,
+                error,
+                extra=as_event("stop_not_reported"),
+            )
+
+    # -- leader -------------------------------------------------------------------------------------------------------
+
+    def _lead(self, members: Members, leader: str | None, now_ms: int) -> None:
+        member, topic = self._instance.membership.member, self._topic
+        if leader is not None and leader != member and leader in members:
+            if topic.leads:
+                self._told("lead_lost", "%s leads application %s now: this instance follows", leader)
+                topic.resign()
+            return
+        try:
+            led = topic.leads
+            if not topic.claim():
+                return
+            if not led:
+                self._told("lead_claimed", "this instance (%s) leads application %s", member)
+                self._gone_since, self._decided_for = {}, None
+            self._decide(members, now_ms)
+        except Fenced as newer:
+            logger.info(
+                "this instance does not lead application %s any more: %s",
+                self._instance.app,
+                newer,
+                extra=as_event("lead_lost", app=self._instance.app),
+            )
+
+    def _told(self, event: str, text: str, leader: str) -> None:
+        app = self._instance.app
+        logger.info(text, leader, app, extra=as_event(event, app=app, leader=leader))
+
+    def _decide(self, members: Members, now_ms: int) -> None:
+        """Decide again if anything was reported since, or copies were to catch up meanwhile."""
+        mine, state = self._own_report(), self._topic.state
+        basis = (state.changes, sorted(members), mine, self._instance.shared)
+        due = self._again_ms is not None and now_ms >= self._again_ms
+        if basis == self._decided_for and not due:
+            return
+        view = self._view(members, mine, now_ms)
+        self.round = place(view)
+        self._decided_for = basis
+        self._again_ms = None if self.round.again_ms is None else now_ms + self.round.again_ms
+        self._instance.standbys_missing = self.round.standbys_missing
+        if view.previous is None or is_changed(view.previous, self.round.assignment):
+            self._topic.publish(self.round.assignment, members, self._program)
+
+    def _view(self, members: Members, mine: Report, now_ms: int) -> View:
+        state, me = self._topic.state, self._instance.membership.member
+        previous = None if state.valid is None else state.valid.assignment
+        warmups = {} if previous is None else previous.warmups
+        known = set() if previous is None else {*previous.active.values(), *previous.held.values()}
+        if state.valid is not None and state.valid.program != self._program:
+            known = set()  # instances of another program are not expected back
+        gone = known - members.keys()
+        self._gone_since = {name: self._gone_since.get(name, now_ms) for name in gone}
+        away = {name: Away(now_ms - since, _stopped(state.report(name))) for name, since in self._gone_since.items()}
+        return View(
+            members=tuple(
+                # This instance's own state is newer than its last report.
+                _member(name, traits, mine if name == me else state.report(name), warmups)
+                for name, traits in sorted(members.items())
+                # One with another program waits by itself, and holds nothing that could be given to others.
+                if traits is not None and traits.program == self._program
+            ),
+            tasks=tuple(sorted(self._instance.shared or ())),
+            settings=self._settings,
+            previous=previous,
+            away=away,
+            stateless=self._stateless,
+        )
+
+    # -- instance -----------------------------------------------------------------------------------------------------
+
+    def _follow(self, valid: Assignment, members: Members, owners: Mapping[TaskId, str]) -> None:
+        instance, me = self._instance, self._instance.membership.member
+        active = {task_id for task_id, name in valid.active.items() if name == me}
+        standby = {task_id for task_id, names in valid.standbys.items() if me in names}
+        standby |= {task_id for task_id, name in valid.warmups.items() if name == me}
+        standby |= {task_id for task_id, (_, old) in valid.replacing.items() if old == me}
+        known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
+        active, standby = active & known, standby & known
+        for task_id, task in list(instance.tasks.items()):
+            if task.role == "active" and task_id not in active:
+                self._give_up(task_id, task)
+            elif task.role == "standby" and task_id not in active | standby:
+                instance.revoke(task_id)
+        held = instance.tasks
+        due = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
+        due = [one for one in due if self._is_free(one, valid.generation, members, owners)]
+        instance.writers.connect(due)
+        for task_id in due:
+            # Its former owner reported that it runs the task no more, so it may be taken from a live member.
+            instance.take(task_id, if_free=False)
+        for task_id in sorted(standby - instance.tasks.keys()):
+            instance.try_standby(task_id)
+
+    def _give_up(self, task_id: TaskId, task: Task) -> None:
+        """Close an active task that is another instance's now, after its loop has committed it."""
+        if task.looped and task.state is TaskState.RUNNING:
+            task.leaving = True
+            return
+        logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
+        self._instance.revoke(task_id)
+
+    def _is_free(self, task_id: TaskId, generation: int, members: Members, owners: Mapping[TaskId, str]) -> bool:
+        """Whether no other live member runs a task, as far as it reported."""
+        owner = owners.get(task_id)
+        if owner is None or owner == self._instance.membership.member or owner not in members:
+            return True
+        report = self._topic.state.report(owner)
+        if report is None or report.generation < generation:
+            return False
+        return task_id not in report.running | report.restoring
+
+    def _own_report(self) -> Report:
+        tasks = dict(self._instance.tasks)
+        active = {one for one, task in tasks.items() if task.role == "active" and task.state not in GONE}
+        running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
+        lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
+        for tailed in self._instance.readiness.tailer.changelogs.values():
+            if tailed.task in lags:
+                lags[tailed.task] += tailed.lag
+        generation = 0 if self.valid is None else self.valid.assignment.generation
+        return Report(running, frozenset(active) - running, frozenset(), lags, generation)
+
+    def _waits(self, members: Members) -> bool:
+        """Whether members that cannot share tasks with this one run them: it takes none until they have stopped."""
+        older = [name for name, traits in members.items() if traits is None]
+        program = "" if self.valid is None else self.valid.program
+        different = program and program != self._program
+        others = [name for name, one in members.items() if different and one is not None and one.program == program]
+        found = tuple(sorted(older or others))
+        if found and found != self._waits_for:
+            logger.warning(
+                "application %s: %s run %s: this instance waits until they have stopped",
+                self._instance.app,
+                ", ".join(found),
+                "a version without managed placement and share the tasks out by themselves"
+                if older
+                else "another program, with other groups, source topics or stores, under the same name",
+                extra=as_event("instance_waits", app=self._instance.app, others=list(found)),
+            )
+        self._waits_for = found
+        return bool(found)
+
+
+def _stopped(report: Report | None) -> bool:
+    return report is not None and report.stopped
+
+
+def _member(name: str, traits: Traits, report: Report | None, warmups: Mapping[TaskId, str]) -> Member:
+    """A live instance, as placement sees it."""
+    copies: dict[TaskId, Copy] = {}
+    if report is not None:
+        copies.update(dict.fromkeys(report.stored, Copy(CopyState.STORED)))
+        for task_id, lag in report.lags.items():
+            state = CopyState.WARMUP if warmups.get(task_id) == name else CopyState.STANDBY
+            copies[task_id] = Copy(state, lag)
+        copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
+        copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
+    return Member(name, traits.slots, traits.tags.get("rack"), traits.tags, copies)

@@ -1,0 +1,318 @@
+"""Managed placement: instances that a leader gives their tasks, driven by hand on one embedded log and one clock."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.replication.offsets import TaskId
+from standfast.stream.session.task import TaskState
+from support.apps import Running, create, text_of, write, written
+from support.loops import Seen, keys
+from support.sessions import Bench
+
+TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
+COUNT = sf.KeyValueStore("count", TEXT, INT)
+TASKS = 6
+
+
+def counts(app: sf.App) -> None:
+    app.stream("in", key=TEXT, value=JSON).group_by_key().count("count").to("out")
+
+
+class Cluster:
+    """Instances of one application; `live` are those whose process runs."""
+
+    def __init__(self, bench: Bench, make: Callable[[sf.App], object] = counts, **settings: Any) -> None:
+        self.bench = bench
+        self.live: dict[str, Running] = {}
+        self._make = make
+        self._settings: dict[str, Any] = {
+            "stores": [COUNT],
+            "placement": "managed",
+            "commit_interval_ms": 200,
+            **settings,
+        }
+        create(bench, TASKS, "in", "out")
+
+    def start(self, name: str, **settings: Any) -> Running:
+        one = Running(self.bench, self._make, name, settle=False, **{**self._settings, **settings})
+        self.live[name] = one
+        return one
+
+    def stop(self, name: str) -> None:
+        self.live.pop(name).close()
+
+    def freeze(self, name: str) -> Running:
+        """Stop to drive an instance, as a process that gets no processor."""
+        return self.live.pop(name)
+
+    def rounds(self, count: int = 30) -> None:
+        for _ in range(count):
+            self.bench.clock.advance(100)
+            for one in list(self.live.values()):
+                one.session._instance.membership.heartbeat(one.session._lease_group)  # as the lease's thread does
+                one.session.poll_once()
+                one.loop.poll_once()
+
+    def active(self) -> dict[str, list[int]]:
+        return self._by_role("active")
+
+    def standby(self) -> dict[str, list[int]]:
+        return self._by_role("standby")
+
+    def leader(self) -> list[str]:
+        return [name for name, one in self.live.items() if placement_of(one).leads]
+
+    def fill(self, number: int, first: int = 0) -> None:
+        for partition in range(TASKS):
+            write(self.bench, "in", *keys(f"p{partition}-", number, first), partition=partition)
+
+    def results(self) -> Counter[tuple[str | None, str | None]]:
+        """How often each key and count was written to the output."""
+        found = (one for partition in range(TASKS) for one in text_of(written(self.bench, "out", partition)))
+        return Counter((key, value) for key, value, _ in found)
+
+    def _by_role(self, role: str) -> dict[str, list[int]]:
+        return {
+            name: sorted(at.partition for at, task in one.session.all_tasks().items() if task.role == role)
+            for name, one in self.live.items()
+        }
+
+
+def placement_of(one: Running) -> Any:
+    managed = one.session._instance.managed
+    assert managed is not None
+    return managed
+
+
+def spread(found: dict[str, list[int]]) -> list[int]:
+    return sorted(len(tasks) for tasks in found.values())
+
+
+def test_a_single_instance_runs_every_task_after_its_first_round(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    cluster.start("a")
+    cluster.rounds(3)
+    assert cluster.active() == {"a": list(range(TASKS))}
+    assert cluster.leader() == ["a"]
+
+
+def test_two_instances_share_the_tasks_evenly_and_stand_by_for_each_other(bench: Bench) -> None:
+    cluster = Cluster(bench, standby_replicas=1)
+    cluster.start("a")
+    cluster.rounds()
+    cluster.start("b")
+    cluster.rounds()
+    assert spread(cluster.active()) == [3, 3]
+    assert cluster.standby() == {"a": cluster.active()["b"], "b": cluster.active()["a"]}
+
+
+def test_instances_that_join_and_leave_never_take_the_lead_from_a_live_leader(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    cluster.start("a")
+    cluster.rounds()
+    for name in ("b", "c", "d"):
+        cluster.start(name)
+        cluster.rounds()
+        assert cluster.leader() == ["a"]
+    assert spread(cluster.active()) == [1, 1, 2, 2]
+    cluster.stop("c")
+    cluster.rounds()
+    assert cluster.leader() == ["a"]
+
+
+def test_records_are_processed_once_while_tasks_move_between_instances(bench: Bench) -> None:
+    cluster = Cluster(bench, standby_replicas=1, cache_max_bytes=0)  # so that each record has a result
+    cluster.start("a")
+    cluster.fill(20)
+    cluster.rounds(3)
+    cluster.start("b")
+    cluster.fill(20)  # the same keys once more
+    cluster.rounds(40)
+    cluster.start("c")
+    cluster.fill(20)
+    cluster.rounds(40)
+    cluster.stop("a")
+    cluster.fill(20)
+    cluster.rounds(40)
+    wanted = [(f"p{partition}-{number}", 20) for partition in range(TASKS) for number in range(20)]
+    found = cluster.results()
+    assert set(found.values()) == {1}
+    assert len(found) == 4 * len(wanted)
+    assert sum(len(one.rows("count", at)) for one in cluster.live.values() for at in tasks_of(one)) == len(wanted)
+
+
+def tasks_of(one: Running) -> list[int]:
+    return [at.partition for at, task in one.session.all_tasks().items() if task.role == "active"]
+
+
+def test_a_task_is_committed_before_it_leaves_so_that_no_record_is_processed_twice(bench: Bench) -> None:
+    seen = {"a": Seen(), "b": Seen()}
+
+    def make(app: sf.App, name: str) -> None:
+        app.stream("in", key=TEXT, value=JSON).process(seen[name].processor(), name="see", key=TEXT, value=JSON)
+
+    cluster = Cluster(bench, commit_interval_ms=1_000_000)
+    cluster._make = lambda app: make(app, "a")
+    cluster.start("a")
+    cluster.fill(10)
+    cluster.rounds(5)
+    assert len(seen["a"].keys) == 10 * TASKS
+    cluster._make = lambda app: make(app, "b")
+    cluster.start("b")
+    cluster.rounds()
+    cluster.fill(10, first=10)
+    cluster.rounds(5)
+    assert len(seen["b"].keys) == 10 * 3
+    assert set(Counter(seen["a"].keys + seen["b"].keys).values()) == {1}
+
+
+def test_leader_that_stalled_is_replaced_and_follows_when_it_is_back(bench: Bench) -> None:
+    cluster = Cluster(bench, standby_replicas=1, restart_grace_ms=0)
+    cluster.start("a")
+    cluster.rounds()
+    cluster.start("b")
+    cluster.rounds()
+    cluster.fill(10)
+    cluster.rounds()
+    stalled = cluster.freeze("a")
+    cluster.fill(10)
+    cluster.rounds(60)
+    assert cluster.leader() == ["b"]
+    assert cluster.active() == {"b": list(range(TASKS))}
+    cluster.live["a"] = stalled
+    cluster.fill(10)
+    cluster.rounds(60)
+    assert cluster.leader() == ["b"]
+    assert spread(cluster.active()) == [3, 3]
+    found = cluster.results()
+    assert set(found.values()) == {1}
+    assert len(found) == 3 * 10 * TASKS
+
+
+def test_instance_that_restarts_within_the_grace_keeps_its_tasks(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    cluster.start("a")
+    cluster.rounds()
+    cluster.start("b")
+    cluster.rounds()
+    before = cluster.active()
+    cluster.stop("b")
+    cluster.rounds(20)
+    assert cluster.active() == {"a": before["a"]}
+    cluster.start("b")
+    cluster.rounds(20)
+    assert cluster.active() == before
+
+
+def test_tasks_of_an_instance_that_stays_away_go_to_the_others(bench: Bench) -> None:
+    cluster = Cluster(bench, restart_grace_ms=5_000)
+    cluster.start("a")
+    cluster.rounds()
+    cluster.start("b")
+    cluster.rounds()
+    cluster.stop("b")
+    cluster.rounds(120)
+    assert cluster.active() == {"a": list(range(TASKS))}
+
+
+def test_cold_instance_gets_a_task_only_when_its_copy_has_caught_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("standfast.replication.tail.tailer.BATCH_RECORDS_MAX", 20, raising=False)
+    cluster = Cluster(bench, acceptable_lag=0, warmups_max=1)
+    cluster.start("a")
+    cluster.fill(200)
+    cluster.rounds()
+    cluster.start("b")
+    held: list[int] = []
+    for _ in range(400):
+        cluster.rounds(1)
+        assert len(placement_of(cluster.live["a"]).valid.assignment.warmups) <= 1
+        held.append(len(cluster.active()["b"]))
+        for at, task in cluster.live["b"].session.all_tasks().items():
+            if task.state is TaskState.RUNNING:
+                assert len(cluster.live["b"].rows("count", at.partition)) == 200
+    assert held[0] == 0
+    assert held == sorted(held)
+    assert spread(cluster.active()) == [3, 3]
+
+
+def test_newer_instance_waits_while_an_older_one_shares_the_tasks_out_by_itself(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster(bench)
+    cluster.start("old", placement="shared")
+    bench.clock.advance(100)
+    cluster.live["old"].session.poll_once()
+    with caplog.at_level(logging.WARNING):
+        cluster.start("new")
+        cluster.rounds()
+    assert cluster.active() == {"old": list(range(TASKS)), "new": []}
+    old = cluster.live["old"].session.instance_id
+    waits = f"{old} run a version without managed placement"
+    assert [waits in one.getMessage() for one in caplog.records].count(True) == 1
+    cluster.stop("old")
+    cluster.rounds()
+    assert cluster.active() == {"new": list(range(TASKS))}
+
+
+def test_instance_with_other_stores_waits_until_the_others_have_stopped(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster(bench)
+    cluster.start("old")
+    cluster.rounds()
+
+    def changed(app: sf.App) -> None:
+        stream = app.stream("in", key=TEXT, value=JSON)
+        stream.group_by_key().count("other").to("out")
+
+    cluster._make = changed
+    with caplog.at_level(logging.WARNING):
+        new = cluster.start("new", stores=[sf.KeyValueStore("other", TEXT, INT)])
+        cluster.rounds()
+    old = cluster.live["old"].session.instance_id
+    assert [f"{old} run another program" in one.getMessage() for one in caplog.records].count(True) == 1
+    assert cluster.active() == {"old": list(range(TASKS)), "new": []}
+    assert cluster.leader() == ["old"]
+    cluster.stop("old")
+    cluster.rounds()
+    assert cluster.active() == {"new": list(range(TASKS))}
+    assert placement_of(new).valid.program != ""
+
+
+def test_grown_source_gets_its_tasks_spread(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    cluster.start("a")
+    cluster.start("b")
+    cluster.rounds()
+    bench.log.admin.add_partitions("in", TASKS + 4)
+    for one in cluster.live.values():
+        one.session.grow({0: TASKS + 4})
+    cluster.rounds()
+    assert spread(cluster.active()) == [5, 5]
+    assert TaskId(0, TASKS) in {at for one in cluster.live.values() for at in one.session.all_tasks()}
+
+
+@pytest.mark.parametrize("placement", ["static", "group", "dynamic"])
+def test_application_takes_no_other_placement(placement: Any) -> None:
+    with pytest.raises(sf.BadConfig, match="placement"):
+        sf.App("app", placement=placement)
+
+
+def test_session_without_a_loop_refuses_managed_placement(bench: Bench) -> None:
+    with pytest.raises(sf.BadConfig, match='placement="managed" is for App'):
+        bench.session(placement="managed")
+
+
+@pytest.mark.parametrize("tags", [["a"], {"rack": 1}, {1: "a"}, {"rack": "x" * 3_000}])
+def test_tags_that_cannot_be_published_are_refused(tags: Any) -> None:
+    with pytest.raises(sf.BadConfig, match="tags"):
+        sf.App("app", tags=tags)
