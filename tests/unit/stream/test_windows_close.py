@@ -261,6 +261,23 @@ def test_take_over_without_local_state_begins_with_the_close_time(bench: Bench) 
     assert [key for key, _, _ in text_of_windows(bench)] == [0, 10]
 
 
+def test_close_time_of_a_watermark_holds_where_no_watermark_is_known_any_more(bench: Bench) -> None:
+    create(bench, 1, "in", "out")
+    stores = [store_of(TEN)]
+    write(bench, "in", ("a", '{"n": 1}', 3), ("m", '{"mark": 10}', 3), ("m", '{"mark": 40}', 30))
+    one = Running(bench, lambda app: declare(app, TEN), stores=stores, watermark_interval_ms=0)
+    one.run()
+    one.commit()
+    one.close()
+    # By the observed time of 3 the window of 25 would be open; by the watermark of the version before it is closed.
+    write(bench, "in", ("a", '{"n": 1}', 25), ("a", '{"n": 1}', 45), ("a", '{"n": 1}', 60))
+    other = Running(bench, lambda app: declare(app, TEN, marks=False), "b", stores=stores)
+    other.run()
+    other.commit()
+    assert other.app.drops.counts == {"late_window": 1}
+    assert [start for start, _, _ in text_of_windows(bench)] == [0, 40]
+
+
 def text_of_windows(bench: Bench) -> list[tuple[int, int, int]]:
     """(start, value, timestamp) of the results."""
     return [(int.from_bytes(one.key[-8:], "big"), int(one.value), one.timestamp) for one in written(bench, "out")]  # type: ignore[index, arg-type]
