@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from standfast.replication.log import Record as LogRecord
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.serde import Serde, beyond_record
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
@@ -143,7 +143,7 @@ class Input:
         """A record's topic, partition and offset, for messages."""
         return f"record of {self.label}-{self.partition} at offset {raw.offset}"
 
-    def stored(self, raw: LogRecord) -> tuple[bytes | None, bytes | None]:
+    def stored(self, raw: LogRecord, topic: str) -> tuple[bytes | None, bytes | None]:
         """Key and value as bytes, for a topic of records that were left out."""
         return raw.key, raw.value
 
@@ -201,9 +201,12 @@ class OwnInput(Input):
         records = [LogRecord(offset, one.timestamp, one.key, one.value, one.headers) for one, offset in taken]
         self.add(records, taken[-1][1] if taken else self.fetched, at_end)
 
-    def stored(self, raw: LogRecord) -> tuple[bytes | None, bytes | None]:
-        """Key and value by the source's serdes; as text where these cannot write them."""
-        key, value = self.settings.key.of_topic(self.topic, "key"), self.settings.value.of_topic(self.topic, "value")
+    def stored(self, raw: LogRecord, topic: str) -> tuple[bytes | None, bytes | None]:
+        """Key and value by the source's serdes; as text where these cannot write them.
+
+        Raises Unavailable, if a service of the serdes does not answer.
+        """
+        key, value = self.settings.key.of_topic(topic, "key"), self.settings.value.of_topic(topic, "value")
         return _written(raw.key, key), _written(raw.value, value)
 
 
@@ -216,5 +219,7 @@ def _written(given: Any, serde: Serde[Any]) -> bytes | None:
         return None
     try:
         return serde.serialize(given)
+    except Unavailable:
+        raise  # the record comes again when the service is back
     except Exception:  # noqa: BLE001 - the serde itself may be the failure; the copy for people is written nevertheless
         return repr(given).encode("utf-8", "replace")

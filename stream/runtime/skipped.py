@@ -23,7 +23,7 @@ from typing import Any
 from standfast.replication.log import Headers
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.serde import Part, Serde
+from standfast.store.serde import Part, Serde, beyond_record
 from standfast.store.timestamps import writable
 from standfast.stream.record import Record
 from standfast.stream.runtime.guard import Guard
@@ -48,13 +48,14 @@ class Skipped:
 
     def failed(self, one: Input, raw: LogRecord, error: Exception, reason: str) -> None:
         """Count a failed record, and write it to the dead-letter topic of its policy, if any."""
-        policy = one.policy
+        policy, topic = one.policy, one.policy.dead_letter
+        # First: where the service of a serde is away, the record comes again and must count once.
+        key, value = (None, None) if topic is None else one.stored(raw, topic)
         self._guard.drop(None, policy.counted_as(reason), f"{one.at(raw)}: {_told(error)}")
-        if policy.dead_letter is not None and reason != "invalid_timestamp":
+        if topic is not None and reason != "invalid_timestamp":
             self._dead_letter(
-                policy.dead_letter,
-                # No log accepts a negative timestamp.
-                (*one.stored(raw), max(raw.timestamp, 0)),
+                topic,
+                (key, value, max(raw.timestamp, 0)),  # no log accepts a negative timestamp
                 raw.headers,
                 error,
                 {"topic": one.label, "partition": str(one.partition), "offset": str(raw.offset)},
@@ -94,7 +95,7 @@ class Skipped:
         """Write a late record to its source's `late` topic, or count it where the source names none."""
         topic = one.settings.late
         if topic is not None:
-            self._send(topic, *one.stored(raw), record.timestamp, raw.headers)
+            self._send(topic, *one.stored(raw, topic), record.timestamp, raw.headers)
             return
         self._guard.drop(None, "late_record", f"{one.at(raw)}: {record.timestamp} <= watermark {watermark_ms}")
 
@@ -102,14 +103,16 @@ class Skipped:
         """Write a record that a step's windows are closed for to the step's `late` topic. InvalidRequest where the
         serdes of its stream cannot write it."""
         raw = []
-        for part, given, serde in zip(("key", "value"), record, serdes, strict=False):
+        sides: tuple[Part, Part] = ("key", "value")
+        for part, given, serde in zip(sides, record, serdes, strict=False):
             try:
-                raw.append(None if given is None else serde.serialize(given))
+                raw.append(None if given is None else serde.of_topic(topic, part).serialize(given))
             except Exception as error:
-                raise InvalidRequest(
-                    f"step {node!r}: the {part} serde {serde.name!r} of its stream cannot write a late record "
-                    f"({type(error).__name__}: {error}): give the step before it the {part}= serde of its results"
-                ) from error
+                what = f"step {node!r}: the {part} serde {serde.name!r} of its stream cannot write a late record"
+                if (beyond := beyond_record(error, what)) is not None:
+                    raise beyond from error
+                fix = f"give the step before it the {part}= serde of its results"
+                raise InvalidRequest(f"{what} ({type(error).__name__}: {error}): {fix}") from error
         self._send(topic, raw[0], raw[1], record.timestamp, record.headers)
 
     def _dead_letter(

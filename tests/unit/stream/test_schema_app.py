@@ -334,3 +334,20 @@ def test_restore_of_a_table_waits_for_the_registry_and_skips_nothing(
         other.run()
         bench.settle(other.session)
     assert other.rows("rows") == {"a": order("a"), "b": order("b")}
+
+
+def test_late_records_of_a_source_and_of_a_window_have_the_subjects_of_their_topics(
+    registry: SchemaRegistry, drive: Drive
+) -> None:
+    serdes = Serdes(registry)
+    app = sf.App("app", stores=[sf.WindowStore("w", serdes.text, serdes.number, window_size_ms=60, retention_ms=600)])
+    stream = app.stream("in", key=serdes.text, value=serdes.order)
+    stream.group_by_key().window(sf.TumblingWindows(60)).count("w", late="late").to("out")
+    driver = drive(app)
+    driver.pipe("in", "a", order("tea"), 5_000)
+    driver.pipe("in", "a", order("milk"), 1)
+    (late,) = driver.read("late")
+    assert "late-value" in registry.subjects
+    raw = late.value
+    found = raw if isinstance(raw, dict) else serdes.order.of_topic("late", "value").deserialize(raw)
+    assert found == order("milk")
