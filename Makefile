@@ -17,6 +17,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 JOBS ?= 4
 RUNS ?= 200
 APP_RUNS ?= 50
+CALLS_RUNS ?= 50
 KAFKA_RUNS ?= 100
 SERVE_RUNS ?= 100
 BULK_RUNS ?= 10
@@ -111,9 +112,10 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; on Kafka KAFKA_RUNS=100; two sidecars whose partitions move SERVE_RUNS=100; sources of one's own SOURCE_RUNS=40, on Kafka SOURCE_KAFKA_RUNS=20; managed instances MANAGED_RUNS=30
-	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
+crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; with calls in flight CALLS_RUNS=50; on Kafka KAFKA_RUNS=100; two sidecars whose partitions move SERVE_RUNS=100; sources of one's own SOURCE_RUNS=40, on Kafka SOURCE_KAFKA_RUNS=20; managed instances MANAGED_RUNS=30
+	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(CALLS_RUNS) with calls in flight, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
 	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
+	  STANDFAST_CRASH_CALLS_RUNS=$(CALLS_RUNS) \
 	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) STANDFAST_CRASH_MANAGED_RUNS=$(MANAGED_RUNS) \
 	  STANDFAST_CRASH_SOURCE_RUNS=$(SOURCE_RUNS) STANDFAST_CRASH_SOURCE_KAFKA_RUNS=$(SOURCE_KAFKA_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)

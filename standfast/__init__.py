@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from standfast.stream.session.session import Session
     from standfast.stream.source import Source, SourceContext
     from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer
+    from standfast.stream.topology.calls import Calls
     from standfast.stream.topology.processor import Context, Processor
     from standfast.stream.topology.sources import ARRIVAL_TIME
     from standfast.stream.watermarks import BoundedDisorder, Punctuated
@@ -107,6 +108,7 @@ __all__ = [
     "App",
     "Processor",
     "Context",
+    "Calls",
     "Record",
     "Source",
     "SourceContext",
@@ -191,6 +193,7 @@ _HOMES = {
     "Outgoing": "standfast.replication.log:Outgoing",
     "ON_WINDOW_UPDATE": "standfast.stream.emit:ON_WINDOW_UPDATE",
     "ON_WINDOW_CLOSE": "standfast.stream.emit:ON_WINDOW_CLOSE",
+    "Calls": "standfast.stream.topology.calls:Calls",
     "Context": "standfast.stream.topology.processor:Context",
     "Record": "standfast.stream.record:Record",
     "Source": "standfast.stream.source:Source",

@@ -7,6 +7,7 @@ caller raises all of them at once, before anything is changed.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -65,14 +66,18 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def check_functions(what: str, **functions: object) -> None:
-    """Raise BadConfig for each argument that cannot be called."""
-    refuse(
-        [
-            f"{what}: {name} must be a function, not {given!r:.100}"
-            for name, given in functions.items()
-            if not callable(given)
-        ]
-    )
+    """Raise BadConfig for each argument that cannot be called, or only awaited."""
+    problems = []
+    for name, given in functions.items():
+        if not callable(given):
+            problems.append(f"{what}: {name} must be a function, not {given!r:.100}")
+        elif inspect.iscoroutinefunction(given):
+            # Its coroutine would go on as the value, and never be awaited.
+            problems.append(
+                f"{what}: {name} is async def, and would never be awaited: for calls to other services there are "
+                "map_async and map_values_async"
+            )
+    refuse(problems)
 
 
 def pairs_of(where: str, items: Any) -> list[tuple[Any, Any]]:

@@ -1,6 +1,6 @@
 """Options that a method declares as `**options: Unpack[SomeOptions]`, listed one by one for help().
 
-    the TypedDict SomeOptions     names and types, for type checkers
+    the TypedDict SomeOptions     names and types, for type checkers; it may describe the options by rows itself
     the dataclass of its settings rows `name   text` in its docstring describe each option; its defaults
 
 Rules of this file: pure; it changes the output of help() and inspect.signature() for a class, and no behaviour.
@@ -48,7 +48,9 @@ def _spell(function: FunctionType, described: Any, settings: Mapping[Any, type])
     ]
     spelled = signature.replace(parameters=[*before, *named])
     function.__signature__ = spelled  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
-    texts = (inspect.cleandoc(one.__doc__ or "") for one in (described, source))
+    # Rows of the TypedDict itself count first: it may have options that are none of the dataclass's settings.
+    own = any(ROW.fullmatch(line) for line in inspect.cleandoc(options.__doc__ or "").splitlines())
+    texts = (inspect.cleandoc(one.__doc__ or "") for one in (described, options if own else source))
     described.__doc__ = "\n\n".join(rows_with_defaults(text, spelled, defaults) for text in texts)
 
 

@@ -5,7 +5,7 @@
     standfast bench restore    an empty directory until the gate is open: distinct keys, and several versions a key
     standfast bench standby    standbys follow the changelogs of several tasks, then take them over
     standfast bench failover   an application process is killed, until its standby has processed a record
-    standfast bench process    an application counts 1,000 keys in windows, beside one whose processor does nothing
+    standfast bench process    an application counts 1,000 keys in windows, does nothing, or calls a service
 
 `write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for an existing cluster.
 
@@ -56,7 +56,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("restore", "restore a store from its changelog"),
         ("standby", "follow changelogs, and take over"),
         ("failover", "kill an application process, until its standby processes a record"),
-        ("process", "count records per key and window"),
+        ("process", "count records per key and window, and call a service"),
     ):
         command = commands.add_parser(name, help=text, description=f"Measure: {text}.")
         add = command.add_argument

@@ -140,14 +140,20 @@ class Bench:
         return measures(found), []
 
     def process(self) -> tuple[list[Json], list[Json]]:
-        """A windowed count beside a processor that does nothing."""
+        """A windowed count beside a processor that does nothing; and calls to a service."""
         self._run(replace(self.step, step="source"), "fill the source topic")
         sides = [("windowed count", replace(self.step, step="count"))]
         sides += [("a processor that does nothing", replace(self.step, step="idle"))]
-        counted, idle = self._rounds(sides)
+        sides += [("calls to a service", replace(self.step, step="calls"))]
+        counted, idle, asked = self._rounds(sides)
         measures = [
             self._measure("process_count", "tumbling windows of 60 s over 1,000 keys, cache, exactly once", counted),
             self._measure("process_idle", "the same records to a processor that does nothing", idle),
+            self._measure(
+                "process_calls",
+                "map_values_async(parallel=32), one task, a service that answers after 20 ms: at most 1,600 a second",
+                asked,
+            ),
         ]
         return measures, [
             self._ratio(measures[0], measures[1], "share of the loop's speed with a windowed count in it")

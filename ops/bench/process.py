@@ -3,6 +3,7 @@
     source    write the records: 1,000 keys in random order, event times 10 ms apart
     count     tumbling windows of a minute, counted per key in a RocksDB window store with its cache
     idle      the same records to a processor that does nothing
+    calls     some of these records to a service that answers after 20 ms, 32 calls at once
 
 Rules of this file: only the public path (App.run) is timed, from the moment when its task runs to the commit that has
 the last record. The commit interval is 100 ms, Kafka Streams' default for exactly once.
@@ -10,6 +11,7 @@ the last record. The commit interval is 100 ms, Kafka Streams' default for exact
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -44,6 +46,8 @@ WINDOW_MS = 60_000
 STEP_MS = 10
 COMMIT_INTERVAL_MS = 100
 INPUT = TopicPartition(SOURCE, 0)
+ASKED = TopicPartition(f"{SOURCE}-asked", 0)
+CALLS_MAX, PARALLEL, ANSWER_S = 5_000, 32, 0.02
 
 
 class Nothing(Processor):
@@ -56,12 +60,13 @@ class Nothing(Processor):
 class StopAtEnd(Listener):
     """Stops the application with the commit that holds the last record."""
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, at: TopicPartition, end: int) -> None:
         self.app: App | None = None
+        self._at = at
         self._end = end
 
     def on_commit(self, task: TaskId, sources: Mapping[TopicPartition, int]) -> None:
-        if self.app is not None and sources.get(INPUT) == self._end:
+        if self.app is not None and sources.get(self._at) == self._end:
             self.app.stop()
 
 
@@ -77,6 +82,9 @@ def source(step: Step) -> Measured:
             producer.append(
                 {INPUT: [Outgoing(rng.choice(keys), values[n % VALUES], START_MS + n * STEP_MS) for n in numbers]}
             )
+        log.admin.create_topic(ASKED.topic, 1, TopicPolicy())
+        few = range(min(step.records, CALLS_MAX))
+        producer.append({ASKED: [Outgoing(rng.choice(keys), values[n % VALUES], START_MS + n * STEP_MS) for n in few]})
         return {"records": step.records}
 
 
@@ -96,11 +104,32 @@ def idle(step: Step) -> Measured:
     return _run(step, lambda app: app.source(SOURCE, key=serde.bytes, value=serde.bytes)(Nothing), [])
 
 
-PROCESS_STEPS: dict[str, Callable[[Step], Measured]] = {"source": source, "count": count, "idle": idle}
+def calls(step: Step) -> Measured:
+    """Ask a service for each record."""
+
+    async def ask(value: bytes) -> bytes:
+        await asyncio.sleep(ANSWER_S)
+        return value
+
+    def build(app: App) -> None:
+        app.stream(ASKED.topic, key=serde.bytes, value=serde.bytes).map_values_async(ask, parallel=PARALLEL)
+
+    return _run(step, build, [], ASKED, min(step.records, CALLS_MAX))
 
 
-def _run(step: Step, build: Callable[[App], object], stores: list[WindowStore]) -> Measured:
-    stopper = StopAtEnd(step.records)
+PROCESS_STEPS: dict[str, Callable[[Step], Measured]] = {"source": source, "count": count, "idle": idle, "calls": calls}
+
+
+def _run(
+    step: Step,
+    build: Callable[[App], object],
+    stores: list[WindowStore],
+    at: TopicPartition = INPUT,
+    records: int = 0,
+) -> Measured:
+    """`records` of a topic that has so many; by default the source's."""
+    records = records or step.records
+    stopper = StopAtEnd(at, records)
     app = App(
         f"{APP}-{step.step}-{step.run}",
         log=address_of(step),
@@ -115,9 +144,9 @@ def _run(step: Step, build: Callable[[App], object], stores: list[WindowStore]) 
     session = app.open()
     while not (session.all_tasks() and session.ready):
         session.clock.sleep_ms(1)
-    measured = timed(app.run, step.records)
+    measured = timed(app.run, records)
     with closing(open_log(address_of(step))) as log:
-        committed = log.group(app.name).committed([INPUT])[INPUT].offset
+        committed = log.group(app.name).committed([at])[at].offset
     # A run that stopped before the end would look fast.
-    assert committed == step.records, f"{committed} of {step.records} records are committed"
+    assert committed == records, f"{committed} of {records} records are committed"
     return measured

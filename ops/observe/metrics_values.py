@@ -23,6 +23,7 @@ from standfast.restore.plan import (
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.punctuation import PunctuationType
 from standfast.stream.session.statistics import (
+    CALL_OUTCOMES,
     LEASE_LATE,
     LEASE_STALLED,
     LOG_ERRORS,
@@ -118,6 +119,7 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
         yield "dropped_records_total", (reason,), counters.dropped[reason]
     for kind, outcome in sorted({*PUNCTUATIONS, *counters.punctuations}):
         yield "punctuations_total", (kind, outcome), counters.punctuations[kind, outcome]
+    yield from _call_samples(counters)
     yield "task_failures_total", (), counters.task_failures
     yield "exchanged_records_total", (), counters.handed_over_records
     yield "commit_duration_seconds", (), buckets(counters.commit_seconds)
@@ -126,6 +128,20 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
     delays = counters.punctuation_delay_seconds
     for name in (kind.value for kind in PunctuationType):
         yield "punctuation_delay_seconds", (name,), buckets(delays.get((name,)) or Histogram(delays.bounds))
+
+
+def _call_samples(counters: SessionCounters) -> Iterator[Sample]:
+    """Samples of asynchronous steps; there are none without such a step."""
+    for step, begun in sorted(counters.calls_begun.items()):
+        ended = {outcome: counters.calls_ended[step, outcome] for outcome in CALL_OUTCOMES}
+        # The loop counts on while this reads: an end may be counted that its begin is not yet.
+        yield "calls_in_flight", (step,), max(begun - sum(ended.values()), 0)
+        for outcome, count in ended.items():
+            yield "calls_total", (step, outcome), count
+        yield "call_retries_total", (step,), counters.call_retries[step]
+        yield "call_timeouts_total", (step,), counters.call_timeouts[step]
+        durations = counters.call_seconds
+        yield "call_duration_seconds", (step,), buckets(durations.get((step,)) or Histogram(durations.bounds))
 
 
 def _log_samples(statistics: SessionStatistics) -> Iterator[Sample]:

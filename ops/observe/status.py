@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from standfast.ops.observe.metrics_values import buckets
 from standfast.store.disk import DiskState
 from standfast.store.histogram import Histogram, Histograms
-from standfast.stream.session.statistics import SessionCounters, SessionStatistics
+from standfast.stream.session.statistics import CALL_OUTCOMES, SessionCounters, SessionStatistics
 from standfast.stream.session.task import Task, TaskState
 
 Json: TypeAlias = dict[str, Any]
@@ -105,6 +105,16 @@ def counters_document(counters: SessionCounters) -> Json:
             {"kind": kind, "outcome": outcome, "count": count}
             for (kind, outcome), count in sorted(counters.punctuations.items())
         ],
+        "calls": [
+            {
+                "step": step,
+                "begun": begun,
+                **{outcome: counters.calls_ended[step, outcome] for outcome in CALL_OUTCOMES},
+                "retries": counters.call_retries[step],
+                "timeouts": counters.call_timeouts[step],
+            }
+            for step, begun in sorted(counters.calls_begun.items())
+        ],
         "task_failures": counters.task_failures,
         "handed_over_records": counters.handed_over_records,
         "gate_last_wait_ms": counters.gate_last_wait_ms,
@@ -119,6 +129,7 @@ def counters_document(counters: SessionCounters) -> Json:
         "store_restore_seconds": _histograms(counters.store_restore_seconds),
         "store_read_seconds": _histograms(counters.store_read_seconds),
         "punctuation_delay_seconds": _histograms(counters.punctuation_delay_seconds),
+        "call_seconds": _histograms(counters.call_seconds),
     }
 
 

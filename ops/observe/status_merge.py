@@ -23,6 +23,7 @@ from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState, Space
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.session.statistics import (
+    CALL_OUTCOMES,
     RestoreStatistics,
     SessionCounters,
     SessionStatistics,
@@ -34,7 +35,7 @@ from standfast.stream.session.statistics import (
 Json = Mapping[str, Any]
 _LAST = {"gate_last_wait_ms", "promotion_last_ms", "lease_gap_ms"}  # durations of single events: no sums, the largest
 _HISTOGRAMS = ("commit_seconds", "gate_wait_seconds", "promotion_seconds", "restore_seconds", "ack_seconds")
-_LABELLED = ("store_restore_seconds", "store_read_seconds", "punctuation_delay_seconds")
+_LABELLED = ("store_restore_seconds", "store_read_seconds", "punctuation_delay_seconds", "call_seconds")
 
 
 def statistics_of(status: Json) -> SessionStatistics:
@@ -68,7 +69,7 @@ def _disk(document: Json | None) -> DiskState | None:
 
 def counters_of(document: Json) -> SessionCounters:
     """Inverse of `status.counters_document`."""
-    restored = document["restored"]
+    restored, calls = document["restored"], document.get("calls", ())
     found = SessionCounters(
         commits=Counter(document["commits"]),
         promotions=Counter(document["promotions"]),
@@ -85,6 +86,10 @@ def counters_of(document: Json) -> SessionCounters:
         ),
         dropped=Counter(document.get("dropped", {})),
         punctuations=Counter({(one["kind"], one["outcome"]): one["count"] for one in document.get("punctuations", ())}),
+        calls_begun=Counter({one["step"]: one["begun"] for one in calls}),
+        calls_ended=Counter({(one["step"], outcome): one[outcome] for one in calls for outcome in CALL_OUTCOMES}),
+        call_retries=Counter({one["step"]: one["retries"] for one in calls}),
+        call_timeouts=Counter({one["step"]: one["timeouts"] for one in calls}),
         task_failures=document.get("task_failures", 0),
         handed_over_records=document.get("handed_over_records", 0),
         gate_last_wait_ms=document["gate_last_wait_ms"],

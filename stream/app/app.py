@@ -20,7 +20,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, Unpack, get_args
+from typing import Any, TypeVar, Unpack, cast, get_args
 
 from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.listeners import Listener
@@ -47,6 +47,7 @@ from standfast.stream.signatures import spelled_out
 from standfast.stream.source import Source
 from standfast.stream.stream_time import Policy
 from standfast.stream.topology.assembly import Assembled, assemble, create_absent, external_topics
+from standfast.stream.topology.calls import async_problem, is_async
 from standfast.stream.topology.drops import Drops
 from standfast.stream.topology.nodes import OwnSource, Partitioner, ProcessorNode
 from standfast.stream.topology.policy import StepOptions
@@ -193,7 +194,8 @@ class App:
                 self.builder.connect(called, node)
             else:
                 timer_key = (processor.timer_key or settings.key) if has_timers(processor) else None
-                self.builder.add_processor(called, processor, [node], processor.stores, timer_key)
+                stores = () if is_async(processor) else processor.stores
+                self.builder.add_processor(called, processor, [node], stores, timer_key)
             return processor
 
         return register
@@ -481,6 +483,8 @@ class App:
         problem = processor_problem(processor, "decorate")
         if problem:
             raise InvalidRequest(f"{where}: {problem}")
+        given = cast("type[Processor]", processor)
+        refuse([problem] if (problem := async_problem(given, given.stores or (), where)) else [])
 
     def _catch_signals(self) -> dict[int, Any]:
         # Python refuses handlers outside the main thread; there the program itself calls stop().

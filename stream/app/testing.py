@@ -9,7 +9,10 @@ removed afterwards. Only fetching is missing: piped records go straight to the t
 an internal topic straight to the next task, committed or not. Sources of one's own run in a call of the test, or are
 piped to by their names.
 
-Rules of this file: nothing runs outside a call of the test. `pipe` does not commit unless a processor or a full
+Asynchronous steps run on a real event loop, and `pipe` waits for their results, in real time: one record's results
+are there before the next record is processed, so that a test is deterministic.
+
+Rules of this file: no task runs outside a call of the test. `pipe` does not commit unless a processor or a full
 buffer requests it, nor does a punctuation; `commit` forwards cached results. Public as `standfast.testing`.
 """
 
@@ -38,6 +41,7 @@ from standfast.store.serde import bytes as raw_bytes
 from standfast.store.specs import StoreSpec, store_name
 from standfast.store.types.kinds import gives_stores
 from standfast.stream.record import Record
+from standfast.stream.runtime.call_loop import CallLoop
 from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
@@ -51,6 +55,7 @@ from standfast.stream.topology.topology import TopologyBuilder
 if TYPE_CHECKING:
     from standfast.stream.app.app import App
 
+CALL_WAIT_MS = 50  # between two looks at calls in flight
 ROUNDS_MAX = 10_000  # a driver that makes no progress ends with an error instead of a test that hangs
 
 
@@ -77,7 +82,7 @@ class Driver(Closing):
         self._folder = Path(tempfile.mkdtemp(prefix="standfast-driver-"))
         # A driver's log need not survive a power loss, so the syncs of a commit are saved.
         self._address = f"sqlite:///{self._folder}/log?synchronous=normal"
-        self._held: list[Session] = []
+        self._held: list[Session | CallLoop] = []
         # For a test that fails before close(), too.
         self._finalizer = weakref.finalize(self, _clean_up, self._held, self._folder)
         self._nodes = {node.name: node for group in app.builder.sub_topologies() for node in group.nodes}
@@ -264,6 +269,7 @@ class Driver(Closing):
             raise InternalError(f"driver: tasks of {self.app.name!r} do not run: {'; '.join(self._session.missing())}")
         # Between two records no time passes here by itself, so that periodic watermarks would never be asked for.
         settings = replace(self.app.runner_settings(self._assembled, self.clock), watermark_interval_ms=0)
+        self._held.append(settings.calls)
         for task_id, task in sorted(tasks.items()):
             group = self._assembled.topology.groups[task_id.group]
             inputs = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
@@ -307,7 +313,8 @@ class Driver(Closing):
             runner.close()
         self._runners.clear()
         self._routed.clear()
-        self._session.close()
+        for one in reversed(self._held):
+            one.close()
         self._held.clear()
 
     def _deliver(
@@ -336,13 +343,23 @@ class Driver(Closing):
             progress = False
             for runner in self._runners.values():
                 # One record at a time, so that its outputs reach the next task before the following record.
-                while runner.run(1):
+                while runner.run(1) or runner.in_flight:
                     progress = any_progress = True
+                    self._finish_calls(runner)
                     self._route()
                     if _wants_commit(runner):
                         runner.task.commit_requested = False
                         self._commit_asked = True  # the commit follows once nothing is left to process
         return any_progress
+
+    @staticmethod
+    def _finish_calls(runner: TaskRunner) -> None:
+        """Wait for the results of asynchronous steps: each record's are there before the next one is processed."""
+        while True:
+            runner.collect()
+            if not runner.in_flight:
+                return
+            runner.wait_for_call(CALL_WAIT_MS)
 
     def _route(self) -> bool:
         """Pass the records written since the last call: to the next task, to the test, or to both."""
@@ -418,7 +435,7 @@ def _raw(serde: Serde[Any], given: Any) -> bytes | None:
         ) from error
 
 
-def _clean_up(held: list[Session], folder: Path) -> None:
-    for session in held:
-        session.close()
+def _clean_up(held: list[Session | CallLoop], folder: Path) -> None:
+    for one in reversed(held):
+        one.close()
     shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,7 @@ KTable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,6 +24,14 @@ from standfast.store.errors import BadConfig
 from standfast.store.names import check_name
 from standfast.store.serde import Serde, serde_problems
 from standfast.stream.signatures import spelled_out
+from standfast.stream.topology.calls import (
+    AsyncOptions,
+    Calls,
+    MapAsync,
+    MapValuesAsync,
+    async_problem,
+    split_options,
+)
 from standfast.stream.topology.nodes import Partitioner, Serdes
 from standfast.stream.topology.policy import ErrorPolicy, OnErrorOptions, StepOptions, step_policy
 from standfast.stream.topology.processor import Processor, has_timers, processor_problem
@@ -49,10 +57,12 @@ SerdeOrNone = Serde[Any] | None
 _LOST = "a key whose value no longer passes would stay downstream"
 _CHANGED = "the old value of a changed key would stay downstream"
 _ALONE = "the old value of an update does not go through a topic"
+_ASKED = "the old value of an update was asked for at another time, and may have had another answer"
 _ADDED = "each update would be added without taking its old value away"
 TABLE_REFUSES = {
     **dict.fromkeys(("filter", "filter_not"), _LOST),
     **dict.fromkeys(("map", "flat_map", "select_key"), _CHANGED),
+    **dict.fromkeys(("map_async", "map_values_async"), _ASKED),
     **dict.fromkeys(("repartition", "broadcast"), _ALONE),
     **dict.fromkeys(("group_by_key", "group_by"), _ADDED),
     "merge": "the keys of two tables would overwrite each other",
@@ -67,7 +77,7 @@ class Defaults:
     value: Serde[Any]
 
 
-@spelled_out({})
+@spelled_out({AsyncOptions: Calls})
 @dataclass(frozen=True, slots=True)
 class Stream:
     """A stream of records. `key` and `value` are its serdes; None after a step that may have changed the type."""
@@ -107,6 +117,30 @@ class Stream:
         """`mapper(value)` returns the new value; the key stays."""
         self._check("map_values", value, mapper=mapper)
         return replace(self._step("map-values", partial(MapValues, mapper), step), value=value)
+
+    def map_async(
+        self,
+        mapper: Callable[[Any, Any], Awaitable[tuple[Any, Any]]],
+        *,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        **options: Unpack[AsyncOptions],
+    ) -> Stream:
+        """`await mapper(key, value)` returns the new (key, value): for calls to other services.
+
+        Up to `parallel` calls run at once, on an event loop beside the task; results go on in the order of the records.
+        A commit waits for the results of all records that it covers.
+        """
+        return replace(
+            self._asking("map-async", MapAsync, mapper, options, (key, value)), key=key, value=value, rekeyed=True
+        )
+
+    def map_values_async(
+        self, mapper: Callable[[Any], Awaitable[Any]], *, value: SerdeOrNone = None, **options: Unpack[AsyncOptions]
+    ) -> Stream:
+        """`await mapper(value)` returns the new value, as in `map_async`; the key stays."""
+        made = self._asking("map-values-async", MapValuesAsync, mapper, options, (self.key, value))
+        return replace(made, value=value)
 
     def flat_map(
         self,
@@ -172,6 +206,9 @@ class Stream:
         if unnamed:
             raise BadConfig([f"process: stores are named by text, not by {unnamed[0]!r:.100}: give its name"])
         named = stores or (() if processor.stores is None else processor.stores)
+        problem = async_problem(processor, named, "process")
+        if problem:
+            raise BadConfig([problem])
         kind = processor.__name__
         timer_key = (processor.timer_key or self._key()) if has_timers(processor) else None
         if timer_key is not None and step.get("name") is None:
@@ -342,6 +379,30 @@ class Stream:
     def _step(self, kind: str, make: Callable[[], Processor], step: StepOptions, *others: str) -> Stream:
         name, policy = named_step(self.builder, kind, step)
         node = self.builder.add_processor(name, make, [self.node, *others], policy=policy, given=self.serdes())
+        return Stream(self.builder, node, self.defaults, self.key, self.value, self.rekeyed)
+
+    def _asking(
+        self,
+        kind: str,
+        step: type[MapAsync],
+        mapper: Callable[..., Any],
+        options: AsyncOptions,
+        results: tuple[SerdeOrNone, SerdeOrNone],
+    ) -> Stream:
+        """An asynchronous step."""
+        self._check(kind.replace("-", "_"), *results)
+        if not callable(mapper):
+            raise BadConfig([f"{kind.replace('-', '_')}: mapper must be an async function, not {mapper!r:.100}"])
+        calls, common = split_options(options)
+        name, policy = named_step(self.builder, kind, common)
+        node = self.builder.add_processor(
+            name,
+            partial(step, mapper, calls),
+            [self.node],
+            policy=policy,
+            given=self.serdes(),
+            results=(results[0] or self.defaults.key, results[1] or self.defaults.value),
+        )
         return Stream(self.builder, node, self.defaults, self.key, self.value, self.rekeyed)
 
     def _through(

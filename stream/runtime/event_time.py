@@ -122,6 +122,15 @@ class EventTime:
         if channel in self._upstream:
             self._take(channel, (signal,), now_ms)
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `tick` would poll an assigner or repeat a signal."""
+        return now_ms >= self._next_periodic_ms or now_ms >= self._repeat_at_ms
+
+    @property
+    def polls_each_record(self) -> bool:
+        """Whether periodic assigners are polled after every record."""
+        return self._interval_ms == 0
+
     def tick(self, now_ms: int) -> None:
         """Periodic work: poll the watermark assigners, detect idle inputs, repeat the last signal after a pause."""
         if now_ms >= self._next_periodic_ms:

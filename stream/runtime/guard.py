@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from standfast.store.errors import InvalidRequest, StandfastError, is_of_serde
+from standfast.stream.runtime.task_calls import TaskCalls
 from standfast.stream.session.task import Task
 from standfast.stream.topology.drops import Drops
 
@@ -31,6 +32,7 @@ class Guard:
         self._where = f"task {task.id}"
         self._unpublished: list[tuple[str, str, str]] = []  # counts of the open savepoints, not published yet
         self._marks: list[int] = []  # of each open savepoint: the length of `_unpublished` before it
+        self.calls: TaskCalls | None = None  # of asynchronous steps, where the task has any
 
     def drop(self, node: str | None, reason: str, detail: str) -> None:
         """Count one skipped record or result."""
@@ -42,7 +44,8 @@ class Guard:
 
     def attempt(self, work: Callable[[Any], object], given: Any) -> Exception | None:
         """Do `work(given)`; if it fails and may be skipped, undo it and return the error."""
-        task = self._task
+        task, calls = self._task, self.calls
+        made = 0 if calls is None else calls.made
         task.savepoint()
         self._marks.append(len(self._unpublished))
         try:
@@ -50,6 +53,8 @@ class Guard:
         except Exception as error:
             # Undone before anything is decided: an error that propagates must not leave half of a record behind.
             task.rollback()
+            if calls is not None:
+                calls.undo(made)
             del self._unpublished[self._marks.pop() :]
             if not can_skip(error):
                 raise

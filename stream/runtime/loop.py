@@ -7,7 +7,8 @@
 
 Rules of this file: one thread, driven by `poll_once`. The session restores, follows standbys and takes tasks over;
 while the gate is shut every source is paused and polled, and every position stays. A failing task does not affect the
-others; a task that may not be restarted any more ends the loop with its error.
+others; a task that may not be restarted any more ends the loop with its error. It never waits for one task's calls
+to other services: a commit that needs their results is tried again in each round, while polling goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.lease.progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.store.clock import Clock
+from standfast.store.clock import Clock, measured_ns
 from standfast.store.errors import (
     BadConfig,
     Corruption,
@@ -54,6 +55,8 @@ SHUT_WAIT_MS = 5
 SOURCE_WAIT_MS = 5  # for records of topics, while sources of one's own run beside them
 RETRY_WAIT_MS = 200
 SERVICE_WAIT_MS = 2_000  # between two openings of a task that waits for a service of its serdes
+CALL_WAIT_MS = 5  # for a result, before the log is polled again
+LAST_CALLS_MS = 10_000  # that the last commit waits for calls in flight; the next owner processes their records again
 PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
 HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
 
@@ -65,6 +68,7 @@ class RunningTask:
     task: Task
     runner: TaskRunner
     next_commit_ms: int
+    committing: bool = False  # a commit is due and waits for the results of calls
 
 
 class Loop:
@@ -152,11 +156,32 @@ class Loop:
         return processed
 
     def commit_all(self) -> None:
-        """Commit every task now."""
-        for task_id, running in list(self._running.items()):
-            self._guarded(task_id, running, partial(self._commit, running))
-            self._progress.step(LOOP)
+        """Commit every task now; one whose calls have no result after LAST_CALLS_MS is left uncommitted."""
+        self._commit_all()
         self._raise_fatal()
+
+    def _commit_all(self, tasks: Mapping[TaskId, RunningTask] | None = None) -> None:
+        """Commit these tasks, by default all, once their calls have results, for which it waits."""
+        until_ns = measured_ns() + LAST_CALLS_MS * 1_000_000
+        waiting = dict(self._running if tasks is None else tasks)
+        while waiting:
+            for task_id, running in list(waiting.items()):
+                if self._running.get(task_id) is running:
+                    self._guarded(task_id, running, partial(self._commit, running))
+                self._progress.step(LOOP)
+                # It may also have failed just now.
+                if self._running.get(task_id) is not running or not running.committing:
+                    del waiting[task_id]
+            for running in list(waiting.values())[:1]:
+                running.runner.wait_for_call(CALL_WAIT_MS)
+            if measured_ns() >= until_ns:
+                for task_id, running in waiting.items():
+                    logger.warning(
+                        "task %s: %d calls have no result after %d ms, so that its last records are not committed and "
+                        "are processed again by its next owner", task_id, running.runner.in_flight, LAST_CALLS_MS,
+                        extra=as_event("calls_without_result", task=task_id, calls=running.runner.in_flight),
+                    )  # fmt: skip
+                return
 
     def close(self) -> None:
         """Close the processors, the application's own sources and the reader; uncommitted changes are discarded.
@@ -173,6 +198,7 @@ class Loop:
         hanging = self._sources.join(self._progress)
         if hanging is not None:
             errors.append(hanging)
+        self._runners.calls.close()
         self._reader.close()
         self._progress.end(LOOP)
         if errors:
@@ -195,7 +221,8 @@ class Loop:
         for task_id, running in list(self._running.items()):
             if running.task.leaving:
                 self._guarded(task_id, running, partial(self._commit, running))
-                if task_id in self._running:
+                # Results of calls in flight come first: then a later round commits it.
+                if self._running.get(task_id) is running and not running.committing:
                     self._leave(task_id)
 
     def _begin(self, task_id: TaskId, task: Task) -> None:
@@ -264,7 +291,7 @@ class Loop:
                 "task %s: closing its processors failed", task_id, extra=as_event("task_close_failed", task=task_id)
             )
 
-    def _guarded(self, task_id: TaskId, running: RunningTask, action: Callable[[], None]) -> None:
+    def _guarded(self, task_id: TaskId, running: RunningTask, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - `_failed` decides
@@ -356,8 +383,7 @@ class Loop:
             return
         if not self._ended:
             self._ended = True
-            for task_id, running in list(self._running.items()):
-                self._guarded(task_id, running, partial(self._commit, running))
+            self._commit_all()
         raise self._fatal
 
     # --- one round ---
@@ -400,6 +426,14 @@ class Loop:
         self._drain()
         busy = any(running.runner.runnable for running in self._running.values())
         wait_ms = 0 if busy else max(min(timeout_ms, wall_due_ms), 0)
+        calling = next((running.runner for running in self._running.values() if running.runner.in_flight), None)
+        if calling is not None:
+            self._process_fetched(0)
+            self._drain()
+            if not any(running.runner.runnable for running in self._running.values()):
+                # Results wake it at once; records of the log and of sources are looked for again soon.
+                calling.wait_for_call(min(wait_ms, CALL_WAIT_MS))
+            return
         if not self._sources.active or not wait_ms:
             self._process_fetched(wait_ms)
             return
@@ -421,8 +455,9 @@ class Loop:
         if error is not None:
             # The records before the failure are whole. Without this, a source that fails sooner than the interval
             # would never get ahead, and be given up for it.
-            self._commit(running)
-            raise error
+            self._commit_all({task_id: running})
+            if self._running.get(task_id) is running:
+                raise error
 
     def _process_fetched(self, wait_ms: int) -> None:
         try:
@@ -501,17 +536,19 @@ class Loop:
         runner, task = running.runner, running.task
         processed = 0
         try:
+            runner.collect()
             while processed < RECORDS_PER_TURN:
                 count = runner.run(RECORDS_PER_TURN - processed)
                 processed += count
                 if not (task.commit_requested or task.stores.buffer.full):
                     break
-                self._commit(running)
+                if not self._commit(running):
+                    break
             runner.tick()
             task.write_outputs(batch_bytes=self._batch_bytes, linger_ms=self._linger_ms)
             # A punctuation waits for the interval like a record; its writes may have filled the buffer, though.
             asked = task.commit_requested or task.stores.buffer.full
-            if asked or self._clock.monotonic_ms() >= running.next_commit_ms:
+            if asked or running.committing or self._clock.monotonic_ms() >= running.next_commit_ms:
                 self._commit(running)
         except Exception as error:  # noqa: BLE001 - `_failed` decides
             self._failed(task_id, task, error)
@@ -529,10 +566,14 @@ class Loop:
     def _commit_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for task_id, running in list(self._running.items()):
-            if now_ms >= running.next_commit_ms or running.task.commit_requested:
+            if now_ms >= running.next_commit_ms or running.committing or running.task.commit_requested:
                 self._guarded(task_id, running, partial(self._commit, running))
 
-    def _commit(self, running: RunningTask) -> None:
+    def _commit(self, running: RunningTask) -> bool:
+        """Commit a task, or ask for the results that the commit needs; returns whether it is committed."""
+        running.committing = not running.runner.ready_to_commit()
+        if running.committing:
+            return False
         running.next_commit_ms = self._clock.monotonic_ms() + self._commit_interval_ms
         counters = self._session.counters
         before = counters.commits["committed"]
@@ -541,6 +582,7 @@ class Loop:
         # A commit with nothing to commit is no progress of the task.
         if history is not None and counters.commits["committed"] > before:
             history.committed()
+        return True
 
     def _purge_due(self) -> None:
         """Delete processed records of internal topics, as Kafka Streams purges its repartition topics."""

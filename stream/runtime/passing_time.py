@@ -15,7 +15,7 @@ Rules of this file: it decides the order, and calls given functions; `standfast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from standfast.replication.offsets import TopicPartition
@@ -73,26 +73,30 @@ class PassingTime:
 
     # --- watermarks ---
 
-    def advance(self, watermark_ms: int) -> None:
-        """Do the work that is due at a watermark, parents first."""
+    def advance(self, watermark_ms: int) -> Iterator[Callable[[], object]]:
+        """The work that is due at a watermark, node by node, parents first.
+
+        One piece may make calls of an asynchronous step, whose results must be in before the next piece.
+        """
         if self._order is None:
             self._order = self._work_order()
         for node in self._order:
             flush, advance, timers = self._flushes.get(node), self._advances.get(node), self._timers.get(node)
             if advance is not None:
-                self._around(watermark_ms, partial(advance, watermark_ms))
+                yield partial(self._around, watermark_ms, partial(advance, watermark_ms))
             if timers is not None:
-                timers.fire(EVENT_TIME, watermark_ms)
+                yield partial(timers.fire, EVENT_TIME, watermark_ms)
             # Last: this node's windows and timers may have added to the results it holds back.
             if flush is not None and node in self._heeded:
-                self._around(watermark_ms, flush)
+                yield partial(self._around, watermark_ms, flush)
 
-    def catch_up(self, watermark_ms: int) -> None:
-        """Close, at the task's start, the windows that an earlier version or topology left open below its watermark."""
+    def catch_up(self, watermark_ms: int) -> Iterator[Callable[[], object]]:
+        """The closing, at the task's start, of windows that an earlier version or topology left open below its
+        watermark, node by node."""
         for node in self._topology.processors:
             advance = self._advances.get(node.name)
             if advance is not None:
-                self._around(watermark_ms, partial(advance, watermark_ms))
+                yield partial(self._around, watermark_ms, partial(advance, watermark_ms))
 
     def _work_order(self) -> list[str]:
         """The nodes with work at a watermark, parents first; finds `_heeded`, too."""

@@ -4,8 +4,12 @@
                                       │                                │
                                       └── stream time, watermarks      └── stores (write buffer of the task)
     after each record    stream-time punctuation, event-time timers, windows that the watermark closes
+    collect()            results of asynchronous steps, in the order of their records, to the steps behind them
     tick()               wall-clock punctuation, processing-time timers, periodic watermarks, idle partitions, silence
     commit()             suppressed results of aggregations go downstream; then task.commit
+
+Time does not overtake records: while calls of asynchronous steps are in flight, watermarks and stream-time punctuations
+wait for their results, and so does the commit; the task takes no further record then.
 
 Rules of this file: one thread; it fetches nothing and knows no log beyond its task. The loop decides how an exception
 ends the task: here it propagates, with a note that names the record in hand.
@@ -13,7 +17,9 @@ ends the task: here it propagates, with a note that names the record in hand.
 
 from __future__ import annotations
 
+import inspect
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +31,7 @@ from standfast.replication.log import Record as LogRecord
 from standfast.replication.log import TopicInfo
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.errors import Corruption, InternalError, InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.timestamps import writable
 from standfast.stream.control import control_headers, is_control
@@ -38,16 +44,19 @@ from standfast.stream.punctuation import (
     first_due,
 )
 from standfast.stream.record import Record
+from standfast.stream.runtime.call_loop import CANCEL_MS, START_MAX_MS, CallLoop
 from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.guard import Guard, can_skip, failing
 from standfast.stream.runtime.inputs import Input, OwnInput
 from standfast.stream.runtime.passing_time import PassingTime
 from standfast.stream.runtime.skipped import Skipped
+from standfast.stream.runtime.task_calls import TaskCalls
 from standfast.stream.runtime.task_status import InputStatus, TaskStatus
 from standfast.stream.runtime.timers import Timers
 from standfast.stream.session.task import Task
 from standfast.stream.stream_time import Policy, TaskStreamTime
 from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer, TimerKind
+from standfast.stream.topology.calls import AsyncContext, Call
 from standfast.stream.topology.drops import Drops
 from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
 from standfast.stream.topology.policy import ErrorPolicy
@@ -73,6 +82,7 @@ class RunnerSettings:
     outputs: Mapping[str, TopicInfo] = field(default_factory=dict)  # the output topics by name
     tracing: Tracing | None = None
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
+    calls: CallLoop = field(default_factory=CallLoop)  # of asynchronous steps; it starts with the first call
 
 
 class TaskRunner:
@@ -104,6 +114,9 @@ class TaskRunner:
             node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
         }
         self._nodes = {node.name: node for node in topology.processors}
+        self._calls: TaskCalls | None = None  # where a step is asynchronous
+        self._draining = False  # a commit waits for the results of all calls
+        self._held: deque[Callable[[], object]] = deque()  # work that must not overtake the calls in flight
         self._flushes: list[Callable[[], None]] = []
         self._stream_queue = PunctuationQueue()
         self._wall_queue = PunctuationQueue()
@@ -137,8 +150,8 @@ class TaskRunner:
                 task.progress,
                 interval_ms=settings.watermark_interval_ms,
                 now_ms=now_ms,
-                fire=self._passing.advance,
-                send=self._send_signal,
+                fire=self._advance_time,
+                send=lambda signal: self._in_turn(partial(self._send_signal, signal)),
             )
 
     # --- life ---
@@ -149,19 +162,25 @@ class TaskRunner:
             for processor, context in zip(self._processors, self._contexts, strict=True):
                 # Counted before the call, so that a processor whose init failed is closed, too.
                 self._begun += 1
-                processor.init(context)
+                self._await(processor.init, f"init of processor {context.name!r}", START_MAX_MS, context)
             watermark_ms = self.watermark_ms()
             if watermark_ms is not None:
-                self._passing.catch_up(watermark_ms)
+                for work in self._passing.catch_up(watermark_ms):
+                    self._in_turn(work)
         if self._event_time is not None:
             self._event_time.announce(self._clock.monotonic_ms())
 
     def close(self) -> None:
         """Close every processor whose init was called; the first error is raised once all are closed."""
         errors: list[Exception] = []
-        for processor in self._processors[: self._begun]:
+        if self._calls is not None:
             try:
-                processor.close()
+                self._calls.close(partial(self._settings.progress.step, LOOP))
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        for processor, context in zip(self._processors[: self._begun], self._contexts, strict=False):
+            try:
+                self._await(processor.close, f"close of processor {context.name!r}", CANCEL_MS)
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
         for context in self._contexts:
@@ -199,12 +218,15 @@ class TaskRunner:
         with self._at_work():
             self._set_idle(one)
             if self._event_time is not None:
-                self._event_time.finish(one, self._clock.monotonic_ms())
+                self._in_turn(partial(self._event_time.finish, one, self._clock.monotonic_ms()))
 
     def run(self, limit: int) -> int:
         """Process up to `limit` records, until none is ready or a commit is due; returns how many."""
         task, buffer, single = self.task, self.task.stores.buffer, self._single
         words = self._settings.progress.words
+        calls = self._calls
+        if calls is not None and not self._takes_records:
+            return 0
         count = 0
         self._inside = True
         try:
@@ -218,17 +240,52 @@ class TaskRunner:
                 count += 1
                 if task.commit_requested or buffer.full:
                     break
+                if calls is not None and (self._held or calls.full):
+                    break
         finally:
             self._inside = False
             task.counters.processed_records[self._name] += count
             self.in_hand.clear()
             task.record_timestamp = None
+        if calls is not None:
+            # All at once, and after their records, which may have been rolled back.
+            calls.begin()
         return count
 
     @property
     def runnable(self) -> bool:
         """Whether a record could be processed now."""
-        return self._choose() is not None
+        return self._takes_records and self._choose() is not None
+
+    @property
+    def in_flight(self) -> int:
+        """The number of calls of asynchronous steps whose results have not gone on."""
+        return 0 if self._calls is None else self._calls.in_flight
+
+    def collect(self) -> int:
+        """Pass the results of asynchronous steps on, and do what waited for them; returns of how many calls."""
+        calls = self._calls
+        if calls is None:
+            return 0
+        with self._at_work(), nullcontext() if self._tracing is None else self._tracing.apart():
+            try:
+                count = calls.pass_on()
+            except BaseException as error:
+                self._name_call(calls.passing, error)
+                raise
+            while self._held and not calls.in_flight:
+                work, later = self._held.popleft(), self._held
+                # Work that follows from this piece comes before pieces that wait behind it.
+                self._held = deque()
+                work()
+                self._held += later
+            calls.begin()
+        return count
+
+    def wait_for_call(self, wait_ms: float) -> None:
+        """Wait until a call ends, for at most so many milliseconds."""
+        if self._calls is not None:
+            self._calls.wait(wait_ms)
 
     def waiting(self, at: TopicPartition) -> int:
         """The number of records of one input that were fetched and not processed."""
@@ -239,6 +296,8 @@ class TaskRunner:
     def tick(self) -> None:
         """Periodic work, with or without records: idle inputs, watermarks, wall-clock punctuation and timers."""
         now_ms = self._clock.monotonic_ms()
+        if self._calls is not None and self._time_must_wait(now_ms):
+            return
         with self._at_work():
             for one in self._idles:
                 self._see_idle(one, now_ms)
@@ -249,7 +308,7 @@ class TaskRunner:
                 self._wall_queue.may_punctuate(wall_ms)
             for timers in self._timers.values():
                 timers.fire(PROCESSING_TIME, wall_ms)
-            self._passing.tick(wall_ms, self.flush, self.input_ends, self._consumed)
+            self._passing.tick(wall_ms, self.flush, self._ends, self._consumed)
 
     def restart_silence(self) -> None:
         """Count silence again from now: while nothing was read, it was not that of the sources."""
@@ -267,6 +326,23 @@ class TaskRunner:
             for flush in self._flushes:
                 flush()
                 self._settings.progress.step(LOOP)
+        if self._calls is not None:
+            self._calls.begin()
+
+    def ready_to_commit(self) -> bool:
+        """Whether `commit` may be called: every call has its result. Until then the task takes no record.
+
+        To be called again and again; it waits for nothing.
+        """
+        if self._calls is None:
+            return True
+        self._draining = True
+        self.collect()
+        if self._calls.in_flight:
+            return False
+        # Suppressed results may go through an asynchronous step, and its results be suppressed again.
+        self.flush()
+        return not self._calls.in_flight
 
     def commit(self) -> None:
         """Forward suppressed results, then make state, outputs and offsets durable as one cut."""
@@ -281,6 +357,9 @@ class TaskRunner:
         self.flush()
         reach("commit.flushed")
         task = self.task
+        if self.in_flight:
+            raise InternalError(f"task {task.id}: a commit came before the results of {self.in_flight} calls")
+        self._draining = False
         task.stream_times = self._time.to_state()
         if self._event_time is not None:
             task.progress.update(self._event_time.progress())
@@ -308,9 +387,16 @@ class TaskRunner:
                 )
                 for one in self.inputs.values()
             ),
+            calls=() if self._calls is None else self._calls.status(),
         )
 
     # --- services of contexts ---
+
+    def caller(self, node: str, processor: Processor, context: AsyncContext) -> Forward:
+        if self._calls is None:
+            self._calls = TaskCalls(self.task, self.in_hand, self._settings.calls, self._call_failed)
+            self._guard.calls = self._calls
+        return self._calls.add_step(node, processor, context)
 
     def schedule(
         self, context: Context, interval_ms: int, kind: PunctuationType, callback: Callback, start_ms: int | None
@@ -319,6 +405,11 @@ class TaskRunner:
         due_ms = first_due(kind, self.wall_ms(), interval_ms, start_ms)
         if not callable(callback):
             raise InvalidRequest(f"processor {context.name!r}: callback {callback!r} cannot be called")
+        if inspect.iscoroutinefunction(callback):
+            raise InvalidRequest(
+                f"processor {context.name!r}: callback {callback!r} is async def, and would never be awaited: forward "
+                "a record to an asynchronous step there"
+            )
         queue = self._stream_queue if kind is STREAM_TIME else self._wall_queue
         handle = queue.schedule(due_ms, interval_ms, partial(self._fire, context.name, kind, queue, callback))
         if kind is STREAM_TIME:
@@ -465,7 +556,7 @@ class TaskRunner:
         hand.topic, hand.partition, hand.offset, hand.headers = one.label, one.partition, raw.offset, record.headers
         if one.source.internal and is_control(raw):
             if self._event_time is not None:
-                self._event_time.on_control(one, raw, self._clock.monotonic_ms())
+                self._in_turn(partial(self._event_time.on_control, one, raw, self._clock.monotonic_ms()))
         else:
             task.record_timestamp = stamp
             if stamp > one.largest_ms or one.idle:
@@ -518,8 +609,8 @@ class TaskRunner:
                 self._left_out.failed(one, raw, error, "process")
         else:
             self._process_unless_late(one, raw, event_time, signals, record)
-        if one.watermarks is not None:
-            event_time.on_record(one, signals, self._clock.monotonic_ms())
+        if one.watermarks is not None and (signals or event_time.polls_each_record):
+            self._in_turn(partial(event_time.on_record, one, signals, self._clock.monotonic_ms()))
 
     def _process_unless_late(
         self, one: Input, raw: LogRecord, event_time: EventTime, signals: list[Signal], record: Record
@@ -551,6 +642,10 @@ class TaskRunner:
     def _punctuate_stream(self) -> None:
         now_ms = self._time.now_ms
         if now_ms is None or now_ms < self._stream_due_ms:
+            return
+        if self.in_flight:
+            # With this very time: the punctuation fires before any further record is taken.
+            self._held.append(self._punctuate_stream)
             return
         self._stream_queue.may_punctuate(now_ms)
         due_ms = self._stream_queue.next_due_ms
@@ -622,6 +717,57 @@ class TaskRunner:
             if sink.internal is not None:
                 for partition in range(self._settings.partitions_of[sink.topic]):
                     self.task.send(sink.topic, None, None, written, partition=partition, headers=headers)
+
+    # --- asynchronous steps ---
+
+    @property
+    def _takes_records(self) -> bool:
+        return self._calls is None or not (self._draining or self._held or self._calls.full)
+
+    def _in_turn(self, work: Callable[[], object]) -> None:
+        """Do this now, or once all calls in flight have their results."""
+        if self.in_flight or self._held:
+            self._held.append(work)
+        else:
+            work()
+
+    def _time_must_wait(self, now_ms: int) -> bool:
+        """Whether periodic work waits for results; a due poll of watermarks makes the task wait for them, too."""
+        if self._event_time is not None and not self._held and self.in_flight and self._event_time.is_due(now_ms):
+            self._held.append(partial(self._event_time.tick, now_ms))
+        # While a commit waits, a wall-clock punctuation could make calls for ever.
+        return bool(self._held) or self._draining
+
+    def _advance_time(self, watermark_ms: int) -> None:
+        for work in self._passing.advance(watermark_ms):
+            self._in_turn(work)
+
+    def _ends(self) -> Mapping[TopicPartition, int] | None:
+        # Results in flight are records on their way: no silence.
+        return None if self.in_flight else self.input_ends()
+
+    def _call_failed(self, call: Call) -> None:
+        """Skip the record of a call that failed for good, as its policy says, or raise the error."""
+        error = call.error or InternalError(f"{call}: it was cancelled while its task runs")
+        policy = self.topology.policy_at(call.step.name)
+        if not isinstance(error, Exception) or not policy.protects or not can_skip(error):
+            raise error
+        given = next(one.given for one in self.topology.processors if one.name == call.step.name)
+        self._left_out.failed_at(policy, call.step.name, given, call.record, error, "call")
+
+    def _name_call(self, call: Call | None, error: BaseException) -> None:
+        if call is None:
+            return
+        error.add_note(f"in the call, or behind it, of {call}")
+        if call.hand.topic is not None:
+            self.failed_at = f"{call.hand.topic}-{call.hand.partition} at offset {call.hand.offset}"
+
+    def _await(self, work: Callable[..., object], what: str, max_ms: int, *given: object) -> None:
+        """Call an `init` or `close`, which runs on the event loop if it is asynchronous."""
+        outcome = work(*given)
+        if inspect.iscoroutine(outcome):
+            step = partial(self._settings.progress.step, LOOP)
+            self._settings.calls.run(outcome, f"{what} of task {self.task.id}", max_ms, step)
 
     @contextmanager
     def _at_work(self, *, behind_records: bool = True) -> Iterator[None]:

@@ -62,14 +62,20 @@ class Skipped:
             )
 
     def failed_at(
-        self, policy: ErrorPolicy, node: str, serdes: Serdes | None, record: Record, error: Exception
+        self,
+        policy: ErrorPolicy,
+        node: str,
+        serdes: Serdes | None,
+        record: Record,
+        error: Exception,
+        reason: str = "result",
     ) -> None:
         """Count a record that failed in a step, or a result that failed downstream of one; write its dead letter."""
         hand = self._in_hand
         at = "" if hand.topic is None else f" (record of {hand.topic}-{hand.partition} at offset {hand.offset})"
         skipped = f"key {record.key!r} at {record.timestamp}{at}: {_told(error)}"
         if policy.dead_letter is None:
-            self._guard.drop(node, policy.counted_as("result"), skipped)
+            self._guard.drop(node, policy.counted_as(reason), skipped)
             return
         about = {"step": node}
         if hand.topic is not None:
@@ -84,7 +90,7 @@ class Skipped:
                 about[f"{part}.text"] = "repr"
         key, value = parts
         # Not before the serdes: where their service is away, the record is processed again and must count once.
-        self._guard.drop(node, policy.counted_as("result"), skipped)
+        self._guard.drop(node, policy.counted_as(reason), skipped)
         self._dead_letter(policy.dead_letter, (key, value, record.timestamp), record.headers, error, about)
 
     def callback_failed(self, policy: ErrorPolicy, node: str, what: str, reason: str, error: Exception) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from standfast.stream.runtime.task_calls import CallStatus
 from standfast.stream.watermarks import ValveStatistics
 
 
@@ -40,6 +41,7 @@ class TaskStatus:
     event_time: ValveStatistics | None
     next_wall_clock_ms: int | None
     inputs: tuple[InputStatus, ...]
+    calls: tuple[CallStatus, ...] = ()  # of asynchronous steps
 
     @property
     def watermark_ms(self) -> int | None:

@@ -19,9 +19,11 @@ from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 DELAY_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
+CALL_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
 LEASE_LATE, LEASE_STALLED = "late", "stalled"  # why a lease ran out: see SessionCounters.leases_lost
+CALL_OUTCOMES = ("succeeded", "failed", "cancelled")
 LOG_ERRORS = ("unavailable", "fenced", "lost", "refused")
 
 
@@ -61,6 +63,11 @@ class SessionCounters:
     dropped: Counter[str] = field(default_factory=Counter)  # reason
     punctuations: Counter[tuple[str, str]] = field(default_factory=Counter)  # kind, outcome
     punctuation_delay_seconds: Histograms = field(default_factory=lambda: Histograms(DELAY_BUCKETS_S))  # kind
+    calls_begun: Counter[str] = field(default_factory=Counter)  # asynchronous step
+    calls_ended: Counter[tuple[str, str]] = field(default_factory=Counter)  # step, outcome
+    call_retries: Counter[str] = field(default_factory=Counter)  # step
+    call_timeouts: Counter[str] = field(default_factory=Counter)  # step; attempts
+    call_seconds: Histograms = field(default_factory=lambda: Histograms(CALL_BUCKETS_S))  # step
     task_failures: int = 0
     handed_over_records: int = 0
     gate_last_wait_ms: int = -1

@@ -23,6 +23,7 @@ REASONS = (
     "process",  # a record
     "result",  # of a table, a cache or a closed window, which failed further downstream
     "timer",
+    "call",  # of an asynchronous step
 )
 
 

@@ -7,7 +7,7 @@ runner carries out the calls of a context (`Services`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
 from standfast.replication.log import Headers
@@ -164,6 +164,16 @@ class Context:
 
     def forward(self, record: Record, to: str | None = None) -> None:
         """Send a record to every child, or to the named one. InvalidRequest for anything but a valid Record."""
+        if type(record) is not Record or type(record.timestamp) is not int or record.timestamp < 0:
+            self.check(record)
+        if to is None:
+            (self.give if self._giving else self.downstream)(record)
+            return
+        child = self.child(to)
+        (self._services.giver(self.name, child) if self._giving else child)(record)
+
+    def check(self, record: object) -> None:
+        """Raise InvalidRequest for anything but a record that can be forwarded."""
         # Checked here, where the processor at fault is known: a child or a store would fail later and elsewhere.
         if type(record) is not Record:
             raise InvalidRequest(
@@ -174,14 +184,14 @@ class Context:
             raise InvalidRequest(
                 f"processor {self.name!r} forwards a record with timestamp {stamp!r}: give whole milliseconds from 0"
             )
-        if to is None:
-            (self.give if self._giving else self.downstream)(record)
-            return
+
+    def child(self, to: str) -> Forward:
+        """The call of the named child. InvalidRequest for an unknown one."""
         child = self._children.get(to)
         if child is None:
             known = ", ".join(self._children) or "none"
             raise InvalidRequest(f"processor {self.name!r} has no child {to!r} (it has: {known})")
-        (self._services.giver(self.name, child) if self._giving else child)(record)
+        return child
 
     def send(
         self,
@@ -310,21 +320,24 @@ class Processor:
 
     `stores` names the stores it is connected to; None: every declared store that no other processor names.
     A class that defines `on_timer` has timers; `timer_key` is the serde of their keys (default: the source's).
+    `process` may be `async def`, and `init` and `close` then too: for calls to other services, on an event loop beside
+    the task. Its forwarded records go on in the order of the records, and it has neither stores nor timers; `calls`
+    has its settings, such as `standfast.Calls(parallel=32)`.
     """
 
     stores: ClassVar[tuple[str, ...] | None] = None
     timer_key: ClassVar[Any] = None
 
-    def init(self, context: Context) -> None:
+    def init(self, context: Context) -> Awaitable[None] | None:
         """Called once before the first record, when every store is restored."""
 
-    def process(self, record: Record) -> None:
+    def process(self, record: Record) -> Awaitable[None] | None:
         """Called for each record of the sources, in offset order per partition."""
 
     def on_timer(self, timer: Timer) -> None:
         """Called when a timer is due; event-time timers by time and then by key."""
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Called when the task leaves this instance."""
 
 

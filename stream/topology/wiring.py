@@ -1,6 +1,7 @@
 """One instance of every processor of a task, wired so that they call each other directly.
 
     source ──> to_all(children) ──> processor.process ──> context.forward ──> children ... ──> sink ──> task.send
+                                └─> a call, where process is async def; its results go to the children later
 
 Rules of this file: it builds, and calls nothing that it has built. Processors are created children first, because a
 parent needs the calls of its children; the returned lists are in the topology's order, parents first.
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
+from standfast.stream.topology.calls import AsyncContext, AsyncServices, is_async
 from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
-from standfast.stream.topology.processor import Context, Forward, Processor, Services, to_all
+from standfast.stream.topology.processor import Context, Forward, Processor, to_all
 from standfast.stream.topology.sinks import make_sink
 
 
@@ -26,7 +29,7 @@ class Wired:
 
 def wire(
     topology: SubTopology,
-    services: Services,
+    services: AsyncServices,
     partitions_of: Mapping[str, int],
     own_policy: Callable[[ProcessorNode | SinkNode, Forward], Forward],
 ) -> Wired:
@@ -42,9 +45,14 @@ def wire(
             forward = make_sink(node, services.task, partitions_of, services.drop, services.inject)
         elif isinstance(node, ProcessorNode):
             processor = node.make()
-            context = Context(node.name, services, topology.connected[node.name], children[node.name])
+            if is_async(processor):
+                calling = AsyncContext(node.name, services, children[node.name])
+                context: Context = calling
+                forward = services.caller(node.name, processor, calling)
+            else:
+                context = Context(node.name, services, topology.connected[node.name], children[node.name])
+                forward = cast("Forward", processor.process)
             built.append((node, processor, context))
-            forward = processor.process
         else:
             continue
         if node.policy is not None:

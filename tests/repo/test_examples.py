@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,15 +31,17 @@ from support.places import EXAMPLES
 NAMES = (
     "delay_board",
     "device_telemetry",
+    "enrichment",
     "fraud_velocity",
     "http_events",
     "session_clicks",
     "tail_file",
     "word_count",
 )
+LIBRARIES = {"enrichment": {"httpx"}}  # that an example needs beside standfast
 ON_KAFKA = ("external_consumer", "external_consumer_asyncio")  # tested in test_external_consumer_examples.py
 LINES = (25, 60)
-USUAL = (" INFO standfast: ", "was absent and is created")
+USUAL = (" INFO standfast: ", "was absent and is created", "blocks the event loop", "127.0.0.1 - - ")
 WAIT_S = 60
 DROPS = re.compile(r": dropped \((late_|process\): record of payments-)")  # what these programs feed on purpose
 MINUTE_MS = 60_000
@@ -68,7 +71,7 @@ def imported(text: str) -> set[str]:
 
 def is_allowed(module: str) -> bool:
     """Whether a module is the front door or of the standard library; nothing behind the front door is."""
-    return module in ("standfast", "__future__") or module in sys.stdlib_module_names
+    return module in ("standfast", "__future__") or module.partition(".")[0] in sys.stdlib_module_names
 
 
 # --- as they are written
@@ -86,7 +89,7 @@ def test_example_is_short_says_how_to_run_it_and_uses_the_front_door_only(name: 
     assert f"python examples/{name}.py" in docstring
     assert f"./{name.replace('_', '-')}" in docstring
     assert LINES[0] <= code_lines(text) <= LINES[1]
-    assert {module for module in imported(text) if not is_allowed(module)} == set()
+    assert {module for module in imported(text) if not is_allowed(module)} == LIBRARIES.get(name, set())
 
 
 def test_page_of_examples_names_each_of_them(repo_root: Path) -> None:
@@ -268,6 +271,47 @@ def test_minutes_of_a_silent_device_are_closed_by_the_watermark_of_the_others() 
         assert driver.dropped == 1
 
 
+class Customers(BaseHTTPRequestHandler):
+    """A real HTTP service: it answers late, is out of order twice for each customer, and always for customer 6."""
+
+    asked: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        customer = self.path.strip("/")
+        self.asked[customer] += 1
+        name = {"7": "Ann", "8": "Bob"}.get(customer)
+        down = customer == "6" or self.asked[customer] < 3
+        self.send_response(503 if down else 404 if name is None else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"name": name}).encode())
+
+    def log_message(self, format: str, *given: Any) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def customers(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Customers]]:
+    Customers.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Customers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("CUSTOMERS_URL", f"http://127.0.0.1:{server.server_port}")
+        yield Customers
+        server.shutdown()
+        thread.join()
+
+
+def test_orders_get_the_names_of_their_customers_from_an_http_service(customers: type[Customers]) -> None:
+    with sf.testing.Driver(program("enrichment").build()) as driver:
+        for number, customer in enumerate("78697"):
+            driver.pipe("orders", f"order {number}", {"customer": customer}, number)
+        named = [(one.key, one.value["name"]) for one in driver.read("orders-named")]
+        assert named == [("order 0", "Ann"), ("order 1", "Bob"), ("order 3", None), ("order 4", "Ann")]
+        assert [one.key for one in driver.read("orders-failed")] == [b"order 2"]
+        assert driver.dropped == 1
+    assert customers.asked == {"7": 4, "8": 3, "6": 5, "9": 3}
+
+
 # --- as processes
 
 
@@ -326,6 +370,19 @@ def end_of(folder: Path, topic: str) -> int:
     finally:
         reader.close()
         log.close()
+
+
+@pytest.mark.slow
+def test_enrichment_names_each_order_once_over_two_runs(tmp_path: Path) -> None:
+    names = {"7": "Ann", "8": "Bob", "9": None}
+    for run in (1, 2):
+        with running("enrichment", tmp_path) as end:
+            found = until(tmp_path, "orders-named", lambda records, run=run: len(records) >= 6 * run)
+            end()
+    values = sorted((one.key, json.loads(one.value or b"")) for one in found)
+    expected = [(f"order {number}".encode(), customer) for number, customer in enumerate("787897") for _ in range(2)]
+    assert [(key, value["customer"]) for key, value in values] == expected
+    assert all(value["name"] == names[value["customer"]] for _, value in values)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ MEASURES = {
     "restore": [f"restore_{name}" for name in ("distinct", "distinct_log", "versions_near", "versions_near_log")]
     + ["restore_versions_far", "restore_versions_far_log"],
     "standby": ["standby_tail", "take_over_standby", "take_over_cold"],
-    "process": ["process_count", "process_idle"],
+    "process": ["process_count", "process_idle", "process_calls"],
 }
 TASKS = 3
 
