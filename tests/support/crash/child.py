@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
+from standfast.replication import log_care
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.replay import restorer
@@ -45,7 +46,6 @@ from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, N
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.session import log_care
 from standfast.stream.session.session import Session
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import Task, TaskState

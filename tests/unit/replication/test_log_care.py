@@ -13,11 +13,11 @@ import pytest
 import standfast as sf
 from standfast.ops.sidecar.control.session import ServerSession
 from standfast.ops.sidecar.worker.worker import WorkerSession
+from standfast.replication import log_care
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session import log_care
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 Opened = Callable[[type[sf.Session], StateDir], sf.Session]
