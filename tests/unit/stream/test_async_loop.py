@@ -105,7 +105,7 @@ def test_nothing_is_committed_before_its_result_and_polling_goes_on_meanwhile(
         one.loop.poll_once(1)
     assert list(one.session.progress.words) != steps
     assert (values(bench), committed(one)) == ([], 0)
-    # What comes while the commit waits is fetched, and not processed before it.
+    # A record that comes while the commit waits is fetched, and not processed before it.
     write(bench, "in", ("k", "3", 3))
     for _ in range(5):
         one.loop.poll_once(1)
