@@ -110,7 +110,6 @@ def write(folder: Path, records: int) -> None:
 def serve(folder: Path) -> None:
     """Run one round for each line of stdin."""
     import standfast as sf
-    from standfast.ops.observe.offline import find_tasks
     from standfast.ops.tools.spark_java import spark_java
     from standfast.replication.tail.open_log import open_log
     from standfast.restore.spark.folder import Folder
@@ -118,6 +117,7 @@ def serve(folder: Path) -> None:
     from standfast.restore.spark.rebuild import rebuild
     from standfast.restore.spark.session import SparkPlace, session
     from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
+    from standfast.restore.verify.at_rest import find_tasks
     from standfast.restore.verify.preflight import preflight
     from standfast.store.clock import SystemClock
 

@@ -22,7 +22,6 @@ from contextlib import closing
 from pathlib import Path
 
 import standfast as sf
-from standfast.ops.observe.offline import find_tasks
 from standfast.ops.tools.spark_java import spark_java
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.spark.folder import Folder
@@ -30,6 +29,7 @@ from standfast.restore.spark.places import Place
 from standfast.restore.spark.rebuild import rebuild
 from standfast.restore.spark.session import SparkPlace, session
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
+from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
 

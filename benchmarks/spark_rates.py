@@ -29,7 +29,6 @@ from compare import about, say
 from compare_data import Shape, feed
 
 import standfast as sf
-from standfast.ops.observe.offline import find_tasks
 from standfast.ops.tools.broker import Broker
 from standfast.ops.tools.spark_java import spark_java
 from standfast.replication.log import Log
@@ -39,6 +38,7 @@ from standfast.restore.spark.places import Place
 from standfast.restore.spark.rebuild import rebuild
 from standfast.restore.spark.session import SparkPlace, session
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
+from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic

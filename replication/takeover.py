@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
@@ -55,7 +56,7 @@ class MemberPlan:
 
     def to_json(self) -> str:
         """The text to join the group with."""
-        content = {
+        content: dict[str, Any] = {
             "standfast": FORMAT,
             "active": [str(task) for task in sorted(self.active)],
             "standby": [str(task) for task in sorted(self.standby)],

@@ -78,13 +78,16 @@ def avro(
 ) -> Serde[Any]:
     """Avro in the format of a schema registry; values are dicts, or what `from_dict` makes of them.
 
-    schema         of the values, as JSON text or as its parsed form; records written with an older or newer one are
-                   resolved to it. None: values are read as they were written, and written with the subject's latest
+    schema         JSON text or its parsed form; records written with an older or newer one are resolved to it
     registry       `http://host:8081`, settings of the Kafka client with "url" among them, or a `Registry` to share
-    to_dict        a value as the schema describes it      from_dict   the value of it
+    to_dict        a value as the schema describes it; goes with `from_dict`
+    from_dict      a value from that description
     auto_register  whether to register the schema when a topic is first written; False: it must be registered
     subject        "topic": `<topic>-key` or `<topic>-value`; "record", "topic_record": by the record's full name, too
-    serializer, deserializer  further settings of the client's AvroSerializer and AvroDeserializer
+    serializer     further settings of the client's AvroSerializer
+    deserializer   further settings of the client's AvroDeserializer
+
+    Without `schema` values are read as they were written, and written with the subject's latest one.
 
     Raises BadConfig for a wrong schema or settings, and without the extra `schema`. Reading and writing raise
     Unavailable while the registry does not answer, and BadConfig where it refuses login or schema: `on_error` leaves
