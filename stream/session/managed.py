@@ -172,7 +172,9 @@ class ManagedPlacement:
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
         active, standby = active & known, standby & known
         for task_id, task in list(instance.tasks.items()):
-            if task.role == "active" and task_id not in active:
+            if task.role == "active" and task_id in active:
+                task.leaving = False  # the move was taken back before the loop had let it go
+            elif task.role == "active":
                 self._give_up(task_id, task)
             elif task.role == "standby" and task_id not in active | standby:
                 instance.revoke(task_id)

@@ -173,6 +173,20 @@ def test_a_task_is_committed_before_it_leaves_so_that_no_record_is_processed_twi
     assert set(Counter(seen["a"].keys + seen["b"].keys).values()) == {1}
 
 
+def test_task_whose_move_is_taken_back_is_processed_on(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    one = cluster.start("a")
+    cluster.rounds(3)
+    for at, task in one.session.all_tasks().items():
+        task.leaving = at.partition < 3  # as a generation asks for it that the next one takes back
+    one.loop.poll_once()
+    assert len(one.loop._running) == 3
+    cluster.fill(10)
+    cluster.rounds(5)
+    assert len(one.loop._running) == TASKS
+    assert sum(len(one.rows("count", at)) for at in range(TASKS)) == 10 * TASKS
+
+
 def test_leader_that_stalled_is_replaced_and_follows_when_it_is_back(bench: Bench) -> None:
     cluster = Cluster(bench, standby_replicas=1, restart_grace_ms=0)
     cluster.start("a")
