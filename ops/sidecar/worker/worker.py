@@ -198,7 +198,8 @@ def run() -> int:
     try:
         return main(parent)
     except BaseException as error:  # noqa: BLE001  the outermost frame: the server gets it and starts another
-        logger.exception("the standby worker ends", extra=as_event("process_failed"))
+        if not isinstance(error, StandfastError):  # that of an outage says all; the server logs it
+            logger.exception("the standby worker ends", extra=as_event("process_failed"))
         try:
             parent.tell(report_line(Failed(type(error).__name__, str(error))))
         finally:

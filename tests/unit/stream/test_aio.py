@@ -37,7 +37,10 @@ def test_async_session_is_opened_by_its_block() -> None:
 
 
 # Names of a session that an asyncio session lacks, with the reason.
-LACKS = {"commit_tasks": "its `commit` calls it, since that is where the consumer is asked"}
+LACKS = {
+    "commit_tasks": "its `commit` calls it, since that is where the consumer is asked",
+    "own_sources": "an application's loop sets it, which has no asynchronous session",
+}
 
 
 def test_async_session_has_all_that_a_session_has(bench: Bench) -> None:

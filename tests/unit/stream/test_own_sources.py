@@ -349,6 +349,8 @@ def test_source_that_does_not_end_for_a_restart_ends_the_application_at_the_dead
         running.loop.poll_once()
     assert notes.most_at_work == 1
     notes.release.set()
+    # Its deadline by the test's clock is over, so that a close would not wait for the thread.
+    until(lambda: not notes.at_work)
 
 
 def test_cancel_that_hangs_is_named_too(bench: Bench, start: Callable[..., Running]) -> None:
