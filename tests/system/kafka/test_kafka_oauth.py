@@ -87,7 +87,7 @@ class Counting:
         assert not self.thread.is_alive()
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_application_and_its_producer_log_in_with_every_client_and_refresh_tokens(
     address: str, name: str, tmp_path: Path, guarantee: Any
 ) -> None:
@@ -109,6 +109,7 @@ def test_application_and_its_producer_log_in_with_every_client_and_refresh_token
     assert tokens.calls > 10
 
 
+@pytest.mark.long
 def test_second_instance_restores_takes_over_and_is_read_by_a_replica(address: str, name: str, tmp_path: Path) -> None:
     kafka = settings(Tokens())
     store = sf.KeyValueStore("kv", TEXT, INT)
@@ -159,6 +160,7 @@ def test_function_that_raises_at_the_start_is_named(address: str, name: str, tmp
         sf.open_log(address, kafka=settings(tokens))
 
 
+@pytest.mark.long
 def test_function_that_raises_for_a_while_is_logged_and_the_application_goes_on_after_it(
     address: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
