@@ -3,7 +3,7 @@
     claim    ── writer of `<app>-leader`, an epoch of the log: it fences the leader before
     publish  ── one transaction: the tasks of every instance, and the last record that makes the generation valid
     report   ── this instance's tasks and lags; at most once a second unless its tasks changed
-    look     ── the records since the last look, folded by `assignment_records`
+    look     ── the records since the last look, folded by `records.py`
 
 Rules of this file: one thread at a time. It decides nothing about tasks; `placement` does. The topic is compacted, so
 it keeps one record per instance; it is created by the first claim or report.

@@ -53,6 +53,7 @@ class ManagedPlacement:
         self._again_ms: int | None = None
         self._gone_since: dict[str, int] = {}
         self._waits_for: tuple[str, ...] = ()
+        self._part: tuple[Assignment, frozenset[TaskId], frozenset[TaskId]] | None = None
 
     @property
     def leads(self) -> bool:
@@ -164,13 +165,11 @@ class ManagedPlacement:
     # -- instance -----------------------------------------------------------------------------------------------------
 
     def _follow(self, valid: Assignment, members: Members, owners: Mapping[TaskId, str]) -> None:
-        instance, me = self._instance, self._instance.membership.member
-        active = {task_id for task_id, name in valid.active.items() if name == me}
-        standby = {task_id for task_id, names in valid.standbys.items() if me in names}
-        standby |= {task_id for task_id, name in valid.warmups.items() if name == me}
-        standby |= {task_id for task_id, (_, old) in valid.replacing.items() if old == me}
+        instance = self._instance
+        if self._part is None or self._part[0] is not valid:  # else ten ticks a second would look at every task
+            self._part = (valid, *_part_of(valid, instance.membership.member))
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
-        active, standby = active & known, standby & known
+        active, standby = self._part[1] & known, self._part[2] & known
         for task_id, task in list(instance.tasks.items()):
             if task.role == "active" and task_id in active:
                 task.leaving = False  # the move was taken back before the loop had let it go
@@ -236,6 +235,15 @@ class ManagedPlacement:
             )
         self._waits_for = found
         return bool(found)
+
+
+def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
+    """The active tasks of an instance, and those of which it keeps a copy."""
+    active = {task_id for task_id, name in valid.active.items() if name == me}
+    standby = {task_id for task_id, names in valid.standbys.items() if me in names}
+    standby |= {task_id for task_id, name in valid.warmups.items() if name == me}
+    standby |= {task_id for task_id, (_, old) in valid.replacing.items() if old == me}
+    return frozenset(active), frozenset(standby)
 
 
 def _stopped(report: Report | None) -> bool:
