@@ -403,20 +403,26 @@ class App:
             logger.info("application %s ended", self.name, extra=as_event("app_ended", app=self.name))
 
     def _run(self) -> None:
+        # Before anything is open: a signal that comes while the session opens ends the run as cleanly as a later one.
+        previous = self._catch_signals()
+        try:
+            self._run_caught()
+        finally:
+            # Last, so that a second signal does not break off the last commit or the closing.
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _run_caught(self) -> None:
         session = self.open()
         about = as_event("app_started", app=self.name, instance=session.instance_id, state_dir=str(session.state_path))
         logger.info("application %s runs as instance %s, state in %s", self.name, session.instance_id,
                     session.state_path, extra=about)  # fmt: skip
         assembled = self._assembled
         assert assembled is not None
-        previous = self._catch_signals()
         try:
             with _closing(f"application {self.name}", session.close):
                 self._work(session, assembled)
         finally:
-            # Last, so that a second signal does not break off the last commit or the closing.
-            for number, handler in previous.items():
-                signal.signal(number, handler)
             self.session = None
 
     def _work(self, session: Session, assembled: Assembled) -> None:

@@ -29,6 +29,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from support.crash import managed_child
 from support.crash.managed_child import LEASE_MS
+from support.serve import wait_for
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_MANAGED_RUNS", "1"))
 KAFKA_RUNS = max(1, RUNS // 3)
@@ -48,6 +49,7 @@ class Cluster:
         self.app = app
         self.random = Random(seed)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.begun: dict[str, int] = {}  # where the lines of the present process begin
         self.fed: dict[str, int] = defaultdict(int)
         self.events: list[str] = []
         with closing(open_log(log)) as opened:
@@ -62,9 +64,14 @@ class Cluster:
             "guarantee": "exactly_once",
         }
         with (self.root / f"{name}.err").open("ab") as err:
+            self.begun[name] = err.tell()
             self.processes[name] = subprocess.Popen(
                 [sys.executable, managed_child.__file__, json.dumps(settings)], stderr=err
             )
+
+    def runs(self, name: str) -> bool:
+        """Whether the process is past its imports, so that SIGTERM ends it cleanly."""
+        return b"runs as instance" in (self.root / f"{name}.err").read_bytes()[self.begun[name] :]
 
     def end(self, name: str, number: signal.Signals) -> None:
         process = self.processes.pop(name)
@@ -145,6 +152,7 @@ def run(cluster: Cluster, strikes: int) -> None:
             cluster.start(name)
     found = cluster.await_results()
     assert {key: list(range(1, count + 1)) for key, count in cluster.fed.items()} == found, cluster.events
+    wait_for(lambda: all(map(cluster.runs, NAMES)), PATIENCE_S)
     for name in NAMES:  # a clean end, too
         process = cluster.processes.pop(name)
         process.terminate()
