@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -220,7 +220,7 @@ def event_stream() -> Iterator[tuple[str, list[int]]]:
             with suppress(ConnectionError):
                 super().do_GET()
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Noting) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), cast("Any", Noting)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
