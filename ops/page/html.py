@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +129,15 @@ def render(status: Json, history: History, now_ms: int) -> Page:
     tables = {name: dict(_limited(name, rows)) for name, rows in _rows(status, history, now_ms).items()}
     blocks = {
         "verdict": verdict_block(found.level, found.word, found.text),
-        "tiles": str(PARTS.tiles(tiles(status, history))),
-        "facts": str(PARTS.facts(facts(status))),
+        "tiles": str(parts().tiles(tiles(status, history))),
+        "facts": str(parts().facts(facts(status))),
     }
     return Page(f"{found.word} · {status['app']}", blocks, tables)
 
 
 def verdict_block(level: str, word: str, text: str) -> str:
     """The first line of the page."""
-    return str(PARTS.verdict(level, word, text))
+    return str(parts().verdict(level, word, text))
 
 
 def changes(old: Page, new: Page) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def whole(page: Page) -> dict[str, Any]:
 
 def template(name: str, **values: Any) -> str:
     """Fill in a template of `data/`."""
-    return TEMPLATES.get_template(name).render(values)
+    return templates().get_template(name).render(values)
 
 
 def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: bool = False) -> str:
@@ -237,27 +238,36 @@ def _changelog_row(status: Json, task: Json, store: Json) -> Row:
 
 
 def _limited(table: str, rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
-    cells = getattr(PARTS, table)
+    cells = getattr(parts(), table)
     for number, (key, head, values) in enumerate(rows):
         if number == LIMITS.get(table, ROWS_MAX):
-            yield "", str(PARTS.more())
+            yield "", str(parts().more())
             return
-        yield key, str(PARTS.row(key, head, cells(*values)))
+        yield key, str(parts().row(key, head, cells(*values)))
 
 
-# StrictUndefined, because a misspelt name would else be an empty cell.
-TEMPLATES = Environment(loader=FileSystemLoader(DATA), autoescape=True, undefined=StrictUndefined)
-_FILTERS: dict[str, Any] = {
-    "age": age,
-    "clock": clock_text,
-    "count": count,
-    "duration": duration,
-    "per_second": per_second,
-    "points": points,
-    "promotable": promotable,
-    "size": size,
-}
-_GLOBALS: dict[str, Any] = {"LEVELS": LEVELS, "SHAPES": SHAPES}
-TEMPLATES.filters.update(_FILTERS)
-TEMPLATES.globals.update(_GLOBALS)
-PARTS: Any = TEMPLATES.get_template("parts.html").module
+@cache
+def templates() -> Environment:
+    """The templates of `data/`, with the filters and names that they use."""
+    # StrictUndefined, because a misspelt name would else be an empty cell.
+    found = Environment(loader=FileSystemLoader(DATA), autoescape=True, undefined=StrictUndefined)
+    filters: dict[str, Any] = {
+        "age": age,
+        "clock": clock_text,
+        "count": count,
+        "duration": duration,
+        "per_second": per_second,
+        "points": points,
+        "promotable": promotable,
+        "size": size,
+    }
+    found.filters.update(filters)
+    names: dict[str, Any] = {"LEVELS": LEVELS, "SHAPES": SHAPES}
+    found.globals.update(names)
+    return found
+
+
+@cache
+def parts() -> Any:
+    """The macros of `parts.html`. The first page compiles them, in a tenth of a second: most processes render none."""
+    return templates().get_template("parts.html").module

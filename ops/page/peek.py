@@ -16,7 +16,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from standfast.ops.page.html import TEMPLATES, template
+from standfast.ops.page.html import template
 from standfast.ops.shared.in_thread import in_thread
 from standfast.ops.shared.text import bytes_text
 from standfast.replication.log import Log, Record
@@ -82,7 +82,8 @@ class Peek:
         except StandfastError as error:
             why, status = str(error), 404 if isinstance(error, InvalidRequest) else 503
         title = f"Changelog of {store}/{partition}"
-        html = template("peek.html", title=title, up="../../", looked=looked, why=why, shown_max=BYTES_SHOWN)
+        values = {"looked": looked, "why": why, "shown": _shown, "shown_max": BYTES_SHOWN}
+        html = template("peek.html", title=title, up="../../", **values)
         return Response(html, status, self._headers, HTML)
 
 
@@ -92,6 +93,3 @@ def _shown(raw: bytes) -> str:
     # Cut before a character that the bound would split, since half of it would turn the whole text into hex.
     whole = len(raw[:BYTES_SHOWN].decode(errors="ignore").encode())
     return bytes_text(raw[: whole if whole > BYTES_SHOWN - 4 else BYTES_SHOWN]) + "…"
-
-
-TEMPLATES.filters["shown"] = _shown
