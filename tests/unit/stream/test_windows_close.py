@@ -345,6 +345,18 @@ def test_close_time_after_silence_is_the_end_and_the_grace_of_the_last_open_wind
     assert results(driver) == [("a", 20, 30, 1)]
 
 
+def test_silence_closes_no_millisecond_beyond_the_last_open_window(drive: Drive) -> None:
+    app = silent(sf.SlidingWindows(10))
+    driver = drive(app)
+    data(driver, 14)
+    driver.advance_wall_clock(1_000)
+    assert results(driver) == [("a", 4, 14, 1)]
+    data(driver, 15)  # in the window 5..15, the first that is open
+    assert app.drops.counts == {}
+    driver.advance_wall_clock(1_000)
+    assert ("a", 5, 15, 2) in results(driver)
+
+
 def test_record_begins_the_count_of_silence_again(drive: Drive) -> None:
     driver = drive(silent())
     data(driver, 3)
