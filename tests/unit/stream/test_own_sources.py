@@ -436,3 +436,22 @@ def test_taken_over_source_ends_here_and_goes_on_there(bench: Bench, start: Call
     rows = second.rows("sums")
     assert rows == {"k0": position(bench)}
     assert len(written(bench, "out")) == position(bench)
+
+
+def test_source_of_a_task_that_moves_away_ends_the_application_at_the_deadline(
+    bench: Bench, start: Callable[..., Running]
+) -> None:
+    notes = Notes()
+    running = start(Noted(notes, hangs(notes)), source_cancel_timeout_ms=7_000)
+    finish(running, 1)
+    running.loop.commit_all()
+    running.session._instance.give_up([running.runner().task.id])
+    running.loop.poll_once()
+    assert notes.cancelled == 1
+    bench.clock.advance(6_999)
+    running.loop.poll_once()
+    bench.clock.advance(1)
+    with pytest.raises(sf.InvalidRequest, match=r"not ended within 7000 ms: source 'numbers' of task 0_0"):
+        running.loop.poll_once()
+    notes.release.set()
+    until(lambda: not notes.at_work)
