@@ -52,4 +52,4 @@ def consume_bare(address: str, source: TopicPartition, end: int) -> int:
             count += len([(message.key(), message.value()) for message in messages])
         return count
     finally:
-        client.close()
+        cluster.release(client)

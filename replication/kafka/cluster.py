@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,6 +36,7 @@ from confluent_kafka.admin import AdminClient
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, options_of
 from standfast.replication.kafka.callbacks import Callbacks, Functions
+from standfast.replication.kafka.clients import Clients
 from standfast.replication.kafka.errors import (
     AUTHENTICATION,
     PASSING,
@@ -113,7 +116,10 @@ class Cluster:
 
     def __init__(self, address: KafkaAddress, functions: Functions | None = None) -> None:
         """Connect. Raises BadConfig for refused settings or a refused login, Unavailable if no broker answers."""
-        self._callbacks = Callbacks(functions or {}, self._note)
+        self._clients = Clients(self)
+        # Weak: clients hold their callbacks, and must not hold their owner.
+        noted = weakref.WeakMethod(self._note)
+        self._callbacks = Callbacks(functions or {}, lambda error: None if (note := noted()) is None else note(error))
         self.where = str(KafkaAddress(address.servers))
         self._address = address
         self.timeout_s = address.timeout_ms / 1_000
@@ -128,8 +134,8 @@ class Cluster:
         self._mutex = threading.Lock()
         self._logged_in = False
         self._complaint: KafkaError | None = None
-        self.admin: AdminClient
-        self._renew()
+        self.admin: AdminClient = self._make(AdminClient, options_of(self._options))
+        self._retired: list[tuple[int, AdminClient]] = []
         self._check_settings()
         self.run("connecting", lambda: self.admin.list_topics(topic=INTERNAL, timeout=self.timeout_s))
         self._logged_in = True
@@ -156,13 +162,14 @@ class Cluster:
         return self.producer(transactional_id=transactional_id, transaction_timeout_ms=str(self.transaction_ms))
 
     def connected(self, producer: Producer) -> Producer:
-        """The same producer, once it is connected. Raises Unavailable.
+        """The same producer, once it is connected. Raises Unavailable; the producer is released then.
 
         Measured: a producer without a connection asks for its id in vain, and again only after half a second. After
         two answers, in 60 ms, it has a connection.
         """
-        for _ in range(2):
-            self.run("connecting", lambda: producer.list_topics(INTERNAL, self.timeout_s))
+        with self.released_on_error(producer):
+            for _ in range(2):
+                self.run("connecting", lambda: producer.list_topics(INTERNAL, self.timeout_s))
         return producer
 
     def learn_leaders(self, consumer: Consumer, topics: Iterable[str]) -> None:
@@ -174,9 +181,23 @@ class Cluster:
             what = f"describing topic {topic!r}"
             self.run(what, partial(consumer.list_topics, topic, self.timeout_s))
 
+    def release(self, *clients: Consumer | Producer | None) -> None:
+        """Destroy clients made here that are not used any more; None and one that was released are fine."""
+        for client in clients:
+            self._clients.release(client)
+
+    @contextmanager
+    def released_on_error(self, client: Consumer | Producer) -> Iterator[None]:
+        """Release a client if the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.release(client)
+            raise
+
     def _make(self, kind: Callable[..., Result], options: Mapping[str, str]) -> Result:
         try:
-            return kind({**options, **self._callbacks.settings(), "logger": logger})
+            return self._clients.keep(kind({**options, **self._callbacks.settings(), "logger": logger}))
         except (KafkaException, TypeError, ValueError) as error:
             raise self._tokenless("connecting", error_of(error)) or bad_setting(error, self.where) from error
         except SystemError as error:
@@ -188,10 +209,8 @@ class Cluster:
 
     def _check_settings(self) -> None:
         # Without this, a setting that only one kind of client knows would be refused in the middle of the work.
-        consumer = self.consumer()
-        consumer.close()
-        producer = self.transactional("standfast")
-        del producer
+        self.release(self.consumer())
+        self.release(self.transactional("standfast"))
 
     @property
     def transaction_ms(self) -> int:
@@ -247,7 +266,17 @@ class Cluster:
             raise
 
     def _renew(self) -> None:
-        self.admin = self._make(AdminClient, options_of(self._options))
+        made = self._make(AdminClient, options_of(self._options))
+        now_ms = self._clock.monotonic_ms()
+        with self._mutex:
+            # Another thread may be in a call of the old one, and no call lasts for so long.
+            last_ms = now_ms + self.timeout_ms + round(ANSWER_EXTRA_S * 1_000)
+            retired = [*self._retired, (last_ms, self.admin)]
+            self.admin = made
+            self._retired = [one for one in retired if one[0] > now_ms]
+        for last_ms, client in retired:
+            if last_ms <= now_ms:
+                self._clients.release(client)
 
     def translate(self, error: KafkaException | KafkaError, what: str, *needs: Need) -> StandfastError:
         """The port's error for the client's, with the client's last complaint if no broker answered.

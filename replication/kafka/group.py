@@ -151,9 +151,7 @@ class KafkaGroup:
         with self._asking:
             clients = () if self._closed else (self._asker, self._consumer)
             self._closed = True
-        for client in clients:
-            if client is not None:
-                client.close()
+        self._cluster.release(*clients)
         self._forget(self)
 
     def _check_open(self) -> None:
@@ -228,7 +226,7 @@ class KafkaGroup:
         except KafkaException:
             return False
         finally:
-            impatient.close()
+            self._cluster.release(impatient)
         return True
 
     def _hanging(self, waited_s: float) -> Unavailable:

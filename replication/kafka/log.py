@@ -110,9 +110,11 @@ class KafkaLog:
         with self._mutex:
             kept = {name: self._prepared.pop(name) for name in wanted if name in self._prepared}
         made = {name: self._cluster.transactional(name) for name in wanted if name not in kept}
-        # A close in between has dropped the prepared producers already, so these must not be kept.
+        unused = ready = kept | made
         with self._mutex:
-            self._prepared = {} if self._closed else kept | made
+            if not self._closed:  # else a close in between has dropped the prepared producers already
+                unused, self._prepared = self._prepared, ready
+        self._cluster.release(*unused.values())
 
     def producer(self) -> KafkaWriter:
         """A writer without fencing; its epoch is 0."""
@@ -142,7 +144,8 @@ class KafkaLog:
             self._closed = True
             parts = [*self._parts, *self._boards.values()]
             self._boards = {}
-            self._prepared = {}
+            unused, self._prepared = self._prepared, {}
+        self._cluster.release(*unused.values())
         for part in parts:
             part.close()
 
@@ -172,7 +175,7 @@ class KafkaLog:
         if found is None:
             consumer = self._cluster.consumer(group)
             found = consumer.consumer_group_metadata()
-            consumer.close()
+            self._cluster.release(consumer)
             with self._mutex:
                 self._metadata[group] = found
         return found

@@ -176,8 +176,7 @@ class Board:
         """Close the clients without leaving the group."""
         with self._lock:
             self._closed = True
-            if self._consumer is not None:
-                self._consumer.close()
+            self._cluster.release(self._consumer, self._producer)
             self._consumer, self._producer = None, None
 
     # -- the topic ----------------------------------------------------------------------------------------------------
@@ -239,9 +238,8 @@ class Board:
         if topic_id != self._topic_id:  # the first look, or the topic was deleted or recreated
             self._members, self._position, self._old_end = Members(), 0, -1
             self._topic_id = topic_id
-            if self._consumer is not None:
-                self._consumer.close()
-                self._consumer = None
+            self._cluster.release(self._consumer)
+            self._consumer = None
         if topic_id and self._consumer is None:
             self._position = self._cluster.bounds([self._source], committed=False)[self._source].begin
             self._listen()
@@ -249,9 +247,8 @@ class Board:
 
     def _listen(self) -> Consumer:
         """Go on reading with a new consumer."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        self._cluster.release(self._consumer)
+        self._consumer = None
         self._consumer = self._cluster.consumer(isolation_level="read_uncommitted", fetch_wait_max_ms=LONG_POLL_MS)
         self._consumer.assign([KafkaPartition(*self._source, self._position)])
         return self._consumer
@@ -303,6 +300,7 @@ class Board:
             self._blind = True
             self._producer = None
             why = self._cluster.reason(producer, error, transactional=False)
+            self._cluster.release(producer)
             with self._there():
                 what = f"writing to {self._source}"
                 raise self._cluster.translate(why, what, *write_needs([self._source])) from error

@@ -130,8 +130,7 @@ class KafkaReader:
         """Close the client. Twice is fine."""
         if not self._closed:
             self._closed = True
-            if self._client is not None:
-                self._client.close()
+            self._cluster.release(self._client)
             self._client = None
             self._forget(self)
 

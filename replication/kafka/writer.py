@@ -140,18 +140,22 @@ class KafkaWriter:
         self._check_exist(rows)
         if self._plain is None:
             self._plain = self._cluster.connected(self._cluster.producer())
+        plain = self._plain
         others = self._ends_of_empty(rows)
         try:
-            ends = self._deliver(self._plain, rows)
+            ends = self._deliver(plain, rows)
         except BaseException as error:
-            producer, self._plain = self._plain, None  # its sequence numbers of records may be off
+            self._plain = None  # its sequence numbers of records may be off
             what = f"writing to {', '.join(map(str, rows))}"
             if isinstance(error, KafkaException):
-                why = self._cluster.reason(producer, error, transactional=False)
+                why = self._cluster.reason(plain, error, transactional=False)
                 raise self._in_doubt(self._cluster.translate(why, what, *write_needs(rows)), what) from error
             if isinstance(error, StandfastError):
                 raise self._in_doubt(error, what) from error
             raise
+        finally:
+            if self._plain is None:
+                self._cluster.release(plain)
         return ends | others
 
     def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
@@ -196,8 +200,8 @@ class KafkaWriter:
         """Drop the producers; the transactional id keeps its owner. Twice is fine."""
         if not self._closed:
             self._closed = True
-            self._prepared = self._plain = None
-            self._transactional = None
+            self._cluster.release(self._prepared, self._plain, self._transactional)
+            self._prepared = self._plain = self._transactional = None
             self._forget(self)
 
     # -- one transaction ----------------------------------------------------------------------------------------------
@@ -208,23 +212,25 @@ class KafkaWriter:
             if self._closed:
                 raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
             made, self._prepared = self._prepared, None
-            if made is None:
-                made = self._cluster.transactional(self._fence.transactional_id)
-            producer = self._cluster.connected(made)
-            what = f"opening the writer of {self._fence.transactional_id!r}"
-            # `init_transactions` fences the current holder of the id, so a writer that lost the id must not call it.
-            self._fence.check()
-            need = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
-            try:
-                self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s), need)
-            except Fenced as error:
-                self._fence.check()  # a newer claim is Fenced for ever; without one the task only needs another opening
-                raise Unavailable(
-                    f"{self._cluster.where}: {what}: another producer of this id was initialised at the same time, "
-                    "though no owner claimed it since: try again"
-                ) from error
+            producer = made or self._cluster.transactional(self._fence.transactional_id)
+            with self._cluster.released_on_error(producer):
+                self._initialise(self._cluster.connected(producer))
             self._transactional = producer
         return self._transactional
+
+    def _initialise(self, producer: Producer) -> None:
+        what = f"opening the writer of {self._fence.transactional_id!r}"
+        # `init_transactions` fences the current holder of the id, so a writer that lost the id must not call it.
+        self._fence.check()
+        need = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
+        try:
+            self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s), need)
+        except Fenced as error:
+            self._fence.check()  # a newer claim is Fenced for ever; without one the task only needs another opening
+            raise Unavailable(
+                f"{self._cluster.where}: {what}: another producer of this id was initialised at the same time, "
+                "though no owner claimed it since: try again"
+            ) from error
 
     def _commit(self, producer: Producer) -> None:
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
@@ -248,6 +254,8 @@ class KafkaWriter:
         except KafkaException as error:
             self._fenced = self._fenced or _says_fenced(error_of(error))
             return False
+        finally:
+            self._cluster.release(producer)
         return True
 
     def _needs(self, rows: Rows, commit: GroupCommit | None) -> tuple[Need, ...]:
