@@ -114,7 +114,7 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 
 crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; with calls in flight CALLS_RUNS=50; on Kafka KAFKA_RUNS=100; two sidecars whose partitions move SERVE_RUNS=100; sources of one's own SOURCE_RUNS=40, on Kafka SOURCE_KAFKA_RUNS=20; managed instances MANAGED_RUNS=30
 	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(CALLS_RUNS) with calls in flight, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
-	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
+	@TMPDIR="$${TMPDIR:-/tmp}" STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
 	  STANDFAST_CRASH_CALLS_RUNS=$(CALLS_RUNS) \
 	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) STANDFAST_CRASH_MANAGED_RUNS=$(MANAGED_RUNS) \
 	  STANDFAST_CRASH_SOURCE_RUNS=$(SOURCE_RUNS) STANDFAST_CRASH_SOURCE_KAFKA_RUNS=$(SOURCE_KAFKA_RUNS) \

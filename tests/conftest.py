@@ -6,9 +6,11 @@ Rules of this file: fixtures only, each of a few lines; parts under test are the
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -43,6 +45,8 @@ pytest_plugins = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
+MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
+MEMORY_FREE_MIN = 6 << 30
 NOT_OURS = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 
 # A shell starts its background jobs with SIGINT ignored, which processes of tests would inherit: a test of an interrupt
@@ -58,6 +62,15 @@ settings.register_profile(
     "thorough", parent=settings.get_profile("default"), derandomize=False, max_examples=1_000, print_blob=True
 )
 settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure() -> None:
+    """Keep the files of tests in memory where there is room: a run would wait for a disk some 250,000 times."""
+    # A killed process loses nothing there either. `make crash` names a disk, whose delays are chances for kills.
+    if "TMPDIR" in os.environ or not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < MEMORY_FREE_MIN:
+        return
+    if not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:  # some tests install programs
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

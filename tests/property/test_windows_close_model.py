@@ -96,7 +96,9 @@ def check_late(app: sf.App, driver: sf.testing.Driver, plan: Plan, model: Model,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through", [pytest.param(False, id="direct"), pytest.param(True, id="through")])
+@pytest.mark.parametrize(
+    "through", [pytest.param(False, id="direct"), pytest.param(True, id="through", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("kind", sorted(SHAPES))
 @given(st.data())
 @settings(max_examples=25)

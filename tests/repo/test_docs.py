@@ -42,6 +42,7 @@ def test_every_public_class_function_and_error_is_on_the_python_page(repo_root: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_documentation_is_built_without_a_warning(repo_root: Path, tmp_path: Path) -> None:
     options = ["-q", "-W", "--keep-going", "-b", "html", "-d", tmp_path / "doctrees"]
     built = subprocess.run(

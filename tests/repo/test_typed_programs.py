@@ -52,6 +52,7 @@ def test_program_has_ten_planted_mistakes(programs: Programs) -> None:
     assert len(programs.lines) == 10
 
 
+@pytest.mark.long
 def test_mypy_strict_finds_exactly_the_planted_mistakes(programs: Programs, installed: Path) -> None:
     command = [
         sys.executable,

@@ -198,6 +198,7 @@ def test_application_of_the_earlier_version_goes_on(later: Bench, start: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_script_of_calls_goes_on_working(sidecars: Sidecars, tmp_path: Path) -> None:
     """The script ends with the same exit codes, and its documents keep every field; a document may have more fields."""
     yesterday.unpack(tmp_path)

@@ -174,7 +174,7 @@ def test_killed_application_gives_what_an_uninterrupted_one_gives(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_uninterrupted_application_gives_what_the_oracle_says(tmp_path: Path, cached: bool) -> None:
     crash = AppCrash(tmp_path, 5, "exactly_once", records=400, cached=cached)
     crash.finish("a")

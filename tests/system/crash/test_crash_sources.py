@@ -21,7 +21,7 @@ import pytest
 
 from support.crash.source_run import SourceCrash
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_SOURCE_RUNS", "2"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_SOURCE_RUNS", "1"))
 KAFKA_RUNS = int(os.environ.get("STANDFAST_CRASH_SOURCE_KAFKA_RUNS", "1"))
 # Where the first process of a run ends: (failpoint, place in the application, at most so many times before).
 PLACES = (

@@ -241,6 +241,7 @@ def test_each_record_counts_once_while_members_come_and_go(group: Group, protoco
     assert not [what for what, _ in first.events if what == "lost"]
 
 
+@pytest.mark.long
 def test_restore_longer_than_the_session_costs_no_membership_and_nothing_is_read_before_it_ends(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def state(address: str, app: str) -> dict[str, bytes]:
     return rows
 
 
+@pytest.mark.long
 def test_restore_goes_on_where_it_was_and_lacks_nothing(
     broker: Broker, address: str, app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

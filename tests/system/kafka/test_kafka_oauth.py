@@ -129,6 +129,7 @@ def test_second_instance_restores_takes_over_and_is_read_by_a_replica(address: s
         assert replica.read("kv", 0).store.get("499") == 499
 
 
+@pytest.mark.long
 def test_consumer_of_ones_own_gets_the_function_with_its_settings(address: str, name: str, tmp_path: Path) -> None:
     kafka = settings(Tokens())
     log = sf.open_log(address, kafka=kafka)

@@ -49,7 +49,8 @@ from support.streams import (
     write,
 )
 
-pytestmark = [pytest.mark.kafka(2), pytest.mark.slow, pytest.mark.timeout(300)]  # the first test runs the whole story
+# The first test runs the whole story.
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 KINDS = [spec.name for spec in stores()]
 GUARANTEES = {"exactly_once": "exactly_once_v2", "at_least_once": "at_least_once"}
@@ -327,7 +328,7 @@ def replica_answers(peers: Peers) -> list[Row]:
     return sorted(rows)
 
 
-@pytest.fixture(scope="module", params=["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["exactly_once", "at_least_once"])
 def story(
     request: pytest.FixtureRequest, kafka_address: str, streams_classes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Story]:

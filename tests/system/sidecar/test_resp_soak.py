@@ -60,6 +60,7 @@ def one_round(path: Path, writer: Client, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S * 2 + 120)
+@pytest.mark.long
 def test_memory_is_flat_under_a_long_mixed_load(sidecars: Sidecars) -> None:
     sidecar, path, writer = started(sidecars, store__memory="32MiB")
     samples: list[float] = []

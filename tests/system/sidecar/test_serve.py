@@ -104,6 +104,7 @@ def test_worker_that_dies_is_started_again(sidecars: Sidecars) -> None:
     sidecar.wait_ready()
 
 
+@pytest.mark.long
 def test_worker_that_hangs_is_killed_and_started_again(sidecars: Sidecars) -> None:
     sidecar = sidecars.start()
     sidecar.declare()

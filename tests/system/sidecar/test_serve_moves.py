@@ -30,6 +30,7 @@ def role_of(sidecar: Sidecar, partition: int) -> set[tuple[str, str]]:
     return {(one["role"], one["member"]) for one in sidecar.call("GET", f"/v1/locate?partition={partition}")["tasks"]}
 
 
+@pytest.mark.long
 def test_cold_restore_of_many_records_happens_in_the_worker(sidecars: Sidecars) -> None:
     first = sidecars.start("a")
     filled(first, ROWS)

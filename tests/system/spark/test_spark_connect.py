@@ -139,6 +139,7 @@ def test_tables_are_read_and_written_on_a_server(server: str, bench: Bench, stat
     assert found["type"].startswith("pyspark.sql.connect")
 
 
+@pytest.mark.long
 def test_server_that_does_not_answer_is_told_at_once(bench: Bench, state: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

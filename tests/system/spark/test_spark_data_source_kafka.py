@@ -51,6 +51,7 @@ def raw(number: int | None) -> bytes | None:
     return None if number is None else sf.serde.int64.serialize(number)
 
 
+@pytest.mark.long
 def test_changelog_and_changes_hold_what_was_committed(spark: Any, log: KafkaLog, app: str) -> None:
     topic = SPEC.changelog_of(app)
     at = TopicPartition(topic, 0)

@@ -155,6 +155,7 @@ def test_planted_rows_are_told_with_their_store_and_the_others_stay_equal(
         assert foreign not in page
 
 
+@pytest.mark.long
 def test_log_alone_is_enough_and_what_it_gave_is_a_snapshot(spark: Any, bench: Bench, tmp_path: Path) -> None:
     small(bench)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -186,6 +187,7 @@ def test_store_whose_topic_is_gone_is_inconclusive_and_fails_no_other(
     assert "win was not rebuilt" in (out / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_inspection_counts_every_changelog(spark: Any, bench: Bench) -> None:
     bench.active(partitions=(0,)).close()
     writer = bench.log.producer()
@@ -356,6 +358,7 @@ def test_damaged_file_of_a_snapshot_ends_with_65_and_no_report(
     assert not any((again / name).exists() for name in FILES)
 
 
+@pytest.mark.long
 def test_address_of_state_never_becomes_a_local_folder(
     spark: Any, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

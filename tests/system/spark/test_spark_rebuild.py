@@ -51,6 +51,7 @@ def rebuilt(spark: Any, bench: Bench, name: str, folder: Path, **options: Any) -
     return rebuild(spark, bench.log, what, Folder(str(folder)), now_ms=bench.clock.wall_ms, **options)
 
 
+@pytest.mark.long
 def test_digest_of_rebuilt_restored_and_live_rows_is_one(spark: Any, bench: Bench, tmp_path: Path) -> None:
     session = bench.active(partitions=(0,))
     operate(session.task(0), random.Random(1), 400)

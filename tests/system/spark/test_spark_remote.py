@@ -30,7 +30,7 @@ from standfast.store.task.definitions_file import dump, parse
 from support.s3 import Bucket, serving
 from support.sessions import START_MS, Bench
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 STORES = 8
 

@@ -60,7 +60,8 @@ def rows_of(folder: Path, spec: Any, done: Rebuilt) -> list[Any]:
     return [content(folder, spec, {"files": plain(part.files)}) for part in done.manifest.partitions]
 
 
-@pytest.mark.parametrize("name", [KINDS[0], *(pytest.param(name, marks=pytest.mark.long) for name in KINDS[1:])])
+@pytest.mark.long
+@pytest.mark.parametrize("name", KINDS)
 def test_partition_with_half_of_all_records_is_worked_on_by_several_tasks_with_the_same_result(
     spark: Any, bench: Bench, tmp_path: Path, name: str
 ) -> None:

@@ -30,7 +30,7 @@ slow = pytest.mark.slow
 GOALS = runpy.run_path(str(BENCHMARKS / "bench_goals.py"))
 judged, missed = GOALS["judged"], GOALS["missed"]
 
-DEAR = {"restore", "standby"}
+DEAR = {"restore", "standby", "process"}
 MEASURES = {
     "write": ["put_commit"],
     "read": ["get", "get_absent", "scan", "scan_reverse"],
@@ -87,6 +87,7 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
 
 
 @slow
+@pytest.mark.long
 def test_bench_failover_kills_the_owner_and_tells_what_its_standby_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +160,7 @@ def topics_of(address: str) -> list[str]:
 
 @slow
 @pytest.mark.kafka
+@pytest.mark.long
 def test_bench_restore_on_a_cluster_stands_beside_the_bare_consume_loop_and_leaves_no_topic(
     kafka_address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +180,7 @@ def test_bench_restore_on_a_cluster_stands_beside_the_bare_consume_loop_and_leav
 
 @slow
 @pytest.mark.kafka
+@pytest.mark.long
 def test_bench_standby_on_a_cluster_takes_over_what_it_stood_by_for_and_leaves_no_topic(
     kafka_address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_small_run_measures_sets_gets_and_a_restore(repo_root: Path, tmp_path: Path) -> None:
     out = tmp_path / "server.json"
     command = [sys.executable, repo_root / "benchmarks/resp.py", "--rounds", "1", "--sets", "4000", "--singles", "100"]

@@ -217,6 +217,7 @@ def carried_out(result: Round, count: int) -> tuple[Member, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_round_of_500_instances_and_20_000_tasks_takes_less_than_a_second_of_processor_time() -> None:
     tasks = tuple(TaskId(group, number) for group in range(4) for number in range(5_000))
     settings = Settings(standby_replicas=1)
@@ -244,5 +245,6 @@ def _seconds(view: View) -> float:
         pytest.param(200, 20_000, 3, marks=[pytest.mark.long, pytest.mark.timeout(1_800)]),
     ],
 )
+@pytest.mark.long
 def test_promises_hold_for_large_applications(instances: int, tasks: int, changes: int) -> None:
     assert play(Plan(3, instances, tasks, changes)).problems == []
