@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,87 +11,10 @@ import pytest
 import standfast as sf
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.task import TaskState
-from support.apps import Running, create, text_of, write, written
-from support.loops import Seen, keys
+from support.apps import Running
+from support.loops import Seen
+from support.placement import INT, JSON, TASKS, TEXT, Cluster, placement_of, spread
 from support.sessions import Bench
-
-TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
-COUNT = sf.KeyValueStore("count", TEXT, INT)
-TASKS = 6
-
-
-def counts(app: sf.App) -> None:
-    app.stream("in", key=TEXT, value=JSON).group_by_key().count("count").to("out")
-
-
-class Cluster:
-    """Instances of one application; `live` are those whose process runs."""
-
-    def __init__(self, bench: Bench, make: Callable[[sf.App], object] = counts, **settings: Any) -> None:
-        self.bench = bench
-        self.live: dict[str, Running] = {}
-        self._make = make
-        self._settings: dict[str, Any] = {
-            "stores": [COUNT],
-            "placement": "managed",
-            "commit_interval_ms": 200,
-            **settings,
-        }
-        create(bench, TASKS, "in", "out")
-
-    def start(self, name: str, **settings: Any) -> Running:
-        one = Running(self.bench, self._make, name, settle=False, **{**self._settings, **settings})
-        self.live[name] = one
-        return one
-
-    def stop(self, name: str) -> None:
-        self.live.pop(name).close()
-
-    def freeze(self, name: str) -> Running:
-        """Stop to drive an instance, as a process that gets no processor."""
-        return self.live.pop(name)
-
-    def rounds(self, count: int = 30) -> None:
-        for _ in range(count):
-            self.bench.clock.advance(100)
-            for one in list(self.live.values()):
-                one.session._instance.membership.heartbeat(one.session._lease_group)  # as the lease's thread does
-                one.session.poll_once()
-                one.loop.poll_once()
-
-    def active(self) -> dict[str, list[int]]:
-        return self._by_role("active")
-
-    def standby(self) -> dict[str, list[int]]:
-        return self._by_role("standby")
-
-    def leader(self) -> list[str]:
-        return [name for name, one in self.live.items() if placement_of(one).leads]
-
-    def fill(self, number: int, first: int = 0) -> None:
-        for partition in range(TASKS):
-            write(self.bench, "in", *keys(f"p{partition}-", number, first), partition=partition)
-
-    def results(self) -> Counter[tuple[str | None, str | None]]:
-        """How often each key and count was written to the output."""
-        found = (one for partition in range(TASKS) for one in text_of(written(self.bench, "out", partition)))
-        return Counter((key, value) for key, value, _ in found)
-
-    def _by_role(self, role: str) -> dict[str, list[int]]:
-        return {
-            name: sorted(at.partition for at, task in one.session.all_tasks().items() if task.role == role)
-            for name, one in self.live.items()
-        }
-
-
-def placement_of(one: Running) -> Any:
-    managed = one.session._instance.managed
-    assert managed is not None
-    return managed
-
-
-def spread(found: dict[str, list[int]]) -> list[int]:
-    return sorted(len(tasks) for tasks in found.values())
 
 
 def test_a_single_instance_runs_every_task_after_its_first_round(bench: Bench) -> None:
