@@ -10,6 +10,7 @@
     metadata of a member's join, compact JSON, names in this order:
     {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}   and "warm":["0_2"] if any is,
     "managed":{"slots":1,"tags":{},...} of one that a leader assigns tasks to, which are in the placement topic
+    "process":["5f0c2a9b1d3e4f60","process 17 on host-1, /srv/state/app"]; older versions write none
 
 Rules of this file: pure; no group, clock or lease. A member in the view is live: its lease has not run out. Two
 members may see different views for a moment; the log's `writer(..., if_free=True)` then lets only one of them win.
@@ -42,6 +43,14 @@ class Traits:
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """The process that wrote a member's metadata: a random token, and words that name it."""
+
+    token: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class MemberPlan:
     """A member's active tasks and standbys (`warm`: caught up), and whether it offers to take any task.
 
@@ -53,6 +62,7 @@ class MemberPlan:
     takes_any: bool = False
     warm: frozenset[TaskId] = frozenset()
     managed: Traits | None = None
+    process: Process | None = None
 
     def to_json(self) -> str:
         """The text to join the group with."""
@@ -66,6 +76,8 @@ class MemberPlan:
             content["warm"] = [str(task) for task in sorted(self.warm)]
         if self.managed:
             content["managed"] = asdict(self.managed)
+        if self.process:
+            content["process"] = [self.process.token, self.process.where]
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
@@ -88,7 +100,9 @@ class MemberPlan:
                 if managed is None
                 else Traits(int(managed["slots"]), dict(managed["tags"]), str(managed["program"]))
             )
-            return cls(active, standby, content["takes_any"] is True, warm, traits)
+            token, where = content.get("process", ("", ""))
+            process = Process(str(token), str(where)) if token else None
+            return cls(active, standby, content["takes_any"] is True, warm, traits, process)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(
                 f"member metadata {text[:200]!r} is not a standfast plan ({error!r}): "

@@ -10,14 +10,21 @@ and `follow.py` decide about the tasks of a member that is gone.
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from standfast.replication.log import EnteredView, Group, GroupView
-from standfast.replication.takeover import MemberPlan
+from standfast.replication.takeover import MemberPlan, Process
 from standfast.store.errors import BadConfig, Fenced, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
+
+WHERE_CHARS = 120  # the metadata of a member has 4,096 bytes in all
 
 
 class Membership:
@@ -27,7 +34,7 @@ class Membership:
     """
 
     def __init__(
-        self, group: Group, member: str, lease_ms: int, keeper: LeaseKeeper, counters: SessionCounters
+        self, group: Group, member: str, lease_ms: int, keeper: LeaseKeeper, counters: SessionCounters, path: Path
     ) -> None:
         self.member = member
         self.view: GroupView | None = None
@@ -38,10 +45,16 @@ class Membership:
         self._keeper = keeper
         self._counters = counters
         self._joined = False
+        where = f"process {os.getpid()} on {socket.gethostname()}, {path}"
+        self._process = Process(secrets.token_hex(8), where[:WHERE_CHARS])
+        self._before: Process | None = None  # the process that was this member when this one joined
+        self._before_seen = 0
+        self._younger: Process | None = None
 
     def look(self) -> GroupView:
-        """Read and return the group's present view."""
+        """Read and return the group's present view. Raises BadConfig if an older process is this member, too."""
         self.view = self._group.view()
+        self._check_alone(self._process_in(self.view))
         return self.view
 
     def publish(self) -> None:
@@ -71,7 +84,10 @@ class Membership:
             )
 
     def _join(self, group: Group) -> None:
-        self.view = group.join(self.member, self.plan().to_json(), lease_ms=self._lease_ms)
+        if not self._joined:
+            self._before = self._process_in(group.view())
+        plan = replace(self.plan(), process=self._process)
+        self.view = group.join(self.member, plan.to_json(), lease_ms=self._lease_ms)
         # The group did not hold this member any more, although it had joined before.
         if isinstance(self.view, EnteredView) and self._joined:
             reason = LEASE_STALLED if self._keeper.was_stalled() else LEASE_LATE
@@ -83,3 +99,35 @@ class Membership:
                 extra=as_event("lease_lost", member=self.member),
             )
         self._joined = True
+
+    def _process_in(self, view: GroupView) -> Process | None:
+        """The process that wrote this member's metadata last; None if it is no live member, or does not say."""
+        found = next((one.metadata for one in view.members if one.member_id == self.member), None)
+        return None if found is None else MemberPlan.from_json(found).process
+
+    def _check_alone(self, found: Process | None) -> None:
+        """Find another process with the same id: of two that write the same member, the younger one stops."""
+        if found is None or found == self._process:
+            return
+        self.stale = True  # this process writes again, so that the other one sees it as well
+        if found != self._before:
+            if found != self._younger:
+                logger.warning(
+                    "instance id %s is used by a second process, %s: that one will stop. Its state directory is a copy:"
+                    " delete the file INSTANCE there",
+                    self.member,
+                    found.where,
+                    extra=as_event("instance_id_used_twice", member=self.member, other=found.where),
+                )
+            self._younger = found
+            return
+        # A killed process may have written its last record late, but it does not write again.
+        self._before_seen += 1
+        if self._before_seen > 1:
+            raise BadConfig(
+                [
+                    f"instance id {self.member!r} is used by two processes: {found.where} runs, and this one, "
+                    f"{self._process.where}, has started later. One of the state directories is a copy: delete the "
+                    "file INSTANCE in it, and that instance gets an id of its own"
+                ]
+            )

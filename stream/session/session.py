@@ -244,7 +244,7 @@ class Session(Closing):
         return Instance(
             opener,
             Writers(self.log, self._group, self.app, member),
-            Membership(self._group, member, settings.lease_ms, self._keeper, counters),
+            Membership(self._group, member, settings.lease_ms, self._keeper, counters, self._state.path),
             readiness,
             settings,
             clock=self.clock,

@@ -16,6 +16,7 @@ import standfast as sf
 from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.clock import ManualClock
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.topology.assembly import assemble
@@ -77,14 +78,16 @@ class Running:
         *,
         settle: bool = True,
         name: str = "app",
+        clock: ManualClock | None = None,
         **given: Any,
     ) -> None:
         self.bench = bench
-        self.app = sf.App(name, log=bench.address, state_dir=bench.root / directory, clock=bench.clock, **given)
+        clock = clock or bench.clock
+        self.app = sf.App(name, log=bench.address, state_dir=bench.root / directory, clock=clock, **given)
         make(self.app)
         self.assembled = assemble(self.app.builder, bench.log.admin, bench.address)
         self.session = self.app.open_session(
-            self.assembled, bench.address, bench.root / directory, bench.clock, background=False
+            self.assembled, bench.address, bench.root / directory, clock, background=False
         )
         bench.opened.append(self.session)
         if settle:
@@ -92,10 +95,10 @@ class Running:
         self.loop = Loop(
             self.session,
             self.assembled.topology,
-            self.app.runner_settings(self.assembled, bench.clock),
+            self.app.runner_settings(self.assembled, clock),
             commit_interval_ms=self.app.commit_interval_ms,
             restart=self.app.restart,
-            clock=bench.clock,
+            clock=clock,
             sources=self.app.source_runs,
         )
 
