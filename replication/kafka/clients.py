@@ -46,7 +46,7 @@ class Clients:
         return client
 
     def release(self, client: object) -> None:
-        """Destroy a client, without waiting for what it has not sent; None and a second call change nothing."""
+        """Destroy a client, and drop its unsent records; None and a second call change nothing."""
         kept = self._kept.pop(id(client), None)
         if kept is not None:
             _destroy(kept)
