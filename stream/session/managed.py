@@ -161,7 +161,8 @@ class ManagedPlacement:
         previous = None if state.valid is None else state.valid.assignment
         members = self._started(previous, state, members)
         warmups = {} if previous is None else previous.warmups
-        known = set() if previous is None else {*previous.active.values(), *previous.held.values()}
+        # Also one that only has standby places, or had tasks that were taken over: it is expected back as well.
+        known = set() if previous is None else instances_of(previous)
         if state.valid is not None and state.valid.program != self._program:
             known = set()  # instances of another program are not expected back
         gone = known - members.keys()
