@@ -137,7 +137,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast replica --app orders --log kafka://host:9092 --store totals:keyvalue",
         "standfast replica --config orders.toml --store hourly:window:size=1h",
     ),
-    "standfast placement": ("standfast placement explain --file placement.json",),
+    "standfast placement": (
+        "standfast placement --app delays --log sqlite:///./log",
+        "standfast placement --app delays --log kafka://host:9092 --task 0_3",
+    ),
     "standfast placement explain": (
         "standfast placement explain --file placement.json",
         "standfast placement explain --file placement.json --task 0_3 --json",

@@ -36,6 +36,7 @@ from standfast.ops.http.protocol import timed
 from standfast.ops.http.rows import ROW_PATHS, Rows
 from standfast.ops.observe.health import Facts, Health, of_session, startup
 from standfast.ops.observe.metrics import SessionMetrics
+from standfast.ops.observe.placement import move_events
 from standfast.ops.observe.status import not_ready_reasons, status_document
 from standfast.ops.page.page import OpsPage
 from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
@@ -89,8 +90,10 @@ class SessionInstance:
         return answer(200, await in_thread(lambda: self._rows.document(path, query)))
 
     def page_status(self) -> Json:
-        """The status, with the version that the page shows."""
-        return self._status() | {"version": __version__}
+        """The status, with the version and, where a leader moves tasks, its moves as the events that the page shows."""
+        status = self._status()
+        events = {} if status["placement"] is None else {"events": move_events(status["placement"])}
+        return status | {"version": __version__} | events
 
 
 def session_server(session: Session, *, check_host: bool) -> HttpServer:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from standfast.ops.observe.metrics_values import buckets
+from standfast.ops.observe.placement import placement_of_status
 from standfast.store.disk import DiskState
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.session.statistics import CALL_OUTCOMES, SessionCounters, SessionStatistics
@@ -41,6 +42,7 @@ def status_document(statistics: SessionStatistics) -> Json:
         "log_read_ms_ago": statistics.log_read_ms_ago,
         "log_error": statistics.log_error,
         "disk": None if statistics.disk is None else disk_document(statistics.disk),
+        "placement": placement_of_status(statistics.app, statistics.placement),
     }
 
 
@@ -65,6 +67,7 @@ def tasks_document(status: Json) -> Json:
         "live": status["live"],
         "tasks": status["tasks"],
         "restores": status["restores"],
+        "placement": status.get("placement"),
     }
 
 

@@ -60,6 +60,11 @@ def _degraded(status: Json) -> Iterable[str]:
     yield from status.get("health", {}).get("degraded", ())
     if status.get("standbys_missing"):
         yield f"no live instance can hold {status['standbys_missing']} standbys"
+    placement = status.get("placement")
+    if placement and placement["error"]:
+        yield f"placement: {placement['error']}"
+    elif placement and placement["slots_missing"]:
+        yield f"WAITING_FOR_SLOTS: {placement['slots_missing']} more are needed"
     # The lock's holder explains the log's error, so only one of the two is named.
     lock = status.get("log_lock")
     if lock:

@@ -22,6 +22,7 @@ from standfast.ops.page.history import CALLS, Bar, History, bars, call_key, lag_
 from standfast.ops.page.model import (
     StoreSum,
     age,
+    ago,
     clock_text,
     count,
     facts,
@@ -77,6 +78,21 @@ TABLES = (
         "No task is assigned.",
     ),
     TableSpec(
+        *("instances", "Instances", "The instances that share the tasks, as their leader sees them."),
+        *(
+            (
+                *("instance", "leads", "state", "#slots", "tags", "#actives", "#standbys", "#warm-ups"),
+                *("#on disk", "#follows generation", "last report"),
+            ),
+            "",
+        ),
+    ),
+    TableSpec(
+        *("placement", "Placement", "Every task of the application: its owner, its copies, and why it is there."),
+        ("task", "active", "state", "standbys (records behind)", "warm-up", "since (UTC)", "why"),
+        "",
+    ),
+    TableSpec(
         *("standbys", "Standbys", "Copies that follow the changelogs, and how soon each could take over."),
         ("task", "store", "#behind", "last 5 min", "#limit", "state", "#promotable in", "at the end"),
         "No standby is held here.",
@@ -110,8 +126,8 @@ TABLES = (
         "No event yet.",
     ),
 )
-OPTIONAL = {"schedules", "servers"}  # left out when empty; the others say that there is none
-LIMITS = {"tasks": TASKS_MAX}
+OPTIONAL = {"instances", "placement", "schedules", "servers"}  # left out when empty; the others say that there is none
+LIMITS = {"tasks": TASKS_MAX, "placement": TASKS_MAX}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +207,7 @@ Row = tuple[str, object, tuple[Any, ...]]  # key, first cell, and the values of 
 def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row]]:
     """The rows of each table; `events` only if the status has them."""
     events = reversed(status.get("events", ()))
+    placement = status.get("placement") or {}
     standbys = [one for one in stores_of(status) if one[0]["role"] == "standby"]
     # A table is cut at ROWS_MAX, which must not hide the changelogs that retention may overtake.
     risky_first = sorted(stores_of(status), key=lambda one: not log_share(one[1])[1])
@@ -199,6 +216,8 @@ def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row
         "tasks": (
             (task["task"], task["task"], (task, history.rate(task_key(task)), now_ms)) for task in status["tasks"]
         ),
+        "instances": ((one["id"], one["id"], (one,)) for one in placement.get("instances", ())),
+        "placement": ((one["task"], one["task"], (one,)) for one in placement.get("tasks", ())),
         "standbys": (_standby_row(task, store, history, now_ms) for task, store in standbys),
         "stores": (_store_row(name, one, history) for name, one in store_sums(status).items()),
         "changelogs": (_changelog_row(status, task, store) for task, store in risky_first),
@@ -253,6 +272,7 @@ def templates() -> Environment:
     found = Environment(loader=FileSystemLoader(DATA), autoescape=True, undefined=StrictUndefined)
     filters: dict[str, Any] = {
         "age": age,
+        "ago": ago,
         "clock": clock_text,
         "count": count,
         "duration": duration,

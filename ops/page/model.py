@@ -192,7 +192,12 @@ def age(at_ms: int, now_ms: int) -> str:
     """`5 min ago`, coarse: a cell that no commit changes is sent again every few minutes only."""
     if at_ms <= 0:
         return "never"
-    seconds = max(now_ms - at_ms, 0) // 1_000
+    return ago(now_ms - at_ms)
+
+
+def ago(passed_ms: int) -> str:
+    """As `age`, of a time that has passed."""
+    seconds = max(passed_ms, 0) // 1_000
     if seconds < 60:
         return "just now" if seconds < 10 else "under 1 min ago"
     if seconds < 3_600:

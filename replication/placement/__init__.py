@@ -2,11 +2,13 @@
 
 model  <── look <── actives (quotas) <── standbys <── place      a round of managed placement
 reasons                                                          the words of its choices
-document                                                         views and assignments as versioned JSON
+document                                                         views as versioned JSON
+records, explained (ranges, formats) <── topic                   the placement topic
+seen                                                             a placement as people see it
 group_standbys                                                   placement `group`: every member works it out alike
 """
 
-from standfast.replication.placement.document import read_assignment, read_view, write_assignment, write_view
+from standfast.replication.placement.document import read_view, write_view
 from standfast.replication.placement.group_standbys import Placed, may_release, place_standbys
 from standfast.replication.placement.model import (
     Assignment,
@@ -41,9 +43,7 @@ __all__ = [
     "may_release",
     "place",
     "place_standbys",
-    "read_assignment",
     "read_view",
     "words",
-    "write_assignment",
     "write_view",
 ]

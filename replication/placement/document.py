@@ -1,4 +1,4 @@
-"""Views and assignments as JSON: the document of `standfast placement explain`, and of a leader's assignment.
+"""Views as JSON: the document of `standfast placement explain`; its `previous` is the one JSON form of an assignment.
 
     {"standfast_placement": 1,
      "settings": {"standby_replicas": 1},
@@ -8,8 +8,8 @@
      "away": {"c": {"for_ms": 1200, "stopped": true}},
      "previous": {"generation": 7, "active": {"0_0": "a"}, "standbys": {"0_0": ["b"]}}}
 
-`previous` is an assignment as `write_assignment` gives it; without it the reports decide. A field with its default may
-be left out.
+`previous` is an assignment as `assignment_document` gives it and `standfast placement --json` prints it; without it the
+reports decide. A field with its default may be left out.
 
 For rolling upgrades: the number is that of the format, and only a change that an older reader would get wrong raises
 it. A reader refuses a higher number, and passes over fields that it does not know.
@@ -131,18 +131,9 @@ def read_view(raw: bytes | str) -> View:
     )
 
 
-def read_assignment(raw: bytes | str) -> Assignment:
-    """Inverse of `write_assignment`. Raises InvalidRequest, which names every problem."""
-    shape = _read(raw, AssignmentShape)
-    problems = list(_assignment_problems(shape, None))
-    if problems:
-        raise InvalidRequest("; ".join(problems[:PROBLEMS_MAX]))
-    return _assignment(shape)
-
-
-def write_assignment(assignment: Assignment) -> bytes:
-    """An assignment as compact JSON, equal for equal assignments."""
-    return dump({"standfast_placement": FORMAT, **plain_assignment(assignment)})
+def assignment_document(assignment: Assignment) -> dict[str, Any]:
+    """An assignment for a document of its own, which may become the `previous` of a view."""
+    return {"standfast_placement": FORMAT, **plain_assignment(assignment)}
 
 
 def plain_assignment(assignment: Assignment) -> dict[str, Any]:
@@ -224,7 +215,7 @@ def _instance_problems(shape: ViewShape, known: frozenset[TaskId]) -> Iterator[s
     yield from (f"instance {name!r} is away and a member" for name in sorted(seen & shape.away.keys()))
 
 
-def _assignment_problems(shape: AssignmentShape, known: frozenset[TaskId] | None) -> Iterator[str]:
+def _assignment_problems(shape: AssignmentShape, known: frozenset[TaskId]) -> Iterator[str]:
     for part in _FIELDS:
         yield from _task_problems(f"previous {part}", getattr(shape, part), known)
     for task, names in shape.standbys.items():
@@ -235,11 +226,11 @@ def _assignment_problems(shape: AssignmentShape, known: frozenset[TaskId] | None
             yield f"task {task}: the warm-up on {name!r} is beside another copy there"
 
 
-def _task_problems(where: str, texts: Iterable[str], known: frozenset[TaskId] | None) -> Iterator[str]:
+def _task_problems(where: str, texts: Iterable[str], known: frozenset[TaskId]) -> Iterator[str]:
     for text in texts:
         if not TASK.fullmatch(text):
             yield f"{where}: {text[:40]!r} is not a task: write GROUP_PARTITION, such as 0_3"
-        elif known is not None and _task(text) not in known:
+        elif _task(text) not in known:
             yield f"{where}: there is no task {text} in groups"
 
 

@@ -45,6 +45,8 @@ WORDS: Mapping[str, str] = {
     "SUCCEEDED": "the standby that replaces the one on {instance} has caught up",
     "TOO_MANY": "the task has more standbys than wanted",
     "NOT_NEEDED": "the balance no longer needs the task on {instance}",
+    # shown where the leader's record of reasons had no room for all of them, or has none yet
+    "NOT_RECORDED": "the leader has not recorded why",
 }
 # Words for reasons whose facts are not all known: no former owner, no lag yet.
 WITHOUT: Mapping[str, str] = {
@@ -63,6 +65,14 @@ def words(reason: Reason) -> str:
         except KeyError:
             continue
     raise InternalError(f"placement has no words for {reason.code} with {sorted(reason.facts)}: please report this")
+
+
+def words_of(reason: Reason) -> str:
+    """As `words`, for a reason that was read: one of a later version is its code and facts."""
+    try:
+        return words(reason)
+    except InternalError:
+        return ", ".join([reason.code, *(f"{name} {_text(fact)}" for name, fact in sorted(reason.facts.items()))])
 
 
 def _text(fact: Fact) -> str:

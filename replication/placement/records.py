@@ -3,11 +3,12 @@
     key                 written by      value, compact JSON
     instance/<id>       the leader      its part of an assignment, with epoch and generation
     generation          the leader      epoch, generation, ids of all instances that it has a record of: the last record
-    report/<id>         the instance    tasks that it runs and restores, and the lags of its standbys and warm-ups
+    report/<id>         the instance    tasks that it runs and restores, and the lags of its other copies
+    reasons, moves/<n>  the leader      why tasks are where they are: see `explained.py`
 
 A generation is valid once its last record and every record that this names were read. The records of a generation that
 its leader did not finish, and those of an older epoch, change nothing: an instance goes on with the last valid one.
-Tasks are written as ranges of partitions, `0_0-5,0_8`, so that a record of thousands of tasks stays small.
+Tasks are written as ranges of partitions (`ranges.py`).
 
 Rules of this file: pure. The leader's claim of the epoch is a writer of the log, which fences an older leader.
 """
@@ -16,16 +17,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.explained import MOVES, REASONS_KEY
+from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
+from standfast.replication.placement.ranges import parse_ranges, task_ranges
 from standfast.replication.shapes import Count, Shape, dump, read
 from standfast.store.errors import Corruption, InvalidRequest
 
-FORMAT = 1
 RECORD_BYTES_MAX = 500_000  # half of a broker's default for one record
 GENERATION_KEY = b"generation"
 _INSTANCE = b"instance/"
@@ -49,15 +53,16 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """State of one instance: `running` and `restoring` are active there, `stored` has closed rows on its disk.
+    """State of one instance: `running` and `restoring` are active there.
 
-    `lags` are the records that a standby or a warm-up there lacks. `generation` is the last one that the instance has
+    `lags` are the records that a standby or a warm-up there lacks, `stored` those that closed rows on its disk lack.
+    `generation` is the last one that the instance has
     read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report.
     """
 
     running: frozenset[TaskId] = frozenset()
     restoring: frozenset[TaskId] = frozenset()
-    stored: frozenset[TaskId] = frozenset()
+    stored: Mapping[TaskId, int] = field(default_factory=dict)
     lags: Mapping[TaskId, int] = field(default_factory=dict)
     generation: int = 0
     stopped: bool = False
@@ -95,44 +100,21 @@ class _Report(Shape, frozen=True, forbid_unknown_fields=False):
     standfast: int
     running: str = ""
     restoring: str = ""
-    stored: str = ""
+    stored: dict[str, Count] = {}  # noqa: RUF012 - msgspec copies it
     lags: dict[str, Count] = {}  # noqa: RUF012 - msgspec copies it
     generation: Count = 0
     stopped: bool = False
 
 
-S = TypeVar("S", _Instance, _Generation)
-
-
-def task_ranges(tasks: Iterable[TaskId]) -> str:
-    """Tasks as text: `0_0-5,0_8`."""
-    runs: list[tuple[TaskId, int]] = []
-    for task in sorted(tasks):
-        if runs and runs[-1][0].group == task.group and runs[-1][1] + 1 == task.partition:
-            runs[-1] = (runs[-1][0], task.partition)
-        else:
-            runs.append((task, task.partition))
-    return ",".join(str(first) if first.partition == last else f"{first}-{last}" for first, last in runs)
-
-
-def parse_ranges(text: str, tasks_max: int = 1_000_000) -> frozenset[TaskId]:
-    """Inverse of `task_ranges`. Raises ValueError for other text, and for more than `tasks_max` tasks."""
-    found: set[TaskId] = set()
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        task = TaskId.parse(first)
-        end = int(last) if last else task.partition
-        # Before the range is expanded: a few characters could else take all memory.
-        if not 0 <= task.partition <= end or end - task.partition + len(found) >= tasks_max:
-            raise ValueError(f"{part!r} is no range of at most {tasks_max} tasks")
-        found.update(TaskId(task.group, number) for number in range(task.partition, end + 1))
-    return frozenset(found)
-
-
 def assignment_records(
-    generation: Generation, before: Iterable[str], timestamp_ms: int, *, forgotten: Iterable[str] = ()
+    generation: Generation,
+    before: Iterable[str],
+    timestamp_ms: int,
+    *,
+    forgotten: Iterable[str] = (),
+    explained: Iterable[Outgoing] = (),
 ) -> list[Outgoing]:
-    """Records of a generation, its last record at the end.
+    """Records of a generation, its last record at the end, after the `explained` ones.
 
     Instances of `before` that it does not name get tombstones, as do the reports of the `forgotten`.
     Raises InvalidRequest if the tasks of one instance take more than `RECORD_BYTES_MAX` bytes.
@@ -147,7 +129,11 @@ def assignment_records(
             Outgoing(_INSTANCE + name.encode(), _checked(f"the tasks of instance {name!r}", value), timestamp_ms)
         )
     last = dump(_Generation(FORMAT, epoch, number, tuple(sorted(named)), generation.program))
-    return [*records, Outgoing(GENERATION_KEY, _checked(f"the names of {len(named)} instances", last), timestamp_ms)]
+    return [
+        *records,
+        *explained,
+        Outgoing(GENERATION_KEY, _checked(f"the names of {len(named)} instances", last), timestamp_ms),
+    ]
 
 
 def instances_of(assignment: Assignment) -> set[str]:
@@ -206,8 +192,8 @@ def _ranges(holders: Mapping[TaskId, str]) -> dict[str, str]:
 def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
     """The record of an instance's report."""
     key = _REPORT + instance.encode()
-    running, restoring, stored = map(task_ranges, (report.running, report.restoring, report.stored))
-    lags = {str(task): lag for task, lag in sorted(report.lags.items())}
+    running, restoring = map(task_ranges, (report.running, report.restoring))
+    stored, lags = ({str(task): lag for task, lag in sorted(one.items())} for one in (report.stored, report.lags))
     value = dump(_Report(FORMAT, running, restoring, stored, lags, report.generation, report.stopped))
     return Outgoing(key, _checked(f"the report of instance {instance!r}", value), timestamp_ms)
 
@@ -215,65 +201,88 @@ def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
 class PlacementState:
     """The content of a placement topic as of the records applied so far."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, instance: str = "") -> None:
         self.valid: Generation | None = None
+        self.valid_ms: int | None = None  # when it was published, by the clock of its leader
         self.unfinished = 0  # generations whose last record named a record that was not there
         self.changes = 0  # records applied so far
         self.written: set[str] = set()  # instances that have a record, of whatever generation
-        self._topic = topic
+        self.forgotten = False  # whether a leader has deleted the report of `instance`
+        self.reasons: bytes | None = None  # not read here, as reports: `explained.py` reads them for people
+        self.moves: dict[bytes, bytes] = {}
+        self.topic = topic
+        self._instance = instance
         self._instances: dict[str, _Instance] = {}
-        self._reports: dict[str, bytes] = {}
+        self._reports: dict[str, tuple[bytes, int]] = {}
 
     def apply(self, records: Iterable[Record]) -> None:
         """Apply records in offset order. Raises Corruption, with topic and offset, for one that cannot be read."""
         for record in records:
-            self.changes += 1
             key = record.key or b""
+            # A leader decides again when something has changed; its own explanations are no news.
+            self.changes += not key.startswith((REASONS_KEY, MOVES))
             try:
-                if key == GENERATION_KEY:
-                    self._seal(record.value)
+                if key == REASONS_KEY:
+                    self.reasons = record.value
+                elif key.startswith(MOVES):
+                    self._moved(key, record.value)
+                elif key == GENERATION_KEY:
+                    self._seal(record.value, record.timestamp)
                 elif key.startswith(_INSTANCE):
                     self._hold(key[len(_INSTANCE) :].decode(), record.value)
                 elif key.startswith(_REPORT):
-                    self._report(key[len(_REPORT) :].decode(), record.value)
+                    self._report(key[len(_REPORT) :].decode(), record)
                 else:
                     raise ValueError("its key is none of a placement")
             except ValueError as error:
                 raise Corruption(
-                    f"{self._topic}-0 at offset {record.offset}: no record of a placement ({error}): the topic belongs "
+                    f"{self.topic}-0 at offset {record.offset}: no record of a placement ({error}): the topic belongs "
                     "to this application alone; run one version of standfast on all instances, or delete the topic "
                     "while all are stopped"
                 ) from error
 
     def report(self, instance: str) -> Report | None:
         """The last report of an instance. Raises Corruption."""
-        raw = self._reports.get(instance)
-        if raw is None:
+        found = self._reports.get(instance)
+        if found is None:
             return None
+        raw = found[0]
         try:
             told = read(raw, _Report)
-            lags = {TaskId.parse(task): lag for task, lag in told.lags.items()}
-            running, restoring, stored = map(parse_ranges, (told.running, told.restoring, told.stored))
+            stored, lags = ({TaskId.parse(task): lag for task, lag in one.items()} for one in (told.stored, told.lags))
+            running, restoring = map(parse_ranges, (told.running, told.restoring))
             return Report(running, restoring, stored, lags, told.generation, told.stopped)
         except ValueError as error:
-            raise Corruption(f"{self._topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
+            raise Corruption(f"{self.topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
 
     def reporters(self) -> Iterator[str]:
         """The instances that have a report."""
         return iter(self._reports)
+
+    def reported_ms(self, instance: str) -> int | None:
+        """The time of an instance's last report, by its own clock."""
+        found = self._reports.get(instance)
+        return None if found is None else found[1]
+
+    def copy(self) -> PlacementState:
+        """The content at this moment; values that never change are shared."""
+        made = copy(self)
+        made.written, made.moves = set(self.written), dict(self.moves)
+        made._instances, made._reports = dict(self._instances), dict(self._reports)
+        return made
 
     def _hold(self, instance: str, value: bytes | None) -> None:
         if value is None:
             self._instances.pop(instance, None)
             self.written.discard(instance)
             return
-        self._instances[instance] = _known(read(value, _Instance))
+        self._instances[instance] = read_known(value, _Instance)
         self.written.add(instance)
 
-    def _seal(self, value: bytes | None) -> None:
+    def _seal(self, value: bytes | None, timestamp_ms: int) -> None:
         if value is None:
             return
-        last = _known(read(value, _Generation))
+        last = read_known(value, _Generation)
         stamp = (last.epoch, last.generation)
         if self.valid is not None and stamp <= self.valid.stamp:
             return
@@ -283,19 +292,22 @@ class PlacementState:
             self.unfinished += 1
             return
         self.valid = Generation(last.epoch, _assignment(last.generation, whole), last.program)
+        self.valid_ms = timestamp_ms
 
-    def _report(self, instance: str, value: bytes | None) -> None:
+    def _report(self, instance: str, record: Record) -> None:
         # Not read here: all instances get the reports of all, and only the leader looks at them.
-        if value is None:
+        if record.value is None:
             self._reports.pop(instance, None)
         else:
-            self._reports[instance] = value
+            self._reports[instance] = record.value, record.timestamp
+        if instance == self._instance:
+            self.forgotten = record.value is None
 
-
-def _known(shape: S) -> S:
-    if shape.standfast != FORMAT:
-        raise ValueError(f"it has format {shape.standfast}, this version reads {FORMAT}")
-    return shape
+    def _moved(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self.moves.pop(key, None)
+        else:
+            self.moves[key] = value
 
 
 def _checked(what: str, value: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """The placement topic of an application: its leader claims and publishes, all instances report and follow.
 
     claim    ── writer of `<app>-leader`, an epoch of the log: it fences the leader before
-    publish  ── one transaction: the tasks of every instance, and the last record that makes the generation valid
+    publish  ── one transaction: the tasks of every instance, reasons, and the last record, which makes it valid
+    explain  ── the reasons of a round that published nothing, if they changed; at most once a second
     report   ── this instance's tasks and lags; at most once a second unless its tasks changed
     look     ── the records since the last look, folded by `records.py`
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from standfast.replication.log import Log, LogReader, LogWriter, TopicPolicy
+from standfast.replication.log import Log, LogReader, LogWriter, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.placement.model import Assignment
+from standfast.replication.placement.explained import Codes, codes_of, moves_record, reasons_record
+from standfast.replication.placement.model import Assignment, Round
 from standfast.replication.placement.records import (
     Generation,
     PlacementState,
@@ -45,12 +47,12 @@ class PlacementTopic:
     """One instance's part in the placement topic of application `app`; `instance` is its member id."""
 
     def __init__(self, log: Log, app: str, instance: str, clock: Clock, *, acceptable_lag: int) -> None:
+        self._instance = instance
         self.source = TopicPartition(app + PLACEMENT, 0)
-        self.state = PlacementState(self.source.topic)
+        self.state = PlacementState(self.source.topic, self._instance)
         self.leader_id = app + LEADER_SUFFIX  # the transactional id that the leader owns
         self._log = log
         self._app = app
-        self._instance = instance
         self._clock = clock
         self._near = acceptable_lag  # lags up to it count as equal: a standby that follows does not report each record
         self._reader: LogReader | None = None
@@ -60,11 +62,19 @@ class PlacementTopic:
         self._published: set[str] = set()  # instances of the last own generation, which may not have been read yet
         self._reported: Report | None = None
         self._next_report_ms = 0
+        self._explained: Round | None = None  # the round whose reasons are published, or were equal to those
+        self._codes: Codes | None = None
+        self._next_reasons_ms = 0
 
     @property
     def leads(self) -> bool:
         """Whether this instance claimed the lead, as far as it knows: the next `publish` finds out."""
         return self._leader is not None
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether this instance has written a report."""
+        return self._reported is not None
 
     def look(self) -> PlacementState:
         """Apply the records at hand. A topic that does not exist counts as empty, one that was recreated begins again.
@@ -80,6 +90,16 @@ class PlacementTopic:
                     break
         except (StateLost, UnknownStore):
             self._forget()
+        return self.state
+
+    def look_whole(self) -> PlacementState | None:
+        """The content up to the present end; None if there is no such topic, which this call never creates.
+
+        Raises Unavailable, Corruption.
+        """
+        if self._reader is None and self._open() is None:
+            return None
+        self._read_whole()
         return self.state
 
     def claim(self) -> bool:
@@ -100,11 +120,14 @@ class PlacementTopic:
             writer.close()
             raise
         self._leader = writer
+        self._explained = self._codes = None
         self._generation = 0 if self.state.valid is None else self.state.valid.assignment.generation
         return True
 
-    def publish(self, assignment: Assignment, members: Collection[str] = (), program: str = "") -> Generation:
-        """Make this the assignment, under the next number, in one transaction.
+    def publish(
+        self, assignment: Assignment, members: Collection[str] = (), program: str = "", *, why: Round | None = None
+    ) -> Generation:
+        """Make this the assignment, under the next number, in one transaction; `why` is the round that led to it.
 
         Reports of instances that are neither `members` nor named by the assignment are deleted.
         Raises Fenced once another instance leads: this one does not any more; InvalidRequest if it never did, and for
@@ -113,21 +136,42 @@ class PlacementTopic:
         if self._leader is None:
             raise InvalidRequest(f"instance {self._instance!r} does not lead application {self._app!r}: claim first")
         published = Generation(self._leader.epoch, replace(assignment, generation=self._generation + 1), program)
-        named = instances_of(assignment)
+        named, now_ms = instances_of(assignment), self._clock.wall_ms()
+        explained: list[Outgoing] = []
+        if why is not None:
+            moves = moves_record(why, published.stamp, self._instance, now_ms)
+            explained = [reasons_record(why, now_ms), *([] if moves is None else [moves])]
         records = assignment_records(
             published,
             self.state.written | self._published,
-            self._clock.wall_ms(),
+            now_ms,
             forgotten=set(self.state.reporters()) - named - set(members),
+            explained=explained,
         )
-        try:
-            self._leader.transact({self.source: records})
-        except Fenced:
-            self.resign()
-            raise
+        self._transact(records)
         self._generation, self._published = published.assignment.generation, named
-        self.state.valid = published  # its records come with a later look
+        self.state.valid, self.state.valid_ms = published, now_ms  # its records come with a later look
+        if why is not None:
+            self._explained, self._codes = why, codes_of(why)
         return published
+
+    def explain(self, why: Round) -> bool:
+        """Publish the reasons of a round without a generation of its own, if they are others than before.
+
+        Returns whether they were written; within REPORT_INTERVAL_MS they wait for a later call. Raises Fenced as
+        `publish`.
+        """
+        if self._leader is None or why is self._explained:
+            return False
+        codes, now_ms = codes_of(why), self._clock.monotonic_ms()
+        news = codes != self._codes
+        if news and now_ms < self._next_reasons_ms:
+            return False
+        if news:
+            self._transact([reasons_record(why, self._clock.wall_ms())])
+            self._codes, self._next_reasons_ms = codes, now_ms + REPORT_INTERVAL_MS
+        self._explained = why
+        return news
 
     def resign(self) -> None:
         """Stop to lead; the claim stays with this member until another one takes it, or this one leaves the group."""
@@ -135,8 +179,18 @@ class PlacementTopic:
             leader, self._leader = self._leader, None
             leader.close()
 
+    def _transact(self, records: list[Outgoing]) -> None:
+        assert self._leader is not None
+        try:
+            self._leader.transact({self.source: records})
+        except Fenced:
+            self.resign()
+            raise
+
     def report(self, report: Report) -> bool:
         """Publish this instance's report if it says news; one with new lags only waits for its interval.
+
+        A leader that did not see this instance yet may have deleted its report: it is written again then.
 
         Returns whether it was written. Raises Unavailable.
         """
@@ -146,7 +200,7 @@ class PlacementTopic:
         if (
             before is not None
             and _tasks(before) == _tasks(report)
-            and (early or self._steps(before) == self._steps(report))
+            and (early or (self._steps(before) == self._steps(report) and not self.state.forgotten))
         ):
             return False
         self._create()
@@ -168,8 +222,8 @@ class PlacementTopic:
 
     def _steps(self, report: Report) -> dict[TaskId, int]:
         """Lags, as far as they are news: whether a copy has caught up, and else about how far it is from that."""
-        near = self._near
-        return {task: 0 if lag <= near else (lag // max(near, 1)).bit_length() for task, lag in report.lags.items()}
+        near, lags = self._near, {**report.stored, **report.lags}
+        return {task: 0 if lag <= near else (lag // max(near, 1)).bit_length() for task, lag in lags.items()}
 
     def _write(self, report: Report) -> None:
         if self._producer is None:
@@ -214,11 +268,11 @@ class PlacementTopic:
 
     def _forget(self) -> None:
         """Begin again with the next look: the topic is gone, or another one of the same name."""
-        self.state = PlacementState(self.source.topic)
+        self.state = PlacementState(self.source.topic, self._instance)
         if self._reader is not None:
             reader, self._reader = self._reader, None
             reader.close()
 
 
 def _tasks(report: Report) -> tuple[object, ...]:
-    return report.running, report.restoring, report.stored, report.lags.keys(), report.generation
+    return report.running, report.restoring, report.lags.keys(), report.generation

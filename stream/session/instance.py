@@ -101,6 +101,7 @@ class Instance:
                 ),
                 self._traits,
                 frozenset(number for number, group in opener.groups.items() if not group.specs),
+                opener.rows_on_disk(),
             )
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener

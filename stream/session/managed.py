@@ -6,6 +6,7 @@
 
     a task that goes elsewhere   task.leaving ──> the loop commits it and ends its run ──> closed here, reported
     a task that comes here       opened once its last owner is gone, or reports that it runs it no more
+    an instance that starts      reports its rows on disk first; until it has reported, a leader gives it nothing new
 
 Until it has given a task up, the owner serves it; the log fences an owner that stalled. The lead is a claim of the log
 (`<app>-leader`) and ends with the leader's lease; an instance that joins never takes it.
@@ -21,14 +22,17 @@ from collections.abc import Mapping
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.place import is_changed, place
-from standfast.replication.placement.records import Generation, Report
+from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of
+from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import Traits, plans
+from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import GONE, Task, TaskState
 
+FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
 
 
@@ -42,6 +46,7 @@ class ManagedPlacement:
         settings: Settings,
         traits: Traits,
         stateless: frozenset[int],
+        on_disk: RowsOnDisk,
     ) -> None:
         self.round: Round | None = None  # the last decision, of a leader
         self._instance = instance
@@ -49,10 +54,13 @@ class ManagedPlacement:
         self._settings = settings
         self._program = traits.program
         self._stateless = stateless
+        self._on_disk = on_disk
+        self._stored: Mapping[TaskId, int] = {}
         self._decided_for: object = None
         self._again_ms: int | None = None
         self._gone_since: dict[str, int] = {}
         self._waits_for: tuple[str, ...] = ()
+        self._leader: str | None = None
         self._part: tuple[Assignment, frozenset[TaskId], frozenset[TaskId]] | None = None
 
     @property
@@ -73,13 +81,22 @@ class ManagedPlacement:
             return  # the lease ran out: the next heartbeat joins again
         self._topic.look()
         owners, leader = writers.owners_and_leader(instance.shared or frozenset(), self._topic.leader_id)
+        self._leader = leader
         writers.give_way(instance.tasks, owners)
         if self._waits(members):
             return
+        self._look_at_disk()
         self._lead(members, leader, now_ms)
         if self.valid is not None:
             self._follow(self.valid.assignment, members, owners)
         self._topic.report(self._own_report())
+
+    def snapshot(self, wall_ms: int) -> PlacementSnapshot:
+        """The placement as this instance has read it, at a time of its wall clock."""
+        view = self._instance.membership.view
+        members = {} if view is None else {name: plan.managed for name, plan in plans(view).items()}
+        leader = self._instance.membership.member if self.leads else self._leader
+        return PlacementSnapshot(self._topic.state.copy(), members, leader, wall_ms)
 
     def close(self) -> None:
         """Report that this instance has stopped; the lead ends as the member leaves the group."""
@@ -108,8 +125,10 @@ class ManagedPlacement:
                 return
             if not led:
                 self._told("lead_claimed", "this instance (%s) leads application %s", member)
-                self._gone_since, self._decided_for = {}, None
+                self._gone_since, self._decided_for, self.round = {}, None, None
             self._decide(members, now_ms)
+            if self.round is not None:
+                topic.explain(self.round)
         except Fenced as newer:
             logger.info(
                 "this instance does not lead application %s any more: %s",
@@ -135,13 +154,15 @@ class ManagedPlacement:
         self._again_ms = None if self.round.again_ms is None else now_ms + self.round.again_ms
         self._instance.standbys_missing = self.round.standbys_missing
         if view.previous is None or is_changed(view.previous, self.round.assignment):
-            self._topic.publish(self.round.assignment, members, self._program)
+            self._topic.publish(self.round.assignment, members, self._program, why=self.round)
 
     def _view(self, members: Members, mine: Report, now_ms: int) -> View:
         state, me = self._topic.state, self._instance.membership.member
         previous = None if state.valid is None else state.valid.assignment
+        members = self._started(previous, state, members)
         warmups = {} if previous is None else previous.warmups
-        known = set() if previous is None else {*previous.active.values(), *previous.held.values()}
+        # Also one that only has standby places, or had tasks that were taken over: it is expected back as well.
+        known = set() if previous is None else instances_of(previous)
         if state.valid is not None and state.valid.program != self._program:
             known = set()  # instances of another program are not expected back
         gone = known - members.keys()
@@ -161,6 +182,18 @@ class ManagedPlacement:
             away=away,
             stateless=self._stateless,
         )
+
+    def _started(self, previous: Assignment | None, state: PlacementState, members: Members) -> Members:
+        """The members that may be given tasks: not those that start, and have not reported their rows on disk."""
+        me, named = self._instance.membership.member, set() if previous is None else instances_of(previous)
+        found = {}
+        for name, traits in members.items():
+            report = state.report(name)
+            # One that restarts after it stopped is still expected back until then.
+            starts = name not in named if report is None else report.stopped
+            if name == me or not starts:
+                found[name] = traits
+        return found
 
     # -- instance -----------------------------------------------------------------------------------------------------
 
@@ -205,6 +238,16 @@ class ManagedPlacement:
             return False
         return task_id not in report.running | report.restoring
 
+    def _look_at_disk(self) -> None:
+        """Read rows on disk: for a while before the first report, and then one task after the other."""
+        budget_ms = 0
+        if not self._topic.has_reported:
+            assignment = Assignment() if self.valid is None else self.valid.assignment
+            # An instance that comes back to its own tasks opens them at once, whatever else it has on disk.
+            owners = {*assignment.active.values(), *assignment.held.values()}
+            budget_ms = 0 if self._instance.membership.member in owners else FIRST_LOOK_MS
+        self._stored = self._on_disk.look(self._instance.tasks, budget_ms)
+
     def _own_report(self) -> Report:
         tasks = dict(self._instance.tasks)
         active = {one for one, task in tasks.items() if task.role == "active" and task.state not in GONE}
@@ -214,7 +257,8 @@ class ManagedPlacement:
             if tailed.task in lags:
                 lags[tailed.task] += tailed.lag
         generation = 0 if self.valid is None else self.valid.assignment.generation
-        return Report(running, frozenset(active) - running, frozenset(), lags, generation)
+        stored = {one: lag for one, lag in self._stored.items() if one not in tasks}
+        return Report(running, frozenset(active) - running, stored, lags, generation)
 
     def _waits(self, members: Members) -> bool:
         """Whether members that cannot share tasks with this one run them: it takes none until they have stopped."""
@@ -254,7 +298,7 @@ def _member(name: str, traits: Traits, report: Report | None, warmups: Mapping[T
     """A live instance, as placement sees it."""
     copies: dict[TaskId, Copy] = {}
     if report is not None:
-        copies.update(dict.fromkeys(report.stored, Copy(CopyState.STORED)))
+        copies.update({task_id: Copy(CopyState.STORED, lag) for task_id, lag in report.stored.items()})
         for task_id, lag in report.lags.items():
             state = CopyState.WARMUP if warmups.get(task_id) == name else CopyState.STANDBY
             copies[task_id] = Copy(state, lag)

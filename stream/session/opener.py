@@ -41,6 +41,7 @@ from standfast.restore.plan import (
     UpToDate,
     plan_changelog,
 )
+from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
@@ -220,6 +221,17 @@ class TaskOpener:
             return Loss(lost, planned=True)
         _step_over_markers(task.applier, plans)
         return _ranges(plans, task.applier, {}), _all_at_end(plans)
+
+    def rows_on_disk(self) -> RowsOnDisk:
+        """The closed tasks of the state directory."""
+        return RowsOnDisk(
+            self.state_dir,
+            self._reader,
+            lambda group: self.groups[group].specs if group in self.groups else (),
+            self._shared,
+            clock=self._clock,
+            opening=self.progress.replaying,
+        )
 
     def close(self) -> None:
         """Release the reader."""

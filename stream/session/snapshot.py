@@ -92,6 +92,7 @@ def session_statistics(
         log_read_ms_ago=log_read_ms_ago,
         log_error=log_error,
         own_sources=own_sources,
+        placement=None if instance.managed is None else instance.managed.snapshot(wall_ms),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from standfast.replication.log import LockHolder
+from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState
 from standfast.store.errors import Fenced, StateLost, Unavailable
@@ -191,3 +192,4 @@ class SessionStatistics:
     # Age of the ends and lags read from the log: old ones are returned where a read would have to wait.
     log_read_ms_ago: int = 0
     log_error: str = ""  # why they could not be read since; it may be empty while the reason is not known
+    placement: PlacementSnapshot | None = None  # of the whole application, with managed placement

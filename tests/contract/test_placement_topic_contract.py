@@ -13,7 +13,8 @@ import pytest
 
 from standfast.replication.log import Log, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.placement.model import Assignment
+from standfast.replication.placement.explained import MOVES_SLOTS, read_moves, read_reasons
+from standfast.replication.placement.model import Assignment, Move, MoveKind, Reason, Round
 from standfast.replication.placement.records import (
     Generation,
     Report,
@@ -184,7 +185,7 @@ def test_tasks_that_fit_into_no_record_are_refused_and_nothing_is_published(inst
 
 def test_report_is_written_for_new_tasks_at_once_and_for_new_lags_once_a_second(instances: Instances) -> None:
     one, leader = instances.join("a"), instances.join("b")
-    first = Report(frozenset({T0}), frozenset({T1}), frozenset({T3}), {T2: 40_000}, 3)
+    first = Report(frozenset({T0}), frozenset({T1}), {T3: 7}, {T2: 40_000}, 3)
     assert one.report(first)
     assert not one.report(first)
     assert not one.report(replace(first, lags={T2: 10_000}))
@@ -195,6 +196,8 @@ def test_report_is_written_for_new_tasks_at_once_and_for_new_lags_once_a_second(
     until(lambda: leader.look().report("a") == nearer, "the leader reads the last report", 10)
     instances.clock.advance(1_000)
     assert not one.report(replace(nearer, lags={T2: 999}))  # it follows closely, as before
+    assert one.report(replace(nearer, stored={T3: 7, T0: 9}))
+    assert not one.report(replace(nearer, stored={}))  # rows on disk wait for the interval, as lags do
 
 
 def test_instance_that_closes_reports_it_until_a_generation_forgets_it(instances: Instances) -> None:
@@ -246,3 +249,94 @@ def test_report_with_what_a_later_version_adds_is_read(instances: Instances) -> 
     instances.write(Outgoing(record.key, json.dumps(later).encode(), NOW_MS))
     until(lambda: "b" in set(topic.look().reporters()), "the report is read", 10)
     assert topic.state.report("b") == Report(frozenset({T1}), generation=4)
+
+
+def test_report_that_a_leader_deleted_before_it_saw_the_instance_is_written_again(instances: Instances) -> None:
+    leader, late = instances.join("a"), instances.join("b")
+    leader.claim()
+    report = Report(frozenset({T1}))
+    late.report(report)
+    until(lambda: list(leader.look().reporters()) == ["b"], "the leader reads the report", 10)
+    leader.publish(of(a=(T0,)), {"a"})
+    until(lambda: late.look().report("b") is None, "the report is deleted", 10)
+    instances.clock.advance(1_000)
+    assert late.report(report)
+    until(lambda: leader.look().report("b") == report, "the report is there again", 10)
+
+
+def round_of(codes: dict[TaskId, str], *moves: Move) -> Round:
+    """A round whose active tasks have these reasons."""
+    why = {task: Reason(code, {"instance": "a", "load": 3}) for task, code in codes.items()}
+    return Round(of(a=tuple(codes)), moves, why, {(T0, "b"): Reason("ADDED_ANYWHERE", {"instance": "b"})}, 2, 1, None)
+
+
+def test_generation_carries_its_reasons_and_moves(instances: Instances) -> None:
+    leader, other = instances.join("a"), instances.join("b")
+    leader.claim()
+    emptiest = Reason("EMPTIEST", {"instance": "a", "load": 3})
+    start = Move(MoveKind.START, T0, None, "a", emptiest)
+    why = round_of({T0: "EMPTIEST", T1: "RUNS"}, start, start._replace(task=T1))
+    leader.publish(why.assignment, {"a", "b"}, why=why)
+    until(lambda: other.look().valid is not None, "the generation is read", 10)
+    raw, moves = other.state.reasons, list(other.state.moves.values())
+    assert raw is not None
+    found = read_reasons(raw)
+    assert found.actives == {T0: emptiest}, "the usual reason is not written"
+    assert found.copies == {(T0, "b"): Reason("ADDED_ANYWHERE", {"instance": "b"})}
+    assert (found.slots_missing, found.standbys_missing) == (2, 1)
+    (first, second), left_out = read_moves(moves[0])
+    assert (first.task, second.task, first.target, first.reason, left_out) == (T0, T1, "a", emptiest, 0)
+    assert (first.at_ms, first.generation, first.leader) == (NOW_MS, 1, "a")
+
+
+def test_reasons_that_change_without_a_generation_are_published_once_a_second(instances: Instances) -> None:
+    leader, other = instances.join("a"), instances.join("b")
+    leader.claim()
+    why = round_of({T0: "EMPTIEST"})
+    leader.publish(why.assignment, why=why)
+    assert not leader.explain(why)
+    assert not leader.explain(round_of({T0: "EMPTIEST"})), "the same reasons in another round"
+    assert leader.explain(round_of({T0: "OPENS"}))
+    later = round_of({T0: "RUNS"})
+    assert not leader.explain(later)
+    instances.clock.advance(1_000)
+    assert leader.explain(later)
+    changes = leader.look().changes
+    until(lambda: other.look().reasons is not None and not read_reasons(other.state.reasons or b"").actives, "read", 10)
+    assert leader.look().changes == changes, "a leader's own explanation gives it nothing to decide"
+    assert not other.explain(why), "only a leader explains"
+
+
+def test_moves_of_the_last_generations_are_kept(instances: Instances) -> None:
+    leader = instances.join("a")
+    leader.claim()
+    for number in range(MOVES_SLOTS + 3):
+        move = Move(MoveKind.START, T0, None, f"i{number}", Reason("RUNS", {"instance": "a"}))
+        why = round_of({T0: "RUNS"}, move)
+        leader.publish(why.assignment, why=why)
+
+    def kept() -> list[int]:
+        return sorted(read_moves(raw)[0][0].generation for raw in leader.look().moves.values())
+
+    until(lambda: kept() == list(range(4, MOVES_SLOTS + 4)), "the moves of the last generations are read", 10)
+
+
+def test_leader_that_was_replaced_explains_nothing(instances: Instances, pass_time_ms: Callable[[int], None]) -> None:
+    first, second = instances.join("a"), instances.join("b")
+    first.claim()
+    pass_time_ms(LEASE_MS + 1)
+    assert second.claim()
+    with pytest.raises(Fenced):
+        first.explain(round_of({T0: "OPENS"}))
+    assert not first.leads
+
+
+def test_person_reads_the_topic_to_its_end_and_creates_none(instances: Instances) -> None:
+    reader = instances.join("r")
+    assert reader.look_whole() is None
+    leader = instances.join("a")
+    assert reader.look_whole() is None, "the first look created nothing"
+    leader.claim()
+    published = leader.publish(of(a=(T0,)))
+    state = reader.look_whole()
+    assert state is not None and state.valid == published

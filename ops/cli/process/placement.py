@@ -1,5 +1,6 @@
-"""The command placement: why each task would be where it is.
+"""The command placement: where the tasks of an application are (`placement_seen.py`), or of a document would be.
 
+    standfast placement --app NAME --log ADDRESS [--task TASK]
     standfast placement explain --file FILE [--task TASK]      a document of members, reports and previous assignment
 
     document ──> place (the leader's own function) ──> instances, tasks with reasons, moves
@@ -15,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import prints
+from standfast.ops.cli.arguments import FLAGS, prints
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
 
@@ -32,9 +33,22 @@ BYTES_MAX = 256 << 20
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    text = "explain which instance gets which task"
-    parser = subparsers.add_parser("placement", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    commands = parser.add_subparsers(dest="placement_command", required=True, metavar="COMMAND")
+    from standfast.ops.cli.process.placement_seen import run_seen
+
+    text = "where the tasks of an application with managed placement are, and why"
+    parser = subparsers.add_parser(
+        "placement",
+        help=text,
+        description=f"Show {text}: instances, owners, copies with their lags, and the last moves. It reads the log and "
+        "needs no running instance.",
+        epilog="Exit codes: 0 every task has a live instance, 1 some have none, 2 the application has no managed "
+        "placement, 65 its records are damaged or of a newer version, 69 the log is unreachable.",
+    )
+    parser.add_argument("--app", metavar="NAME", help="the application")
+    parser.add_argument("--log", metavar="ADDRESS", help="its log, as sqlite:///./log or kafka://host:9092")
+    parser.add_argument("--task", metavar="TASK", help="only this task, such as 0_3, with a reason for each copy")
+    prints(parser, run_seen, "json", "wide", "times", "config")
+    commands = parser.add_subparsers(dest="placement_command", metavar="[COMMAND]")
     explain = commands.add_parser(
         "explain",
         help="the placement of a document, with a reason for each choice",
@@ -43,8 +57,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Exit codes: 0 every task has its place, 1 tasks wait for slots, 2 the document is wrong.",
     )
     explain.add_argument("--file", required=True, metavar="FILE", help="the document, JSON; - is standard input")
-    explain.add_argument("--task", metavar="TASK", help="only this task, such as 0_3, with a reason for each copy")
-    prints(explain, run_explain, "json", "wide")
+    # Flags before the sub-command count too, which its own defaults would hide.
+    own: dict[str, Any] = {"default": argparse.SUPPRESS}
+    explain.add_argument("--task", metavar="TASK", help="only this task, with a reason for each copy", **own)
+    for name in ("json", "wide"):
+        explain.add_argument(f"--{name}", **FLAGS[name], **own)
+    prints(explain, run_explain)
 
 
 def run_explain(args: argparse.Namespace, out: Output) -> int:
@@ -52,6 +70,10 @@ def run_explain(args: argparse.Namespace, out: Output) -> int:
     from standfast.replication.placement.document import read_view
     from standfast.replication.placement.place import place
 
+    if args.app is not None or args.log is not None:
+        raise InvalidRequest(
+            "placement explain works on a document and reads no log: leave --app and --log out, or leave explain out"
+        )
     view = read_view(_text(args.file))
     tasks = sorted(view.tasks) if args.task is None else [_task(args.task, view)]
     result = place(view)
@@ -160,7 +182,7 @@ def _copies(result: Round, task: TaskId) -> list[tuple[str, str, Reason]]:
 
 
 def _document(view: View, result: Round, tasks: list[TaskId]) -> Json:
-    from standfast.replication.placement.document import plain_assignment
+    from standfast.replication.placement.document import assignment_document
     from standfast.replication.placement.place import is_changed
 
     assignment = result.assignment
@@ -194,7 +216,7 @@ def _document(view: View, result: Round, tasks: list[TaskId]) -> Json:
             for move in result.moves
             if move.task in wanted
         ],
-        "assignment": {"standfast_placement": 1, **plain_assignment(assignment)},
+        "assignment": assignment_document(assignment),
     }
 
 

@@ -94,6 +94,7 @@ def show_status(status: Json, out: Output) -> None:
     # Ends and lags stay as they were read last while the log does not answer.
     if status.get("log_read_ms_ago", 0) >= OLD_MS:
         out.line(f"- ends and lags are {status['log_read_ms_ago'] / 1_000:.1f} s old: the log could not be read since")
+    _show_instances(status, out)
     columns = ("task", "role", "state", "epoch", "buffer bytes", "sources")
     rows = [
         (task["task"], task["role"], task["state"], task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))
@@ -103,7 +104,28 @@ def show_status(status: Json, out: Output) -> None:
     show_tasks(status, out)
     _show_sources(status, out)
     _show_restores(status, out)
+    _show_moves(status, out)
     _show_counters(status, out)
+
+
+def _show_instances(status: Json, out: Output) -> None:
+    """Print the instances of the application, where a leader places its tasks."""
+    from standfast.ops.cli.placement_tables import show_placed_instances
+
+    placement = status.get("placement")
+    if placement and placement["error"]:
+        out.line(f"- placement: {placement['error']}")
+    elif placement:
+        show_placed_instances(placement, out)
+
+
+def _show_moves(status: Json, out: Output) -> None:
+    """Print the last moves of tasks between instances."""
+    from standfast.ops.cli.placement_tables import show_moves
+
+    placement = status.get("placement")
+    if placement and not placement["error"]:
+        show_moves(placement, placement["moves"], out)
 
 
 def _show_sources(status: Json, out: Output) -> None:
@@ -128,6 +150,12 @@ def show_tasks(status: Json, out: Output) -> None:
     ]
     numbers = ("position", "end", "lag", "keys~", "SST bytes", "segments")
     out.table(columns, rows, right=numbers, wide=("kind", "end", "SST bytes", "segments"))
+    placement = status.get("placement")
+    if placement and not placement["error"]:
+        from standfast.ops.cli.placement_tables import show_placed_tasks
+
+        out.line()
+        show_placed_tasks(placement["tasks"], out)
 
 
 def show_lag(status: Json, out: Output) -> None:
@@ -241,4 +269,5 @@ def _status_of_files(app: str, tasks: list[TaskAtRest], owner: int | None, insta
         "owner_pid": owner,
         "tasks": documents,
         "restores": [],
+        "placement": None,
     }

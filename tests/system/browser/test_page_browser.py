@@ -15,11 +15,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import standfast as sf
+from standfast.ops.http.session import SessionInstance
 from standfast.ops.observe.status import status_document
 from standfast.ops.page.feed import NOTHING
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from support.placement import TASKS, Cluster
 from support.places import SUPPORT
 
 if TYPE_CHECKING:
@@ -90,6 +92,41 @@ def test_lag_of_a_standby_moves_both_ways(bench: Bench, serve: Serve, tab: Page)
         bench.settle(writer, standby)
         expect(cell).to_have_text("0", timeout=WAIT_MS)
         expect(row(tab, "standbys", "0_0/kv").locator("polyline")).to_have_count(1)
+
+
+def test_task_that_moves_to_another_instance_is_seen_to_move(bench: Bench, serve: Serve, tab: Page) -> None:
+    cluster = Cluster(bench, standby_replicas=1)
+    first = cluster.start("a", tags={"rack": "east"})
+    cluster.rounds()
+    a = first.session.instance_id
+    with serve(SessionInstance(first.session).page_status) as address:
+        tab.goto(address)
+        for number in range(TASKS):
+            expect(row(tab, "placement", f"0_{number}").locator("td").first).to_have_text(a)
+        expect(row(tab, "instances", a)).to_contain_text("★ leader")
+        expect(row(tab, "instances", a)).to_contain_text("rack=east")
+        b = cluster.start("b").session.instance_id
+        cluster.rounds()
+        expect(row(tab, "instances", b)).to_contain_text("● live", timeout=WAIT_MS)
+        moved = next(number for number in cluster.active()["b"])
+        there = row(tab, "placement", f"0_{moved}")
+        expect(there.locator("td").first).to_have_text(b, timeout=WAIT_MS)
+        expect(there).to_contain_text("● running")
+        expect(there).to_contain_text(f"{a} (0)")
+        expect(there).to_contain_text(f"{a} has more than its share")
+        events = tab.locator('tbody[data-table="events"]')
+        expect(events).to_contain_text(f"task 0_{moved}, from {a}, to {b}, why {a} has more than its share")
+        expect(tab.locator("nav")).to_contain_text("Placement")
+
+
+def test_first_placement_appears_on_a_page_that_had_none(bench: Bench, serve: Serve, tab: Page) -> None:
+    cluster = Cluster(bench)
+    first = cluster.start("a")
+    with serve(SessionInstance(first.session).page_status) as address:
+        tab.goto(address)
+        expect(tab.locator("#placement")).to_have_count(0)
+        cluster.rounds()
+        expect(row(tab, "placement", "0_0")).to_contain_text("● running", timeout=WAIT_MS)
 
 
 def test_store_named_like_markup_stays_text(bench: Bench, serve: Serve, tab: Page) -> None:

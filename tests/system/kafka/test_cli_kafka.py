@@ -19,6 +19,7 @@ from standfast.ops.shared.loopback import HOST, free_port
 from standfast.ops.tools.kafka_probe import refusals
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
+from support.placed import PlacedLog
 
 kafka = pytest.mark.kafka
 slow = pytest.mark.slow
@@ -156,3 +157,27 @@ def test_one_server_that_listens_is_enough() -> None:
         there, gone = server.getsockname()[1], free_port()
         assert refusals(f"{HOST}:{gone},{HOST}:{there}", 5) is None
     assert refusals(f"{HOST}:{gone}", 5) == [f"{HOST}:{gone}: Connection refused"]
+
+
+@kafka
+@slow
+def test_placement_of_an_application_is_read_from_the_log(
+    kafka_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"kafka://{kafka_address}"
+    app = f"placed-{uuid.uuid4().hex[:8]}"
+    made = PlacedLog(address, app)
+    made.write_example()
+    try:
+        assert main(["placement", "--app", app, "--log", address, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["leader"], found["generation"]) == ("a", 2)
+        states = [(one["task"], one["active"], one["state"]) for one in found["tasks"]]
+        assert states[:2] == [("0_0", "b", "running"), ("0_1", "b", "moving")]
+        assert {one["id"]: one["state"] for one in found["instances"]} == {"a": "live", "b": "live", "c": "stopped"}
+        assert main(["placement", "--app", f"{app}-nix", "--log", address]) == 2
+        assert f"{app}-nix-standfast-placement; applications that have one: " in capsys.readouterr().err
+        assert made.log.admin.describe_topic(f"{app}-nix-standfast-placement") is None
+        assert made.log.admin.describe_topic(f"{app}-nix-standfast-members") is None
+    finally:
+        made.close()

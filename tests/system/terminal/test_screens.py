@@ -18,6 +18,7 @@ import pytest
 import standfast as sf
 from standfast.ops.demo.card import print_card
 from support.demo import good_result
+from support.placed import PlacedLog
 from support.terminal import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -30,6 +31,7 @@ AT_MS = 1_357_020_000_000
 MASKS = (
     (re.compile(r"(?<=instance )[0-9a-f]{12}"), "0123456789ab"),
     (re.compile(r"(?<=took )\d+(?= ms)"), "0"),
+    (re.compile(r"20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ"), "2013-01-01T08:00:00.000Z"),
 )
 
 
@@ -54,6 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     log = sf.open_log(f"sqlite:///{root}/log")
     log.admin.create_topic("flights", 2, sf.TopicPolicy())
     log.close()
+    placed = PlacedLog(f"sqlite:///{root}/log", "orders")
+    placed.write_example()
+    placed.close()
     stores = [
         sf.KeyValueStore("aircraft", sf.serde.string, sf.serde.json),
         sf.WindowStore(
@@ -77,6 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 SCREENS = {
+    "placement": "placement --app orders --log sqlite:///./log --utc",
     "placement-explain": "placement explain --file placement.json",
     "status": "status --state-dir state",
     "tasks": "tasks --state-dir state",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from standfast.ops.cli.command_line import main
-from standfast.replication.placement.document import read_assignment
+from standfast.replication.placement.document import read_view
 
 DOCUMENT: dict[str, Any] = {
     "standfast_placement": 1,
@@ -54,7 +54,8 @@ def test_explain_as_json_has_codes_facts_and_an_assignment_that_can_be_read_back
     assert [(move["move"], move["task"]) for move in found["moves"] if move["move"] == "take-over"] == [
         ("take-over", "0_1")
     ]
-    assert read_assignment(json.dumps(found["assignment"])).generation == 8
+    previous = read_view(json.dumps({**DOCUMENT, "previous": found["assignment"]})).previous
+    assert previous is not None and previous.generation == 8
 
 
 def test_explain_of_one_task_shows_only_that_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

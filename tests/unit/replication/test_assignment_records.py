@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment
-from standfast.replication.placement.records import (
-    Generation,
-    PlacementState,
-    assignment_records,
-    instances_of,
-    parse_ranges,
-    task_ranges,
-)
+from standfast.replication.placement.ranges import parse_ranges, task_ranges
+from standfast.replication.placement.records import Generation, PlacementState, assignment_records, instances_of
 
 TASKS = st.frozensets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 40)))
 

@@ -147,6 +147,26 @@ def test_instance_that_restarts_within_the_grace_keeps_its_tasks(bench: Bench) -
     assert cluster.active() == before
 
 
+def test_nothing_moves_by_choice_while_an_instance_with_standbys_is_expected_back(bench: Bench) -> None:
+    cluster = Cluster(bench, standby_replicas=1)
+    for name in ("a", "b", "c"):
+        cluster.start(name)
+        cluster.rounds()
+    cluster.fill(10)
+    cluster.rounds()
+    before = cluster.active()
+    gone = cluster.live["b"].session.instance_id
+    cluster.stop("b")
+    cluster.rounds(60)
+    after = cluster.active()
+    assert all(set(before[name]) <= set(after[name]) for name in ("a", "c")), "only tasks of b have moved"
+    valid = placement_of(cluster.live[cluster.leader()[0]]).valid.assignment
+    assert gone in {name for names in valid.standbys.values() for name in names}, "its standby places stay"
+    cluster.start("b")
+    cluster.rounds(60)
+    assert cluster.active() == before, "it gets its own tasks back"
+
+
 def test_tasks_of_an_instance_that_stays_away_go_to_the_others(bench: Bench) -> None:
     cluster = Cluster(bench, restart_grace_ms=5_000)
     cluster.start("a")

@@ -1,0 +1,96 @@
+"""Tables of managed placement, which the commands placement, status and tasks print.
+
+Rules of this file: printing only, from the JSON values of `standfast.ops.observe.placement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.observe.verdict import duration
+
+if TYPE_CHECKING:
+    from standfast.ops.shared.output import Output
+
+Json: TypeAlias = dict[str, Any]
+MOVES_SHOWN = 10
+
+
+def show_placed_instances(placement: Json, out: Output) -> None:
+    """Print the instances, one line each, after a line about the generation."""
+    leader = placement["leader"] or "none: no live instance leads"
+    out.line(
+        f"generation {placement['generation']:,} of epoch {placement['epoch']:,}, "
+        f"published {out.time(placement['published_ms']) or 'never'}; leader: {leader}"
+    )
+    rows = [
+        (
+            one["id"],
+            f"{one['state']}, leader" if one["leads"] else one["state"],
+            one["slots"],
+            " ".join(f"{key}={value}" for key, value in sorted(one["tags"].items())),
+            *(one[name] for name in ("actives", "standbys", "warmups", "stored", "generation")),
+            "none" if one["report_ms"] is None else f"{duration(one['report_ms'] / 1_000)} ago",
+        )
+        for one in placement["instances"]
+    ]
+    numbers = ("slots", "active", "standby", "warm-up", "on disk", "follows")
+    columns = ("instance", "state", "slots", "tags", *numbers[1:], "report")
+    out.table(columns, rows, right=numbers, fold=("tags",), wide=("warm-up", "on disk"))
+    if placement["slots_missing"]:
+        out.text(
+            f"WAITING_FOR_SLOTS: {placement['slots_missing']:,} more slots are needed; no task without an owner starts."
+        )
+    if placement["standbys_missing"]:
+        out.line(f"{placement['standbys_missing']:,} requested standby replicas have no instance to run on")
+
+
+def show_placed_tasks(tasks: Iterable[Json], out: Output) -> None:
+    """Print the tasks of the whole application: owner, copies with their lags, and the reason for the place."""
+    rows = [
+        (
+            one["task"],
+            one["active"],
+            f"moving from {one['after']}" if one["state"] == "moving" else one["state"],
+            _copies(one, "standby", "leaving"),
+            _copies(one, "warm-up"),
+            out.time(one["since_ms"]),
+            one["why"],
+        )
+        for one in tasks
+    ]
+    columns = ("task", "active", "state", "standbys (lag)", "warm-up (lag)", "since", "why")
+    out.table(columns, rows, fold=("standbys (lag)", "why"), wide=("since",))
+
+
+def show_copies(task: Json, out: Output) -> None:
+    """Print the copies of one task, with the reason for each."""
+    rows = [(one["instance"], one["role"], one["lag"], one["why"]) for one in task["copies"]]
+    if rows:
+        out.line()
+        out.table(("copy on", "role", "lag", "why"), rows, right=("lag",), fold=("why",))
+
+
+def show_moves(placement: Json, moves: list[Json], out: Output) -> None:
+    """Print the newest moves, the newest first."""
+    rows = [
+        (out.time(one["at_ms"]), one["move"], one["task"], one["from"], one["to"], one["why"])
+        for one in reversed(moves[-MOVES_SHOWN:])
+    ]
+    if not rows:
+        out.line("no moves are recorded")
+        return
+    out.table(("time", "move", "task", "from", "to", "why"), rows, fold=("why",))
+    older = len(moves) - len(rows) + placement["moves_left_out"]
+    if older:
+        out.line(f"and {older:,} more moves; --json has those that are recorded")
+
+
+def _copies(task: Json, *roles: str) -> str:
+    shown = []
+    for one in task["copies"]:
+        if one["role"] in roles:
+            lag = "?" if one["lag"] is None else f"{one['lag']:,}"
+            shown.append(f"{one['instance']} ({lag}{', leaving' if one['role'] == 'leaving' else ''})")
+    return " ".join(shown)

@@ -1,0 +1,99 @@
+"""The command placement without a sub-command: where the tasks of an application are, and why.
+
+    standfast placement --app NAME --log ADDRESS [--task TASK] [--json]
+
+    the log ── placement topic, live members, claims ──> Seen ──> instances, tasks, moves
+
+It needs no running instance: everything that it shows is in the log.
+
+Rules of this file: arguments and output. It reads, writes nothing and creates nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from standfast.ops.cli.arguments import log_of, settings_of
+from standfast.ops.shared.exit_codes import NEGATIVE, OK
+from standfast.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.ops.shared.output import Output
+    from standfast.replication.log import Log
+    from standfast.replication.placement.seen import Seen
+
+HAS_OWNER = frozenset({"running", "restoring", "opening", "moving"})
+
+
+def run_seen(args: argparse.Namespace, out: Output) -> int:
+    """placement."""
+    from standfast.ops.cli.placement_tables import show_copies, show_moves, show_placed_instances, show_placed_tasks
+    from standfast.ops.observe.placement import placement_document
+
+    app = settings_of(args).app
+    if app is None:
+        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
+    with closing(log_of(args)) as log:
+        seen = look(log, app)
+    document = placement_document(seen)
+    if args.task is not None:
+        document["tasks"] = [one for one in document["tasks"] if one["task"] == args.task]
+        document["moves"] = [one for one in document["moves"] if one["task"] == args.task]
+        if not document["tasks"]:
+            known = ", ".join(str(one.task) for one in seen.tasks[:5]) or "no task"
+            raise InvalidRequest(f"application {app!r} has no task {args.task!r}: its placement has {known}, ...")
+    out.document(document)
+    out.line(f"{app} on {log.address}")
+    show_placed_instances(document, out)
+    out.line()
+    show_placed_tasks(document["tasks"], out)
+    if args.task is not None:
+        show_copies(document["tasks"][0], out)
+    out.line()
+    show_moves(document, document["moves"], out)
+    waiting = [one["id"] for one in document["instances"] if one["state"] == "waits"]
+    if waiting:
+        out.note(f"{', '.join(waiting[:5])}: live, with another version, program or placement than the leader's")
+    homeless = [one["task"] for one in document["tasks"] if one["state"] not in HAS_OWNER]
+    if homeless:
+        out.note(f"{len(homeless):,} tasks have no live instance, {homeless[0]} is the first")
+    return NEGATIVE if homeless else OK
+
+
+def look(log: Log, app: str) -> Seen:
+    """The placement of an application, as its log has it now.
+
+    Raises InvalidRequest for an application without managed placement, NotReady before its first generation,
+    Unavailable, and Corruption for records of a newer format.
+    """
+    from standfast.replication.placement.seen import seen
+    from standfast.replication.placement.topic import PlacementTopic
+    from standfast.replication.takeover import plans
+    from standfast.replication.topics.app_topics import PLACEMENT
+    from standfast.store.clock import SystemClock
+    from standfast.store.errors import NotReady
+
+    clock = SystemClock()
+    topic = PlacementTopic(log, app, "", clock, acceptable_lag=0)
+    with closing(topic):
+        state = topic.look_whole()
+        if state is None:
+            managed = sorted(
+                info.name.removesuffix(PLACEMENT) for info in log.admin.topics() if info.name.endswith(PLACEMENT)
+            )
+            raise InvalidRequest(
+                f'application {app!r} was never run with placement="managed" on log {log.address}: it has no topic '
+                f"{app}{PLACEMENT}; applications that have one: {', '.join(managed) or 'none'}"
+            )
+        group = log.group(app)
+        with closing(group):
+            members = {name: plan.managed for name, plan in plans(group.view()).items()}
+            leader = group.owners().get(topic.leader_id)
+        if state.valid is None:
+            raise NotReady(
+                f"no generation of the placement of application {app!r} is published yet: "
+                + (f"{len(members)} instances are live; ask again" if members else "no instance is live, start one")
+            )
+        return seen(app, state, members, leader, clock.wall_ms())
