@@ -15,7 +15,9 @@ is unknown: the writer reports that, and the next call settles it before it does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -106,6 +108,8 @@ class KafkaWriter:
         self._transactional: Producer | None = None
         self._fenced = False
         self._closed = False
+        self._using = threading.RLock()  # of the producers, by a call that is under way
+        self._depth = 0
         self._known: dict[TopicPartition, int] = {}
 
     @property
@@ -125,7 +129,8 @@ class KafkaWriter:
 
     def open(self) -> None:
         """Fence every older producer of the id at the broker."""
-        self._ready()
+        with self._use():
+            self._ready()
         self._fence.check()  # again: a newer claim may have come while the broker fenced for this one
 
     def append(self, batches: Batches) -> dict[TopicPartition, int]:
@@ -138,6 +143,10 @@ class KafkaWriter:
         self._check_fenced()
         self._fence.check()
         self._check_exist(rows)
+        with self._use():
+            return self._append(rows)
+
+    def _append(self, rows: Rows) -> dict[TopicPartition, int]:
         if self._plain is None:
             self._plain = self._cluster.connected(self._cluster.producer())
         plain = self._plain
@@ -175,15 +184,20 @@ class KafkaWriter:
         others = self._ends_of_empty(rows)  # before the commit: a failure after it would look like a failed commit
         if not offsets and not any(rows.values()):
             return others
+        with self._use():
+            return self._transact(rows, commit) | others
+
+    def _transact(self, rows: Rows, commit: GroupCommit | None) -> dict[TopicPartition, int]:
         producer = self._ready()
         asked = False  # whether the broker was asked to commit
         try:
             producer.begin_transaction()
-            if commit is not None and offsets:
+            if commit is not None and commit.offsets:
                 metadata = self._metadata_of(commit.group)
                 if commit.member is not None:
                     metadata = member_metadata(metadata, commit.member)
-                producer.send_offsets_to_transaction(kafka_offsets(offsets), metadata, self._cluster.timeout_s)
+                offsets = kafka_offsets(commit.offsets)
+                producer.send_offsets_to_transaction(offsets, metadata, self._cluster.timeout_s)
             ends = self._deliver(producer, rows)
             asked = True
             self._commit(producer)
@@ -194,15 +208,42 @@ class KafkaWriter:
             why = self._cluster.reason(producer, error, transactional=True)  # while the transaction is still there
             in_doubt = not self._abort(producer) and asked
             raise self._meaning(why, self._needs(rows, commit), in_doubt=in_doubt) from error
-        return ends | others
+        return ends
 
     def close(self) -> None:
-        """Drop the producers; the transactional id keeps its owner. Twice is fine."""
+        """Drop the producers; the transactional id keeps its owner. Twice is fine.
+
+        Another thread may be in a call of this writer: that call goes on, and drops the producers at its end.
+        """
         if not self._closed:
             self._closed = True
-            self._cluster.release(self._prepared, self._plain, self._transactional)
-            self._prepared = self._plain = self._transactional = None
+            self._release_unused()
             self._forget(self)
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        """The block uses the producers, so that a `close` meanwhile leaves them to its end."""
+        try:
+            with self._using:
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+        finally:
+            if self._closed:
+                self._release_unused()
+
+    def _release_unused(self) -> None:
+        """Release the producers, unless a call is under way: destroying a client under a call ends the process."""
+        if not self._using.acquire(blocking=False):
+            return
+        try:
+            if not self._depth:  # else a signal handler closes the writer within a call of the same thread
+                self._cluster.release(self._prepared, self._plain, self._transactional)
+                self._prepared = self._plain = self._transactional = None
+        finally:
+            self._using.release()
 
     # -- one transaction ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import gc
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,31 @@ def test_clients_of_an_owner_that_is_gone_are_destroyed_by_the_next_one(kafka_ad
         admin.list_topics(timeout=1)
     with pytest.raises(RuntimeError, match="closed"):
         consumer.list_topics(timeout=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["append", "transact"])
+def test_writer_that_another_thread_closes_ends_its_call_and_then_releases_its_producer(
+    kafka_address: str, tmp_path: Path, call: str
+) -> None:
+    log = open_log(f"kafka://{kafka_address}")
+    cluster: Cluster = log._cluster  # type: ignore[attr-defined]
+    topic = f"closed-{tmp_path.name}"
+    log.admin.create_topic(topic, 1, TopicPolicy())
+    source = TopicPartition(topic, 0)
+    batch = {source: [Outgoing(b"k", b"v" * 100, 1)] * 100_000}
+    writer = log.writer("closed", group=topic, owner="a") if call == "transact" else log.producer()
+    getattr(writer, call)({source: [Outgoing(b"k", b"v", 1)]})
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.append(getattr(writer, call)(batch)))
+    thread.start()
+    while thread.is_alive() and not len(writer._transactional or writer._plain or ()):  # type: ignore[attr-defined]
+        pass
+    under_way = thread.is_alive()
+    writer.close()
+    thread.join()
+    assert under_way
+    (found,) = ends
+    assert found == {source: 100_001 + (call == "transact")}  # the mark of the first transaction has an offset, too
+    log.close()
+    assert len(cluster._clients) == 1
