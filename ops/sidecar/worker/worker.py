@@ -29,7 +29,7 @@ from standfast.replication.log import Log
 from standfast.replication.shapes import replace
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
-from standfast.store.errors import InternalError, StandfastError, Unavailable, is_of_log
+from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import as_event, logger, print_as_parent
 from standfast.store.process.parent import Parent
 from standfast.store.task.state_dir import StateDir
@@ -198,7 +198,9 @@ def run() -> int:
     try:
         return main(parent)
     except BaseException as error:  # noqa: BLE001  the outermost frame: the server gets it and starts another
-        if not isinstance(error, Unavailable):  # of an outage the message says all, and the server logs it
+        if not (
+            isinstance(error, StandfastError) and is_of_log(error)
+        ):  # of those the message says all; the server logs it
             logger.exception("the standby worker ends", extra=as_event("process_failed"))
         try:
             parent.tell(report_line(Failed(type(error).__name__, str(error))))
