@@ -198,9 +198,7 @@ def run() -> int:
     try:
         return main(parent)
     except BaseException as error:  # noqa: BLE001  the outermost frame: the server gets it and starts another
-        if not (
-            isinstance(error, StandfastError) and is_of_log(error)
-        ):  # of those the message says all; the server logs it
+        if not is_of_log(error):  # else the message says all, and the server logs it
             logger.exception("the standby worker ends", extra=as_event("process_failed"))
         try:
             parent.tell(report_line(Failed(type(error).__name__, str(error))))
