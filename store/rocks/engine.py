@@ -55,6 +55,8 @@ LEVEL0_FAMILIES_MAX = 32
 SORT_ROWS_MIN = 2_000  # a batch of this many rows of one family is sorted first
 CLOSE_WAIT_S = 30.0
 CLOSE_POLL_S = 0.001
+OPEN_AGAIN = 5  # attempts, where this process itself holds the directory
+OPEN_AGAIN_S = 0.02
 READ_ONLY_ATTEMPTS = 5
 _TABLE_FILE = re.compile(r"^ (\d+):(\d+)\[", re.MULTILINE)
 READS = frozenset({"reading", "scanning"})  # damage that such a call meets lies in the family that it names
@@ -582,11 +584,19 @@ def _open(
     except Held as held:
         if not held.by_us:
             raise
-    # A signal handler interrupted a close, or an opening, whose handle then waits for the cycle collector.
-    for engine in list(_closing):
-        if engine._path == path:
-            engine.close()
-    gc.collect()
+    for _ in range(OPEN_AGAIN):
+        # A signal handler interrupted a close, or an opening, whose handle then waits for the cycle collector.
+        for engine in list(_closing):
+            if engine._path == path:
+                engine.close()
+        gc.collect()
+        try:
+            return _opened(path, options, access, where, added)
+        except Held as held:
+            if not held.by_us:
+                raise
+        # Or for a call of another thread, which ends once that thread gets the interpreter.
+        threading.Event().wait(OPEN_AGAIN_S)
     return _opened(path, options, access, where, added)
 
 
