@@ -79,13 +79,11 @@ TABLES = (
     ),
     TableSpec(
         *("instances", "Instances", "The instances that share the tasks, as their leader sees them."),
-        *(
-            (
-                *("instance", "leads", "state", "#slots", "tags", "#actives", "#standbys", "#warm-ups"),
-                *("#on disk", "#follows generation", "last report"),
-            ),
-            "",
+        (
+            *("instance", "leads", "state", "#slots", "tags", "#actives", "#standbys", "#warm-ups"),
+            *("#on disk", "#follows generation", "last report"),
         ),
+        "",
     ),
     TableSpec(
         *("placement", "Placement", "Every task of the application: its owner, its copies, and why it is there."),

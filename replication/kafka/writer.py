@@ -253,9 +253,9 @@ class KafkaWriter:
             if self._closed:
                 raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
             made, self._prepared = self._prepared, None
-            producer = made or self._cluster.transactional(self._fence.transactional_id)
+            producer = self._cluster.connected(made or self._cluster.transactional(self._fence.transactional_id))
             with self._cluster.released_on_error(producer):
-                self._initialise(self._cluster.connected(producer))
+                self._initialise(producer)
             self._transactional = producer
         return self._transactional
 

@@ -49,6 +49,7 @@ class Membership:
         self._process = Process(secrets.token_hex(8), where[:WHERE_CHARS])
         self._before: Process | None = None  # the process that was this member when this one joined
         self._before_seen = 0
+        self._written = ""  # the metadata that this process wrote last
         self._younger: Process | None = None
 
     def look(self) -> GroupView:
@@ -86,8 +87,8 @@ class Membership:
     def _join(self, group: Group) -> None:
         if not self._joined:
             self._before = self._process_in(group.view())
-        plan = replace(self.plan(), process=self._process)
-        self.view = group.join(self.member, plan.to_json(), lease_ms=self._lease_ms)
+        self._written = replace(self.plan(), process=self._process).to_json()
+        self.view = group.join(self.member, self._written, lease_ms=self._lease_ms)
         # The group did not hold this member any more, although it had joined before.
         if isinstance(self.view, EnteredView) and self._joined:
             reason = LEASE_STALLED if self._keeper.was_stalled() else LEASE_LATE
@@ -103,7 +104,9 @@ class Membership:
     def _process_in(self, view: GroupView) -> Process | None:
         """The process that wrote this member's metadata last; None if it is no live member, or does not say."""
         found = next((one.metadata for one in view.members if one.member_id == self.member), None)
-        return None if found is None else MemberPlan.from_json(found).process
+        if found is None or found == self._written:  # the usual case, ten times a second, which needs no reading
+            return None if found is None else self._process
+        return MemberPlan.from_json(found).process
 
     def _check_alone(self, found: Process | None) -> None:
         """Find another process with the same id: of two that write the same member, the younger one stops."""

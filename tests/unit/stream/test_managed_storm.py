@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from standfast.stream.session.task import TaskState
-from support.apps import text_of, write, written
+from support.apps import Running, text_of, write, written
 from support.placement import TASKS, Cluster
 from support.sessions import Bench
 
@@ -26,20 +26,20 @@ KEYS = 4
 
 
 class Storm:
-    """The instances, what they were fed, and for how long each task has had no owner."""
+    """A cluster whose instances change: the records fed by key, and the time since which each task has no owner."""
 
-    def __init__(self, bench: Bench, seed: int, guarantee: str, standby_replicas: int) -> None:
+    def __init__(self, bench: Bench, seed: int, standby_replicas: int) -> None:
         self.cluster = Cluster(
             bench,
             standby_replicas=standby_replicas,
-            guarantee=guarantee,
+            guarantee="exactly_once",
             lease_ms=LEASE_MS,
             restart_grace_ms=GRACE_MS,
             cache_max_bytes=0,
         )
         self.bench = bench
         self.random = Random(seed)
-        self.frozen: dict[str, object] = {}
+        self.frozen: dict[str, Running] = {}
         self.fed: Counter[str] = Counter()
         self.events: list[str] = []
         self._number = 0
@@ -56,7 +56,7 @@ class Storm:
         how = random.choice(["start", "start", "stop", "kill", "leader", "resume"])
         if how == "resume" and self.frozen:
             name = random.choice(sorted(self.frozen))
-            cluster.live[name] = self.frozen.pop(name)  # type: ignore[assignment]
+            cluster.live[name] = self.frozen.pop(name)
         elif how in ("start", "resume") or len(live) == 1:
             if len(live) == 4:
                 return
@@ -117,7 +117,7 @@ class Storm:
 def test_each_record_counts_once_and_each_task_has_an_owner_through_a_storm_of_changes(
     bench: Bench, seed: int, standby_replicas: int
 ) -> None:
-    storm = Storm(bench, seed, "exactly_once", standby_replicas)
+    storm = Storm(bench, seed, standby_replicas)
     storm.start()
     storm.rounds(5)
     for _ in range(CHANGES):
@@ -125,6 +125,6 @@ def test_each_record_counts_once_and_each_task_has_an_owner_through_a_storm_of_c
         for _ in range(ROUNDS // 20):
             storm.feed()
             storm.rounds(20)
-    storm.cluster.live.update(storm.frozen)  # type: ignore[arg-type]
+    storm.cluster.live.update(storm.frozen)
     storm.rounds(100)
     assert storm.counts() == {key: list(range(1, number + 1)) for key, number in storm.fed.items()}, storm.events
