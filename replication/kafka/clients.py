@@ -1,12 +1,18 @@
 """Clients of librdkafka, destroyed by their owners and never by the garbage collector.
 
     keep(client)      a strong reference, so that the client is no garbage
-    release(client)   destroyed at once; for an owner that has stopped using it
-    owner is gone     its clients wait in a queue for the next `keep` of any owner
+    release(client)   for an owner that has stopped using it: a consumer or an admin client is destroyed at once,
+                      a producer drops its unsent records and joins the unused ones
+    owner is gone     its clients wait in a queue for the next call of any owner
+    any call          unused producers to which no frame and no traceback refers are destroyed
 
 librdkafka ends the process (SIGABRT, "calling rd_kafka_destroy() from librdkafka owned thread") if a client is
 destroyed in one of its own threads. Those threads run the callbacks of admin requests, in Python, so that the garbage
 collector may run there as in any other thread. A log is garbage in a cycle, and so would be its clients.
+
+A producer is not closed: measured with confluent-kafka 2.16, `close` aborts an open transaction and waits for a broker's
+answer without limit, so that a writer whose broker went away would never raise its error. Dropping the last reference
+destroys a producer without asking a broker; the error that its owner raises keeps one for a while, in its traceback.
 
 Rules of this file: only threads of this process's own may call `keep` and `release`, as is so for all calls of a log. A
 client must not refer to its owner, or the owner would never be garbage.
@@ -14,18 +20,21 @@ client must not refer to its owner, or the owner would never be garbage.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from contextlib import suppress
+from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 T = TypeVar("T")
 
 # A SimpleQueue, because `put` may be called by the garbage collector while another `put` is under way.
 _left: SimpleQueue[dict[int, Any]] = SimpleQueue()
+_unused: deque[list[Producer]] = deque()  # each in a list of its own, so that its references can be counted
+_OWN_REFERENCES = 2  # the list's, and that of the argument of `sys.getrefcount`
 
 
 class Clients:
@@ -46,32 +55,38 @@ class Clients:
         return client
 
     def release(self, client: object) -> None:
-        """Destroy a client, and drop its unsent records; None and a second call change nothing."""
+        """End a client, and drop its unsent records; None and a second call change nothing."""
+        destroy_left()
         kept = self._kept.pop(id(client), None)
         if kept is not None:
-            _destroy(kept)
+            _end(kept)
 
 
 def destroy_left() -> None:
-    """Destroy the clients of owners that are gone."""
+    """Destroy the clients of owners that are gone, and the unused producers that no caller refers to any more."""
     while True:
         try:
             kept = _left.get_nowait()
         except Empty:
-            return
+            break
         while kept:
-            _, client = kept.popitem()
-            _destroy(client)
+            _end(kept.popitem()[1])
+    for _ in range(len(_unused)):
+        try:
+            only = _unused.popleft()
+        except IndexError:  # another thread is at it
+            return
+        if sys.getrefcount(only[0]) > _OWN_REFERENCES:
+            _unused.append(only)
+        else:
+            only.clear()  # the last reference, dropped in this thread
 
 
-def _destroy(client: Any) -> None:
+def _end(client: Any) -> None:
     if isinstance(client, AdminClient):
         client.__exit__(None, None, None)  # its only call that ends it
     elif isinstance(client, Producer):
-        client.purge()  # else `close` would wait for records that no caller awaits any more
-        closing: Any = client  # the library's types lack the argument
-        # A producer that was fenced says so once more, after it was destroyed; its owner has had that error already.
-        with suppress(KafkaException, SystemError):
-            closing.close(timeout=0)
+        client.purge()  # else it would go on sending for as long as it is referred to
+        _unused.append([client])
     else:
         client.close()

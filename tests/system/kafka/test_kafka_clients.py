@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from standfast.replication.kafka.address import parse_kafka_address
 from standfast.replication.kafka.clients import destroy_left
@@ -100,6 +101,25 @@ def test_clients_of_an_owner_that_is_gone_are_destroyed_by_the_next_one(kafka_ad
         admin.list_topics(timeout=1)
     with pytest.raises(RuntimeError, match="closed"):
         consumer.list_topics(timeout=1)
+
+
+def test_producer_is_destroyed_once_no_caller_refers_to_it_also_amid_a_transaction(kafka_address: str) -> None:
+    cluster = Cluster(parse_kafka_address(f"kafka://{kafka_address}"))
+    producer = cluster.connected(cluster.transactional("amid"))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    known = id(producer)
+
+    def is_there() -> bool:
+        return known in {id(one) for one in gc.get_objects() if isinstance(one, Producer)}
+
+    cluster.release(producer)
+    destroy_left()
+    assert is_there()
+    del producer
+    assert is_there()  # the garbage collector would not find it in any thread
+    destroy_left()
+    assert not is_there()
 
 
 @pytest.mark.slow
