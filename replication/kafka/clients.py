@@ -10,9 +10,9 @@ librdkafka ends the process (SIGABRT, "calling rd_kafka_destroy() from librdkafk
 destroyed in one of its own threads. Those threads run the callbacks of admin requests, in Python, so that the garbage
 collector may run there as in any other thread. A log is garbage in a cycle, and so would be its clients.
 
-A producer is not closed: measured with confluent-kafka 2.16, `close` aborts an open transaction and waits for a broker's
+A producer is not closed: measured with confluent-kafka 2.16, `close` aborts an open transaction and waits for the
 answer without limit, so that a writer whose broker went away would never raise its error. Dropping the last reference
-destroys a producer without asking a broker; the error that its owner raises keeps one for a while, in its traceback.
+destroys a producer without asking a broker; the error that its owner raises keeps it for a while, in the traceback.
 
 Rules of this file: only threads of this process's own may call `keep` and `release`, as is so for all calls of a log. A
 client must not refer to its owner, or the owner would never be garbage.
