@@ -267,7 +267,7 @@ def test_results_on_update_are_those_of_the_definition(kind: str, caching: bool,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(WINDOWS))
+@pytest.mark.parametrize("kind", [pytest.param("hopping", marks=pytest.mark.long), "session", "sliding", "tumbling"])
 @given(st.data(), st.sampled_from([1, 2, 5, open_windows.LIMIT_ENTRIES]))
 @settings(max_examples=60)
 def test_results_on_close_are_those_of_the_definition(kind: str, data: st.DataObject, limit: int) -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Phrases per 1,000 words of docstrings and comments, at most.
 ROOMS = ("standfast", "store", "replication", "restore", "stream", "ops")
 LIMITS = dict.fromkeys((*ROOMS, "docs"), 0.0) | {"tests": 0.3}
+pytestmark = pytest.mark.xdist_group("sources")  # one process reads the sources once
 COMMENT_SHARE = 0.05  # comment lines beside lines of code, at least
 
 

@@ -17,6 +17,8 @@ import pytest
 
 ROOMS = ("store", "replication", "restore", "stream", "ops")  # each may import those before it
 
+pytestmark = pytest.mark.xdist_group("sources")  # one process parses the sources once
+
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 

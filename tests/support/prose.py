@@ -14,6 +14,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 
 # Relative clauses without a noun, and words that stand for a subject without naming it.
 HIDDEN = re.compile(
@@ -52,24 +53,32 @@ def prose_of(source: str) -> Iterator[tuple[int, str]]:
         yield first, " ".join(run)
 
 
-def comments_of(source: str) -> Iterator[tuple[int, str]]:
+def comments_of(source: str) -> tuple[tuple[int, str], ...]:
     """(line, text) of each line that has a comment."""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string) and not token.string.startswith("#!"):
-            yield token.start[0], token.string.lstrip("# ")
+    return _tokens(source)[0]
 
 
 def code_lines(source: str) -> int:
     """How many lines hold code: without docstrings, comments and blanks."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
+    lines = set(_tokens(source)[1])
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
             first = node.body[0]
             lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return len(lines)
+
+
+@cache  # the slow part of these tests
+def _tokens(source: str) -> tuple[tuple[tuple[int, str], ...], frozenset[int]]:
+    """The comments, as (line, text), and the lines that hold tokens of code."""
+    comments: list[tuple[int, str]] = []
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+        elif token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string) and not token.string.startswith("#!"):
+            comments.append((token.start[0], token.string.lstrip("# ")))
+    return tuple(comments), frozenset(lines)
 
 
 def messages_of(source: str) -> Iterator[tuple[int, str]]:

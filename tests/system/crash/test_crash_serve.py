@@ -181,7 +181,7 @@ class Load:
 
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(RUNS))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, RUNS))])
 def test_acknowledged_commits_survive_kills_of_the_sidecar(sidecars: Sidecars, number: int) -> None:
     guarantee = GUARANTEES[number % 2]
     crash(sidecars.start(app__guarantee=guarantee), number, "in", exactly_once=guarantee == "exactly_once")

@@ -127,6 +127,7 @@ def test_raw_bytes_are_the_default_and_hash_to_the_digest_of_the_store(spark: An
     assert (low, count) == (filled.digests["kv"].low_sum, filled.digests["kv"].count)
 
 
+@pytest.mark.long
 def test_rebuilt_folder_is_the_same_table(spark: Any, filled: Filled, tmp_path: Path) -> None:
     for name in ("kv", "win"):
         what = preflight(filled.bench.log, "app", filled.spec(name))

@@ -112,7 +112,7 @@ class Storm:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("standby_replicas", [1, 0])
+@pytest.mark.parametrize("standby_replicas", [1, pytest.param(0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(number, marks=pytest.mark.long) for number in range(2, 12))])
 def test_each_record_counts_once_and_each_task_has_an_owner_through_a_storm_of_changes(
     bench: Bench, seed: int, standby_replicas: int
