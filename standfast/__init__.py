@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         TooLarge,
         Unavailable,
         UnknownStore,
+        WorkerFailed,
     )
     from standfast.store.results import (
         PUT_NOT_VALID,
@@ -158,6 +159,7 @@ __all__ = [
     "Fenced",
     "Corruption",
     "Closed",
+    "WorkerFailed",
     "InternalError",
 ]
 
@@ -231,6 +233,7 @@ _HOMES = {
     "Fenced": "standfast.store.errors:Fenced",
     "Corruption": "standfast.store.errors:Corruption",
     "Closed": "standfast.store.errors:Closed",
+    "WorkerFailed": "standfast.store.errors:WorkerFailed",
     "InternalError": "standfast.store.errors:InternalError",
 }
 

@@ -14,6 +14,7 @@
       Fenced              a newer owner exists: give up the task
       Corruption          stop and call a person (or restore from the log)
       Closed              it was closed: open a new one
+      WorkerFailed        the program failed in a worker process: read its last lines, and fix it
       InternalError       our bug, please report
 
 Rules of this file: a message says what, where (store, topic-partition, offset) and the fix. A new class is added
@@ -123,6 +124,11 @@ class Corruption(StandfastError):
 
 class Closed(StandfastError):
     """The object was closed."""
+
+
+class WorkerFailed(StandfastError):
+    """A worker process of an application ended again and again, or the program failed in it. The message names the
+    worker, how it ended, and the last lines of its standard error, or the program's own exception."""
 
 
 class InternalError(StandfastError):

@@ -6,6 +6,7 @@ document                                                         views as versio
 records, explained (ranges, formats) <── topic                   the placement topic
 seen                                                             a placement as people see it
 group_standbys                                                   placement `group`: every member works it out alike
+workers                                                          the tasks of one instance over its worker processes
 """
 
 from standfast.replication.placement.document import read_view, write_view

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, Self, TypeVar
+from typing import IO, Any, BinaryIO, Generic, Self, TypeVar
 
 from standfast.store.clock import Clock
 from standfast.store.errors import InternalError, StandfastError
@@ -132,24 +132,15 @@ class ChildProcess(Generic[Answer]):
             lent.append(os.pidfd_open(os.getpid()))
         try:
             # -P: a file of the working directory must not replace a module.
-            # A process group of its own: Ctrl-C is for this process, which ends its children itself, in order.
-            self._process = subprocess.Popen(
+            self._process, self._stdin, self._stdout = self._spawn(
                 [sys.executable, "-P", "-m", module, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                bufsize=0,
-                pass_fds=lent,
-                process_group=0,
-                env=os.environ
-                | child_environment()
-                | {PARENT_VARIABLE: str(lent[-1] if len(lent) > len(lend) else "")},
+                lent,
+                str(lent[-1] if len(lent) > len(lend) else ""),
+                stderr,
             )
         finally:
             for handle in lent[len(lend) :]:
                 os.close(handle)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
         self.started_ms = self.heard_ms = clock.monotonic_ms()
@@ -158,6 +149,10 @@ class ChildProcess(Generic[Answer]):
     def pid(self) -> int:
         """Process id, also of one that has ended."""
         return self._process.pid
+
+    def fileno(self) -> int:
+        """Handle to wait at for answers and for the end."""
+        return self._stdout.fileno()
 
     def order(self, line: bytes) -> None:
         """Send a whole line, from any thread, without waiting: a later `poll` sends the bytes that the pipe refuses."""
@@ -223,6 +218,28 @@ class ChildProcess(Generic[Answer]):
     ) -> None:
         self.kill()
 
+    def give_up(self, why: str) -> None:
+        """Have the next `poll` kill it, for a reason that `ended` then gives."""
+        self._why = self._why or why
+
+    def _spawn(
+        self, command: Sequence[str], lent: Sequence[int], parent: str, stderr: BinaryIO | None
+    ) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+        """The process, and the ends of its orders and answers here. `parent`: the lent handle of this process."""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            bufsize=0,
+            pass_fds=lent,
+            # A group of its own: Ctrl-C is for this process, which ends its children itself, in order.
+            process_group=0,
+            env=os.environ | child_environment() | {PARENT_VARIABLE: parent},
+        )
+        assert process.stdin is not None and process.stdout is not None
+        return process, process.stdin, process.stdout
+
     def _write_orders(self) -> None:
         while self._orders:
             try:
@@ -271,14 +288,18 @@ class ChildProcess(Generic[Answer]):
 
     def _end(self) -> None:
         self._process.kill()
-        code, words = self._process.wait(), ""
+        code = self._process.wait()
         with contextlib.suppress(OSError), self._ordering:
             self._stdin.close()
         self._stdout.close()
-        if self._stderr is not None:
-            with self._stderr as file:
-                words = last_words(file)
-        self.ended = Ended(code, self._why, words)
+        self.ended = Ended(code, self._why, self._last_words())
+
+    def _last_words(self) -> str:
+        """The end of its standard error, once it has ended; "" if this process shares that."""
+        if self._stderr is None:
+            return ""
+        with self._stderr as file:
+            return last_words(file)
 
 
 def last_words(file: BinaryIO) -> str:

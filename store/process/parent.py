@@ -1,5 +1,7 @@
 """The child's side of a parent process: this process ends with it, and a `ChildProcess` exchanges lines with it.
 
+    parent.py PID COMMAND ...     as a script: bound to process PID, this process becomes the command
+
 Rules of this file: Linux, plain system calls; it imports no other file of ours, so that small processes start quickly.
 """
 
@@ -9,11 +11,39 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "STANDFAST_PARENT_FD"  # the lent handle (pidfd) of the process that started this one
+# Of a program: "PID:ORDERS:ANSWERS:PIDFD", its parent and the lent handles; PIDFD may be empty.
+CHANNEL_VARIABLE = "STANDFAST_WORKER"
 READ_BYTES = 1 << 16
+
+
+class Channel(NamedTuple):
+    """Lent handles of a program: its orders, its answers, and the pidfd of its parent, -1 for none."""
+
+    orders: int
+    answers: int
+    parent: int
+
+
+def lent_channel() -> Channel | None:
+    """The channel to the process that started this one as a `ProgramProcess`; None for any other process.
+
+    Later calls return None, and children of this process inherit neither the variable nor the handles.
+    """
+    words = os.environ.pop(CHANNEL_VARIABLE, "").split(":")
+    # A process that the program started may have inherited the variable: its parent is another one.
+    if len(words) != 4 or words[0] != str(os.getppid()):
+        return None
+    channel = Channel(int(words[1]), int(words[2]), int(words[3] or -1))
+    for handle in channel:
+        if handle >= 0:
+            os.set_inheritable(handle, False)
+    return channel
 
 
 def bind_to_parent(parent: int) -> bool:
@@ -33,27 +63,32 @@ class Parent:
     It ends at once and closes nothing: the log has all rows that are not durable here, and hung threads must not hold
     the parent's locks. Standard output becomes standard error, so that no other text comes between the answers.
     `beat_ms` is the interval of heartbeats to the parent, however long this process works; None for no heartbeats.
+    With a `channel` orders and answers go through it, and standard input and output stay as they are.
     """
 
-    def __init__(self, beat_ms: int | None = None) -> None:
-        self._answers = os.dup(1)
-        os.dup2(2, 1)
+    def __init__(self, beat_ms: int | None = None, channel: Channel | None = None) -> None:
+        if channel is None:
+            self._orders, self._answers = 0, os.dup(1)
+            os.dup2(2, 1)
+        else:
+            self._orders, self._answers = channel.orders, channel.answers
         self._telling = threading.Lock()
         self._pending = b""
-        threading.Thread(target=_end_with, args=(_ended(),), name="standfast-parent", daemon=True).start()
+        ended = _ended() if channel is None else _watched(channel.parent, channel.orders)
+        threading.Thread(target=_end_with, args=(ended,), name="standfast-parent", daemon=True).start()
         if beat_ms is not None:
             threading.Thread(target=self._beat, args=(beat_ms,), name="standfast-beat", daemon=True).start()
 
     def orders(self, wait_ms: int | None) -> list[bytes]:
         """Orders that have arrived, after at most `wait_ms` for the first; None waits without bound.
 
-        The end of standard input ends this process.
+        The end of the orders ends this process.
         """
         ready = select.poll()
-        ready.register(0, select.POLLIN)
+        ready.register(self._orders, select.POLLIN)
         if not ready.poll(wait_ms):
             return []
-        piece = os.read(0, READ_BYTES)
+        piece = os.read(self._orders, READ_BYTES)
         if not piece:
             os._exit(0)
         *lines, self._pending = (self._pending + piece).split(b"\n")
@@ -77,16 +112,27 @@ class Parent:
 
 def _ended() -> select.poll:
     """A poll that is ready once the parent has ended: on its pidfd, or without one on the orders' pipe's hang-up."""
-    ended = select.poll()
     lent = os.environ.pop(PARENT_VARIABLE, "")  # children of this process must not inherit it: their parent is this one
     if lent:
         os.set_inheritable(int(lent), False)
-        ended.register(int(lent), select.POLLIN)
+    return _watched(int(lent or -1), 0)
+
+
+def _watched(parent: int, orders: int) -> select.poll:
+    ended = select.poll()
+    if parent >= 0:
+        ended.register(parent, select.POLLIN)
     else:
-        ended.register(0, 0)  # no events: POLLHUP comes unasked, and orders must not wake this thread
+        ended.register(orders, 0)  # no events: POLLHUP comes unasked, and orders must not wake this thread
     return ended
 
 
 def _end_with(ended: select.poll) -> None:
     ended.poll()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    # The binding lasts over exec, so that the program ends with its parent from its first line on.
+    if bind_to_parent(int(sys.argv[1])):
+        os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command of the program that calls

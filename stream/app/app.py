@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, TypeVar, Unpack, cast, get_args
 
 from standfast.replication.kafka.callbacks import with_settings
+from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
@@ -31,9 +32,11 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic
+from standfast.store.process.parent import lent_channel
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems
 from standfast.store.specs import KeyValueStore, StoreSpec
+from standfast.store.task.state_dir import StateDir
 from standfast.stream.app.producer import Producer, formats_of
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
@@ -42,7 +45,12 @@ from standfast.stream.runtime.runner import RunnerSettings
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import CANCEL_TIMEOUT_MS, SourceRuns
 from standfast.stream.session.session import Session
-from standfast.stream.session.settings import DISCOVERY_DEFAULT_MS, SessionOptions, SessionSettings
+from standfast.stream.session.settings import (
+    DISCOVERY_DEFAULT_MS,
+    LEASE_DEFAULT_MS,
+    SessionOptions,
+    SessionSettings,
+)
 from standfast.stream.signatures import spelled_out
 from standfast.stream.source import Source
 from standfast.stream.stream_time import Policy
@@ -56,6 +64,11 @@ from standfast.stream.topology.sources import SourceOptions, SourceSettings, Tab
 from standfast.stream.topology.stateless import ToTable
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.trace import Tracing
+from standfast.stream.workers.command import Program, this_program
+from standfast.stream.workers.counts import Workers, cores, worker_count, worker_options, workers_problems
+from standfast.stream.workers.session import WorkerSession
+from standfast.stream.workers.supervisor import Supervisor
+from standfast.stream.workers.worker import run_worker
 
 P = TypeVar("P", bound=type[Processor])
 POLL_MS = 50
@@ -90,9 +103,13 @@ class App:
     clock                  source of times; None: the system's clock
     listeners              receive restores, standbys and commits from the start
 
+    workers                number of processes that process its tasks, "auto" for one per core: see run()
+
     The options that follow are those of its session. `placement` is "shared" (each task runs where it was first free,
     until that instance has gone) or "managed" (a leader among the instances spreads tasks and standbys evenly).
     """
+
+    program: Program | None = None  # runs this program again for workers; None: the command that started this process
 
     def __init__(
         self,
@@ -113,28 +130,27 @@ class App:
         tracing: bool = False,
         create_topics: bool = False,
         source_cancel_timeout_ms: int = CANCEL_TIMEOUT_MS,
+        workers: Workers = 1,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
         **settings: Unpack[SessionOptions],
     ) -> None:
         check_name("application", name)
         refuse(_setting_problems(settings))
-        refuse(
-            [
-                *list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]"),
-                *list_problems("listeners", listeners, Listener, "[MyListener()]"),
-                *serde_problems(default_key_serde=default_key_serde, default_value_serde=default_value_serde),
-                *([] if state_dir is None else path_problems("state_dir", state_dir)),
-            ]
-        )
+        found = _argument_problems(stores, listeners, default_key_serde, default_value_serde)
+        found += [] if state_dir is None else path_problems("state_dir", state_dir)
+        refuse([*found, *workers_problems(workers)])
         _check_kinds(log, log_format, restart, create_topics=create_topics, tracing=tracing)
         if log is not None:
             log = with_settings(log, settings.get("kafka"))
         _check(
             stream_time,
             (("commit_interval_ms", commit_interval_ms, 1), ("watermark_interval_ms", watermark_interval_ms, 0)),
-            (("linger_ms", linger_ms, 0), ("batch_bytes", batch_bytes, 1)),
-            (("source_cancel_timeout_ms", source_cancel_timeout_ms, 1),),
+            (
+                ("linger_ms", linger_ms, 0),
+                ("batch_bytes", batch_bytes, 1),
+                ("source_cancel_timeout_ms", source_cancel_timeout_ms, 1),
+            ),
         )
         self.name = name
         self.stream_time: Policy = stream_time
@@ -149,6 +165,7 @@ class App:
         self.settings: SessionOptions = settings
         self.discovery_interval_ms = settings.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
         self.create_topics = create_topics
+        self.workers: Workers = workers
         self.log_format: LogFormat | None = log_format
         self.builder = TopologyBuilder(name, self.stores)
         self.session: Session | None = None
@@ -156,7 +173,7 @@ class App:
         self._defaults = Defaults(default_key_serde, default_value_serde)
         self._log_address = log
         self._state_dir = state_dir
-        self._listeners = (*listeners, *(() if self.tracing is None else (self.tracing.listener,)))
+        self.session_listeners = (*listeners, *(() if self.tracing is None else (self.tracing.listener,)))
         self._assembled: Assembled | None = None
         self._paused = False
         self._stop = threading.Event()
@@ -322,24 +339,34 @@ class App:
     def open(self) -> Session:
         """Open the session (state directory, log, membership); run() does this too."""
         if self.session is None:
-            if self._log_address is None or self._state_dir is None:
-                raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
-            # State under a numbered name would not be found again after the next change of the program.
-            if self.builder.nameless:
-                raise BadConfig(self.builder.nameless)
-            # A log of its own, closed before the session opens one: topics are checked before any state is opened.
-            log = open_log(self._log_address, clock=self.clock, kafka=self.settings.get("kafka"))
-            try:
-                growing = self.discovery_interval_ms is not None
-                self._assembled = assemble(
-                    self.builder, log.admin, self._log_address, growing=growing, create=self.create_topics
-                )
-            finally:
-                log.close()
-            for line in self._assembled.notes:
-                logger.warning("application %s: %s", self.name, line, extra=as_event("app_note", app=self.name))
-            self.session = self.open_session(self._assembled, self._log_address, self._state_dir, self.clock)
+            assembled = self.assemble()
+            log, state_dir = self.places()
+            self.session = self.open_session(assembled, log, state_dir, self.clock)
         return self.session
+
+    def assemble(self) -> Assembled:
+        """Check the program against the topics of its log, and number its tasks. Raises BadConfig."""
+        address, _ = self.places()
+        # State under a numbered name would not be found again after the next change of the program.
+        if self.builder.nameless:
+            raise BadConfig(self.builder.nameless)
+        # A log of its own, closed before the session opens one: topics are checked before any state is opened.
+        log = open_log(address, clock=self.clock, kafka=self.settings.get("kafka"))
+        try:
+            growing = self.discovery_interval_ms is not None
+            assembled = assemble(self.builder, log.admin, address, growing=growing, create=self.create_topics)
+        finally:
+            log.close()
+        for line in assembled.notes:
+            logger.warning("application %s: %s", self.name, line, extra=as_event("app_note", app=self.name))
+        self._assembled = assembled
+        return assembled
+
+    def places(self) -> tuple[str, str | Path]:
+        """The log's address, and the state directory. Raises BadConfig without either."""
+        if self._log_address is None or self._state_dir is None:
+            raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
+        return self._log_address, self._state_dir
 
     def open_session(
         self, assembled: Assembled, log: str, state_dir: str | Path, clock: Clock, *, background: bool = True
@@ -358,7 +385,7 @@ class App:
             groups=assembled.groups,
             clock=clock,
             background=background,
-            listeners=self._listeners,
+            listeners=self.session_listeners,
             **shared,
         )
         # The same counter object, so that metrics of the session show drops without copying them.
@@ -379,18 +406,33 @@ class App:
             tracing=self.tracing,
         )
 
-    def run(self) -> None:
+    def run(self, *, workers: Workers | None = None) -> None:
         """Process until stop() or SIGTERM/SIGINT; commits and closes cleanly at the end.
+
+        workers  number of processes that process the tasks of this instance, "auto" for one per core; None: as given
+                 to App. 1: this process alone
 
         A failed task is opened again as the restart strategy says. Once it may not be, the other tasks commit, all
         is closed, and its error ends the run, with a note that says why. Uncommitted records are processed again by
         the next run. Lines about tasks and failures go through the logger `standfast`; while the program has set up
         no handler for them, they are printed to stderr, in the form of `log_format`.
+
+        With several workers the program runs once more in each, from its first line to this call, which *is* the
+        worker there and does not return: every line before the call runs once per process. This
+        process then only supervises. Raises BadConfig for a notebook, a REPL or `-c`, WorkerFailed for a worker that
+        dies again and again.
         """
+        channel = lent_channel()
         # A span of the program around this call is no parent of records, and goes into no header.
         with printed(self.log_format), nullcontext() if self.tracing is None else self.tracing.apart():
+            if channel is not None:
+                run_worker(AppWorker(self), channel)
             try:
-                self._run()
+                count = worker_count(self.workers if workers is None else workers, cores(), self.settings)
+                if count == 1:
+                    self._run(self._run_caught)
+                else:
+                    self._run(partial(self._supervise, count, self.program or this_program()))
             except Exception as error:
                 logger.error(
                     "application %s ends: %s: %s",
@@ -402,11 +444,11 @@ class App:
                 raise
             logger.info("application %s ended", self.name, extra=as_event("app_ended", app=self.name))
 
-    def _run(self) -> None:
+    def _run(self, body: Callable[[], None]) -> None:
         # Before anything is open: a signal that comes while the session opens ends the run as cleanly as a later one.
         previous = self._catch_signals()
         try:
-            self._run_caught()
+            body()
         finally:
             # Last, so that a second signal does not break off the last commit or the closing.
             for number, handler in previous.items():
@@ -414,9 +456,7 @@ class App:
 
     def _run_caught(self) -> None:
         session = self.open()
-        about = as_event("app_started", app=self.name, instance=session.instance_id, state_dir=str(session.state_path))
-        logger.info("application %s runs as instance %s, state in %s", self.name, session.instance_id,
-                    session.state_path, extra=about)  # fmt: skip
+        self._told_start(session.instance_id, session.state_path)
         assembled = self._assembled
         assert assembled is not None
         try:
@@ -425,9 +465,42 @@ class App:
         finally:
             self.session = None
 
-    def _work(self, session: Session, assembled: Assembled) -> None:
+    def _told_start(self, instance: str, state_path: Path, workers: int = 1) -> None:
+        about = as_event("app_started", app=self.name, instance=instance, state_dir=str(state_path), workers=workers)
+        by = "" if workers == 1 else f", by {workers} workers"
+        logger.info("application %s runs as instance %s, state in %s%s", self.name, instance, state_path, by,
+                    extra=about)  # fmt: skip
+
+    def _supervise(self, workers: int, program: Program) -> None:
+        if self.session is not None:
+            raise BadConfig(
+                [f"application {self.name!r} is open in this process: run(workers={workers}) needs it closed first"]
+            )
+        assembled, (log, state_dir) = self.assemble(), self.places()
+        supervisor = Supervisor(
+            self.name,
+            log=log,
+            state_dir=state_dir,
+            groups=assembled.groups,
+            options=self.settings,
+            restart=self.restart,
+            workers=workers,
+            program=program,
+            clock=self.clock,
+        )
+        self._told_start(supervisor.instance_id, supervisor.state_path, workers)
+        with _closing(f"application {self.name}", supervisor.close):
+            runners = self.runner_settings(assembled, self.clock)
+            discovery = SourceDiscovery(supervisor, assembled.topology, runners, self.discovery_interval_ms, self.clock)
+            while not self._stop.is_set():
+                supervisor.pool.pause(self._paused)
+                discovery.poll()
+                supervisor.poll_once()
+
+    def make_loop(self, session: Session, assembled: Assembled) -> Loop:
+        """The loop over the tasks of a session; for run() and for worker processes."""
         runners = self.runner_settings(assembled, self.clock)
-        loop = Loop(
+        return Loop(
             session,
             assembled.topology,
             runners,
@@ -439,6 +512,9 @@ class App:
             sources=self.source_runs,
             discovery=SourceDiscovery(session, assembled.topology, runners, self.discovery_interval_ms, self.clock),
         )
+
+    def _work(self, session: Session, assembled: Assembled) -> None:
+        loop = self.make_loop(session, assembled)
         with _closing(f"tasks of application {self.name}", loop.close):
             while not self._stop.is_set():
                 loop.paused = self._paused
@@ -503,6 +579,42 @@ class App:
         return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
 
 
+class AppWorker:
+    """The application, as its worker process needs it."""
+
+    def __init__(self, app: App) -> None:
+        self.name = app.name
+        self.clock = app.clock
+        self.lease_ms = app.settings.get("lease_ms", LEASE_DEFAULT_MS)
+        self.assemble = app.assemble
+        self.loop = app.make_loop
+        self._app = app
+
+    def facts(self) -> dict[str, str]:
+        """The settings that must be those of the supervisor."""
+        log, state_dir = self._app.places()
+        guarantee = SessionSettings.of(self._app.settings).guarantee
+        return {"log": log, "state_dir": str(Path(state_dir).absolute()), "guarantee": guarantee}
+
+    def session(
+        self, assembled: Assembled, state_dir: StateDir, progress: LeaseProgress, workers: int
+    ) -> WorkerSession:
+        """The session of this process, with its share of the instance's settings."""
+        app = self._app
+        session = WorkerSession(
+            app.name,
+            log=app.places()[0],
+            state_dir=state_dir,
+            progress=progress,
+            groups=assembled.groups,
+            clock=app.clock,
+            listeners=app.session_listeners,
+            **worker_options(app.settings, workers),
+        )
+        session.counters.dropped = app.drops.counts
+        return session
+
+
 def open_telemetry(app: str, log: str | None) -> Tracing:
     """The spans of an application. Raises BadConfig without the extra `otel`."""
     try:
@@ -515,6 +627,14 @@ def open_telemetry(app: str, log: str | None) -> Tracing:
             ["tracing=True needs the library 'opentelemetry', which is not installed: pip install 'standfast[otel]'"]
         ) from error
     return OpenTelemetry(app, KAFKA if (log or "").startswith("kafka:") else EMBEDDED)
+
+
+def _argument_problems(stores: object, listeners: object, key: object, value: object) -> list[str]:
+    return [
+        *list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]"),
+        *list_problems("listeners", listeners, Listener, "[MyListener()]"),
+        *serde_problems(default_key_serde=key, default_value_serde=value),
+    ]
 
 
 def _setting_problems(settings: Mapping[str, Any]) -> list[str]:

@@ -13,24 +13,34 @@ and checked again an interval later; the reading of records decides about it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from standfast.replication.discovery import Discovery
+from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InvalidRequest, StateLost, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.stream.runtime.runner import RunnerSettings
-from standfast.stream.session.session import Session
 from standfast.stream.topology.nodes import SubTopology
 from standfast.stream.topology.topology import Topology
+
+
+class Growing(Protocol):
+    """The session, or the supervisor of worker processes, whose tasks grow."""
+
+    log: Log
+
+    def grow(self, partitions: Mapping[int, int]) -> None: ...
 
 
 class SourceDiscovery:
     """Checks every `interval_ms`; None: never. Raises BadConfig for a source topic that was deleted."""
 
     def __init__(
-        self, session: Session, topology: Topology, runners: RunnerSettings, interval_ms: int | None, clock: Clock
+        self, session: Growing, topology: Topology, runners: RunnerSettings, interval_ms: int | None, clock: Clock
     ) -> None:
         self._session = session
         self._admin = session.log.admin

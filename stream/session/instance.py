@@ -39,7 +39,7 @@ from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.groups import all_task_ids, program_of
-from standfast.stream.session.managed import ManagedPlacement
+from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.mending import Loss
 from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
@@ -92,6 +92,7 @@ class Instance:
         if placement_topic is not None:
             self.managed = ManagedPlacement(
                 self,
+                LocalPart(self),
                 placement_topic,
                 Settings(
                     settings.standby_replicas,
@@ -103,6 +104,7 @@ class Instance:
                 frozenset(number for number, group in opener.groups.items() if not group.specs),
                 opener.rows_on_disk(),
             )
+        self.ordered: Callable[[], None] | None = None  # in a worker process: the round that follows its supervisor
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
         self._clock = clock
@@ -311,11 +313,17 @@ class Instance:
             self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)
             if self.managed is not None:
                 self.managed.tick(now_ms)
+            elif self.ordered is not None:
+                self.ordered()
             elif self.follower is not None:
                 self.follower.tick(now_ms)
             else:
                 self._take_over.tick()
         return restored.records + tailed.applied
+
+    def follow_now(self) -> None:
+        """Decide about tasks in the next round, and not after the interval."""
+        self._next_take_over_ms = 0
 
     def close(self) -> None:
         """Close every task and leave the group, so that other members may take over at once."""

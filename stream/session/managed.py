@@ -11,13 +11,17 @@
 Until it has given a task up, the owner serves it; the log fences an owner that stalled. The lead is a claim of the log
 (`<app>-leader`) and ends with the leader's lease; an instance that joins never takes it.
 
+`Part` brings the instance's tasks about: `LocalPart` opens and closes them in this process. A supervisor of worker
+processes has one that gives orders to them (`standfast.stream.workers`), which each carries out by a `LocalPart`.
+
 Rules of this file: driven by the instance under the session's lock; `standfast.replication.placement` decides. Work
 that failed because the log was unavailable is tried again at the next tick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
@@ -29,19 +33,114 @@ from standfast.replication.takeover import Traits, plans
 from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
+from standfast.stream.session.membership import Membership
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import GONE, Task, TaskState
+from standfast.stream.session.writers import Writers
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
 
 
+class Placed(Protocol):
+    """An instance, as its placement needs it. `shared`: all tasks of the application."""
+
+    app: str
+    shared: frozenset[TaskId] | None
+    writers: Writers
+    membership: Membership
+    standbys_missing: int
+
+
+class Facts(NamedTuple):
+    """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks."""
+
+    running: frozenset[TaskId]
+    restoring: frozenset[TaskId]
+    lags: Mapping[TaskId, int]
+
+
+class Part(Protocol):
+    """The tasks of one instance, as placement gives and takes them."""
+
+    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
+        """Hold these tasks and no others. An active task is opened once it `is_free`: no other instance runs it."""
+        ...
+
+    def facts(self) -> Facts:
+        """The tasks that are held now."""
+        ...
+
+    def held(self) -> Collection[TaskId]:
+        """Tasks whose directories may be open."""
+        ...
+
+    def give_way(self, owners: Mapping[TaskId, str]) -> None:
+        """Give up the active tasks that have a newer owner."""
+        ...
+
+
+class LocalPart:
+    """The tasks of this process."""
+
+    def __init__(self, instance: Holder) -> None:
+        self._instance = instance
+
+    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
+        """As in `Part`."""
+        instance = self._instance
+        for task_id, task in list(instance.tasks.items()):
+            if task.role == "active" and task_id in active:
+                task.leaving = False  # the move was taken back before the loop had let it go
+            elif task.role == "active":
+                self._give_up(task_id, task)
+            elif task.role == "standby" and task_id not in active | standby:
+                instance.revoke(task_id)
+        held = instance.tasks
+        due = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
+        due = [one for one in due if is_free(one)]
+        instance.writers.connect(due)
+        for task_id in due:
+            # Its former owner reported that it runs the task no more, so it may be taken from a live member.
+            instance.take(task_id, if_free=False)
+        for task_id in sorted(standby - instance.tasks.keys()):
+            instance.try_standby(task_id)
+
+    def facts(self) -> Facts:
+        """As in `Part`."""
+        tasks = dict(self._instance.tasks)
+        active = frozenset(one for one, task in tasks.items() if task.role == "active" and task.state not in GONE)
+        running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
+        lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
+        for tailed in self._instance.readiness.tailer.changelogs.values():
+            if tailed.task in lags:
+                lags[tailed.task] += tailed.lag
+        return Facts(running, active - running, lags)
+
+    def held(self) -> Collection[TaskId]:
+        """As in `Part`."""
+        return self._instance.tasks.keys()
+
+    def give_way(self, owners: Mapping[TaskId, str]) -> None:
+        """As in `Part`."""
+        self._instance.writers.give_way(self._instance.tasks, owners)
+
+    def _give_up(self, task_id: TaskId, task: Task) -> None:
+        """Close an active task that is not this process's any more, after its loop has committed it."""
+        if task.looped and task.state is TaskState.RUNNING:
+            task.leaving = True
+            return
+        logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
+        self._instance.revoke(task_id)
+
+
 class ManagedPlacement:
-    """One instance's part in managed placement. `stateless`: groups without stores."""
+    """One instance's part in managed placement. `tasks` holds its tasks; `stateless`: groups without stores."""
 
     def __init__(
         self,
-        instance: Holder,
+        instance: Placed,
+        tasks: Part,
         topic: PlacementTopic,
         settings: Settings,
         traits: Traits,
@@ -50,6 +149,7 @@ class ManagedPlacement:
     ) -> None:
         self.round: Round | None = None  # the last decision, of a leader
         self._instance = instance
+        self._tasks = tasks
         self._topic = topic
         self._settings = settings
         self._program = traits.program
@@ -82,7 +182,7 @@ class ManagedPlacement:
         self._topic.look()
         owners, leader = writers.owners_and_leader(instance.shared or frozenset(), self._topic.leader_id)
         self._leader = leader
-        writers.give_way(instance.tasks, owners)
+        self._tasks.give_way(owners)
         if self._waits(members):
             return
         self._look_at_disk()
@@ -203,30 +303,7 @@ class ManagedPlacement:
             self._part = (valid, *_part_of(valid, instance.membership.member))
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
         active, standby = self._part[1] & known, self._part[2] & known
-        for task_id, task in list(instance.tasks.items()):
-            if task.role == "active" and task_id in active:
-                task.leaving = False  # the move was taken back before the loop had let it go
-            elif task.role == "active":
-                self._give_up(task_id, task)
-            elif task.role == "standby" and task_id not in active | standby:
-                instance.revoke(task_id)
-        held = instance.tasks
-        due = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
-        due = [one for one in due if self._is_free(one, valid.generation, members, owners)]
-        instance.writers.connect(due)
-        for task_id in due:
-            # Its former owner reported that it runs the task no more, so it may be taken from a live member.
-            instance.take(task_id, if_free=False)
-        for task_id in sorted(standby - instance.tasks.keys()):
-            instance.try_standby(task_id)
-
-    def _give_up(self, task_id: TaskId, task: Task) -> None:
-        """Close an active task that is another instance's now, after its loop has committed it."""
-        if task.looped and task.state is TaskState.RUNNING:
-            task.leaving = True
-            return
-        logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
-        self._instance.revoke(task_id)
+        self._tasks.follow(active, standby, lambda task_id: self._is_free(task_id, valid.generation, members, owners))
 
     def _is_free(self, task_id: TaskId, generation: int, members: Members, owners: Mapping[TaskId, str]) -> bool:
         """Whether no other live member runs a task, as far as it reported."""
@@ -246,19 +323,14 @@ class ManagedPlacement:
             # An instance that comes back to its own tasks opens them at once, whatever else it has on disk.
             owners = {*assignment.active.values(), *assignment.held.values()}
             budget_ms = 0 if self._instance.membership.member in owners else FIRST_LOOK_MS
-        self._stored = self._on_disk.look(self._instance.tasks, budget_ms)
+        self._stored = self._on_disk.look(self._tasks.held(), budget_ms)
 
     def _own_report(self) -> Report:
-        tasks = dict(self._instance.tasks)
-        active = {one for one, task in tasks.items() if task.role == "active" and task.state not in GONE}
-        running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
-        lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
-        for tailed in self._instance.readiness.tailer.changelogs.values():
-            if tailed.task in lags:
-                lags[tailed.task] += tailed.lag
+        found = self._tasks.facts()
         generation = 0 if self.valid is None else self.valid.assignment.generation
-        stored = {one: lag for one, lag in self._stored.items() if one not in tasks}
-        return Report(running, frozenset(active) - running, stored, lags, generation)
+        held = self._tasks.held()
+        stored = {one: lag for one, lag in self._stored.items() if one not in held}
+        return Report(found.running, found.restoring, stored, found.lags, generation)
 
     def _waits(self, members: Members) -> bool:
         """Whether members that cannot share tasks with this one run them: it takes none until they have stopped."""

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from standfast.replication.kafka.callbacks import needs_this_process, with_settings
-from standfast.replication.lease.progress import WORK
+from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.log_care import run_care
@@ -115,6 +115,7 @@ class Session(Closing):
 
     own_sources: Callable[[], tuple[SourceStatistics, ...]] = tuple  # of the application whose loop runs in it
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
+    leased = True  # False: another process is the member of the group, and renews the lease
 
     def __init__(
         self,
@@ -152,13 +153,13 @@ class Session(Closing):
         self._threads: list[threading.Thread] = []
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
-        self.progress = self._keeper.progress
+        self.progress = self._make_progress()
         with ExitStack() as undo:
             self._http = HttpPort(self._settings.http_port)  # a taken port is found before any state is opened
             undo.callback(self._http.close)
             self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
             undo.callback(self._undo_open)
-            leased = background and not self.read_only
+            leased = background and self.leased and not self.read_only
             if leased:
                 self._keep_lease(log)  # its process connects while the log is opened
             self.disk = self._disk_guard(log)
@@ -244,7 +245,7 @@ class Session(Closing):
         return Instance(
             opener,
             Writers(self.log, self._group, self.app, member),
-            Membership(self._group, member, settings.lease_ms, self._keeper, counters, self._state.path),
+            self._make_membership(),
             readiness,
             settings,
             clock=self.clock,
@@ -256,6 +257,14 @@ class Session(Closing):
             if settings.placement == "managed"
             else None,
         )
+
+    def _make_progress(self) -> LeaseProgress:
+        return self._keeper.progress
+
+    def _make_membership(self) -> Membership:
+        settings = self._settings
+        member, path = self._state.instance_id, self._state.path
+        return Membership(self._group, member, settings.lease_ms, self._keeper, self.counters, path)
 
     def reader(self, name: str) -> LogReader:
         """A reader for one applier: a lane of the session's fetch thread, or a reader of its own without threads."""

@@ -1,6 +1,8 @@
 """A process to be killed: one instance of a managed application that counts records by key, each count written once.
 
-    argv   a JSON object: log, state_dir, app, guarantee
+    argv   a JSON object: log, state_dir, app, guarantee, and workers for worker processes
+           `poison`: a key whose record kills the process; `raises`: one whose record raises;
+           `restart`: a name of RESTARTS
     exit   0 after SIGTERM
 
 Rules of this file: the cache is off, so that each record has a result of its own.
@@ -9,6 +11,7 @@ Rules of this file: the cache is off, so that each record has a result of its ow
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 
@@ -16,6 +19,7 @@ import standfast as sf
 
 LIFE_MAX_S = 240  # an orphan ends by itself
 LEASE_MS = 1_000
+RESTARTS = {"default": None, "never": sf.NoRestart(), "twice": sf.FixedDelay(2, 100)}
 
 
 def main() -> None:
@@ -33,10 +37,21 @@ def main() -> None:
         cache_max_bytes=0,
         commit_interval_ms=50,
         memory_bytes=32 << 20,
+        restart=RESTARTS[settings.get("restart", "default")],
     )
-    stream = app.stream(f"{settings['app']}-in", key=sf.serde.string, value=sf.serde.bytes)
+    poison, raises = settings.get("poison"), settings.get("raises")
+
+    def passes(key: str | None, value: object) -> bool:
+        if key == poison:
+            print("the poison was met", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if key == raises:
+            raise ValueError(f"no {key} here")
+        return True
+
+    stream = app.stream(f"{settings['app']}-in", key=sf.serde.string, value=sf.serde.bytes).filter(passes)
     stream.group_by_key().count("counts").to(f"{settings['app']}-out")
-    app.run()
+    app.run(workers=settings.get("workers", 1))
 
 
 if __name__ == "__main__":

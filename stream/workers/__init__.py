@@ -1,0 +1,1 @@
+"""Worker processes of one instance: a supervisor, and the workers that process its tasks."""

@@ -1,0 +1,168 @@
+"""The orders of a supervisor to its workers: which worker holds which task, and when it may open it.
+
+    part of the instance ──> spread (even, sticky) ──> order of each worker: all tasks that it is to hold
+                                                            │  a task that another worker may hold is in no order yet
+    report of a worker  ──> it holds these tasks, and has carried out the order of this round
+    end of a worker seen ─> it holds nothing
+
+    a task that moves   order of A without it ──> A commits and closes it, reports ──> order of B with it
+
+A worker *may hold* a task if it reported it, or if any order with it is not older than the last one that it carried
+out. Only its report, or its end, takes a task away from it: never a time-out. So no task is open in two workers. Each
+opening of an active task has a number of its own: a worker that lost a task opens it again only under a new number.
+
+The tasks of a worker that died stay its own, for the process that replaces it: a record that kills its worker must not
+go on to the other workers.
+
+Rules of this file: pure. Workers are numbered from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.workers import spread
+
+RUNNING, RESTORING, STANDBY, LOST = "running", "restoring", "standby", "lost"
+GONE = ("failed", "closed", LOST)
+ACTIVE = "active"
+
+
+class HeldTask(NamedTuple):
+    """A task in a worker's report. `lag`: records that a standby lacks; `opening`: number of an active one's opening.
+
+    State "lost": another instance took the opening over, and it is closed here.
+    """
+
+    role: str
+    state: str
+    lag: int = 0
+    opening: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All tasks that a worker is to hold: active ones with the number of their opening, and standbys."""
+
+    round: int = 0
+    active: Mapping[TaskId, int] = field(default_factory=dict)
+    standby: frozenset[TaskId] = frozenset()
+
+    @property
+    def tasks(self) -> frozenset[TaskId]:
+        """Tasks of both roles."""
+        return self.standby | self.active.keys()
+
+
+@dataclass(slots=True)
+class _Worker:
+    """`orders`: those that it may still follow, the last one at the end; `ready`: it takes orders."""
+
+    ready: bool = False
+    orders: list[Order] = field(default_factory=lambda: [Order()])
+    tasks: Mapping[TaskId, HeldTask] = field(default_factory=dict)
+
+    @property
+    def may_hold(self) -> frozenset[TaskId]:
+        return frozenset(self.tasks).union(*(order.tasks for order in self.orders))
+
+
+class Orders:
+    """The state of all workers, as their supervisor knows it."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = [_Worker() for _ in range(workers)]
+        self._active: frozenset[TaskId] = frozenset()
+        self._standby: frozenset[TaskId] = frozenset()
+        self._place: dict[TaskId, int] = {}  # the worker of each task of the part
+        self._openings: dict[TaskId, int] = {}
+        self._round = 0
+
+    def want(self, active: frozenset[TaskId], standby: frozenset[TaskId]) -> None:
+        """Replace the instance's part."""
+        if (active, standby) == (self._active, self._standby):
+            return
+        self._active, self._standby = active, standby
+        where = self._place | {task: number for number, worker in enumerate(self._workers) for task in worker.may_hold}
+        count = len(self._workers)
+        self._place = spread(active, where, count) | spread(standby, where, count)
+
+    def next(self, is_free: Callable[[TaskId], bool]) -> dict[int, Order]:
+        """The new orders, by worker; a worker that has its order already gets none.
+
+        `is_free`: whether no other instance runs a task. It is asked only for tasks that would be opened.
+        """
+        held: dict[TaskId, set[int]] = {}
+        for number, worker in enumerate(self._workers):
+            for task in worker.may_hold:
+                held.setdefault(task, set()).add(number)
+        orders = {}
+        for number, worker in enumerate(self._workers):
+            if not worker.ready:
+                continue
+            last = worker.orders[-1]
+            mine = [
+                task for task in self._place if self._place[task] == number and held.get(task, {number}) == {number}
+            ]
+            active = {}
+            for task in sorted(self._active.intersection(mine)):
+                opening = self._opening(worker, task, is_free)
+                if opening:
+                    active[task] = opening
+            standby = self._standby.intersection(mine)
+            if (active, standby) != (last.active, last.standby):
+                self._round += 1
+                orders[number] = Order(self._round, active, standby)
+                worker.orders.append(orders[number])
+        return orders
+
+    def _opening(self, worker: _Worker, task: TaskId, is_free: Callable[[TaskId], bool]) -> int:
+        """The number of the task's opening there; 0 if it may not be opened yet."""
+        opening = worker.orders[-1].active.get(task, 0)
+        found = worker.tasks.get(task)
+        if opening and not (found is not None and found.state == LOST and found.opening == opening):
+            return opening
+        if not is_free(task):
+            return 0
+        self._openings[task] = self._openings.get(task, 0) + 1
+        return self._openings[task]
+
+    def ready(self, worker: int) -> None:
+        """A new process takes orders; it holds nothing."""
+        self._workers[worker] = _Worker(ready=True)
+
+    def reported(self, worker: int, round_: int, tasks: Mapping[TaskId, HeldTask]) -> None:
+        """It follows the order of a round (0: none yet), and holds exactly these tasks, or opens ordered ones."""
+        one = self._workers[worker]
+        one.tasks = tasks
+        one.orders = [order for order in one.orders if order.round >= round_]
+
+    def ended(self, worker: int) -> None:
+        """The end of its process was seen."""
+        self._workers[worker] = _Worker()
+
+    def may_hold(self, worker: int) -> frozenset[TaskId]:
+        """Tasks that a worker holds or may open."""
+        return self._workers[worker].may_hold
+
+    def tasks(self, worker: int) -> Mapping[TaskId, HeldTask]:
+        """Tasks of a worker's last report."""
+        return self._workers[worker].tasks
+
+    def facts(self) -> tuple[frozenset[TaskId], frozenset[TaskId], dict[TaskId, int]]:
+        """Tasks that run, active tasks that may be open and do not run, and the lags of standbys: all workers'."""
+        running: set[TaskId] = set()
+        opened: set[TaskId] = set()
+        gone: set[TaskId] = set()
+        lags: dict[TaskId, int] = {}
+        for worker in self._workers:
+            opened.update(*(order.active for order in worker.orders))
+            for task, one in worker.tasks.items():
+                if one.state == STANDBY:
+                    lags[task] = one.lag
+                elif one.role == ACTIVE:
+                    (gone if one.state in GONE else running if one.state == RUNNING else opened).add(task)
+        return frozenset(running), frozenset(opened - running - gone), lags

@@ -1,0 +1,335 @@
+"""The worker processes of one instance: started, watched, given their orders, and started again when they end.
+
+    ProgramProcess (the program again) <── Open, Hold ── Pool ── State ──> Orders (pure): which worker holds what
+
+As the part of a managed instance (`stream/session/managed.py`): `follow` turns it into orders, `facts` are its tasks.
+
+Rules of this file: one thread, which must live as long as the processes: the kernel binds them to it. No call waits but
+`wait` and `stop`. A task leaves a worker by its report, or by its end, which `ChildProcess` has waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from standfast.replication.lease.progress import ALLOWED, LeaseProgress
+from standfast.replication.offsets import TaskId
+from standfast.store import errors
+from standfast.store.clock import Clock
+from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed
+from standfast.store.log import as_event, logger
+from standfast.store.process.program import ProgramProcess
+from standfast.stream.restart import RestartStrategy
+from standfast.stream.session.managed import Facts
+from standfast.stream.workers.command import Program
+from standfast.stream.workers.orders import Orders
+from standfast.stream.workers.protocol import (
+    Failed,
+    Open,
+    Opened,
+    Pause,
+    Ready,
+    Report,
+    State,
+    Stop,
+    command_line,
+    hold,
+    parse_report,
+    tasks_of,
+)
+from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
+
+TICK_HZ = os.sysconf("SC_CLK_TCK")
+SLICE_MS = 5  # between two looks at workers that stop
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One worker: its present process, and the history of the processes before it."""
+
+    number: int  # from 0
+    restarts: WorkerRestarts
+    child: ProgramProcess[Report] | None = None
+    progress: LeaseProgress | None = None
+    watch: Watch | None = None
+    ready: bool = False  # it has come to run()
+    failed: Failed | None = None
+    start_ms: int | None = 0  # when to start the next process; None: never
+    starts: int = 0
+
+    @property
+    def name(self) -> int:
+        """Its number in texts, from 1."""
+        return self.number + 1
+
+
+@dataclass(slots=True)
+class PoolSettings:
+    """Facts that all workers share. `opened` has the fields of Open but those of one worker."""
+
+    program: Program
+    workers: int
+    lease_ms: int
+    max_stall_ms: int
+    restart: RestartStrategy
+    opened: Mapping[str, str]
+    lock: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class Pool:
+    """See the head of this file."""
+
+    def __init__(self, settings: PoolSettings, clock: Clock) -> None:
+        self.orders = Orders(settings.workers)
+        self.changed = False  # reports or ends came since the last `follow`
+        self.error: BaseException | None = None  # ends the run
+        self._settings = settings
+        self._clock = clock
+        self._slots = [_Slot(number, WorkerRestarts(settings.restart)) for number in range(settings.workers)]
+        self._paused = False
+        self._stopping = False
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Process ids of the workers."""
+        return [None if slot.child is None else slot.child.pid for slot in self._slots]
+
+    # -- part of a managed instance -----------------------------------------------------------------------------------
+
+    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
+        """As in `Part`."""
+        self.changed = False
+        self.orders.want(active, standby)
+        for number, order in self.orders.next(is_free).items():
+            child = self._slots[number].child
+            assert child is not None, "only a ready worker has an order"
+            child.order(command_line(hold(order)))
+
+    def facts(self) -> Facts:
+        """As in `Part`."""
+        return Facts(*self.orders.facts())
+
+    def give_way(self, owners: Mapping[TaskId, str]) -> None:
+        """As in `Part`: each worker looks at the owners of its tasks itself, and reports the lost ones."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def pause(self, on: bool) -> None:
+        """Have all workers process nothing, or go on."""
+        if on != self._paused:
+            self._paused = on
+            for slot in self._slots:
+                if slot.ready and slot.child is not None:
+                    slot.child.order(command_line(Pause(on)))
+
+    def wait(self, wait_ms: int) -> None:
+        """Wait until a worker says something, or ends, for at most so long."""
+        waiting = select.poll()
+        for slot in self._slots:
+            if slot.child is not None:
+                waiting.register(slot.child.fileno(), select.POLLIN)
+        waiting.poll(wait_ms)
+
+    def poll(self) -> None:
+        """Start due workers, take reports, end workers that hang. `error` is set once a worker is given up."""
+        now_ms = self._clock.monotonic_ms()
+        for slot in self._slots:
+            if slot.child is None and slot.start_ms is not None and now_ms >= slot.start_ms and not self._stopping:
+                self._start(slot, now_ms)
+            if slot.child is not None:
+                self._hear(slot)
+
+    def stop(self, alive: Callable[[], None]) -> None:
+        """Have all workers commit, close and end, and wait for that; `alive` is called meanwhile.
+
+        A worker that makes no progress for `max_stall_ms` is killed. Raises WorkerFailed if one was, or failed.
+        """
+        self._stopping = True
+        for slot in self._slots:
+            if slot.child is not None and slot.ready:
+                slot.child.order(command_line(Stop()))
+            elif slot.child is not None:  # it has no task yet
+                slot.child.kill()
+        while any(slot.child is not None for slot in self._slots):
+            self.wait(SLICE_MS)
+            self.poll()
+            alive()
+        if self.error is not None:
+            raise self.error
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        self._stopping = True
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.kill()
+                self._release(slot)
+
+    # -- one worker ---------------------------------------------------------------------------------------------------
+
+    def _start(self, slot: _Slot, now_ms: int) -> None:
+        settings = self._settings
+        slot.progress = LeaseProgress(shared=True)
+        slot.starts += 1
+        try:
+            slot.child = ProgramProcess(
+                settings.program.command,
+                settings.program.folder,
+                parse=parse_report,
+                clock=self._clock,
+                lend=(settings.lock, slot.progress.fd),
+                variables=settings.variables,
+            )
+        except OSError as error:
+            slot.progress.close()
+            self._give_up_or_restart(slot, 0, f"it could not be started: {error}", "")
+            return
+        slot.watch = Watch(settings.lease_ms, settings.max_stall_ms, now_ms)
+        slot.ready, slot.failed = False, None
+        logger.info(
+            "worker %d of %d starts as process %d", slot.name, settings.workers, slot.child.pid,
+            extra=as_event("worker_started", worker=slot.name, pid=slot.child.pid, starts=slot.starts),
+        )  # fmt: skip
+
+    def _hear(self, slot: _Slot) -> None:
+        child = slot.child
+        assert child is not None and slot.watch is not None and slot.progress is not None
+        for report in child.poll():
+            self._take(slot, child, report)
+        if child.ended is None:
+            now_ms = self._clock.monotonic_ms()
+            cpu_ms, stopped = process_times(child.pid)
+            progress = slot.progress
+            seen = Look(child.heard_ms, slot.ready, cpu_ms, stopped, progress.counts(), progress.words[ALLOWED])
+            why = slot.watch.look(seen, now_ms)
+            if why:
+                logger.error(
+                    "worker %d (process %d) is killed: %s", slot.name, child.pid, why,
+                    extra=as_event("worker_killed", worker=slot.name, pid=child.pid),
+                )  # fmt: skip
+                child.give_up(why)
+                for report in child.poll():
+                    self._take(slot, child, report)
+        if child.ended is not None:
+            self._ended(slot, child)
+
+    def _take(self, slot: _Slot, child: ProgramProcess[Report], report: Report) -> None:
+        if isinstance(report, Failed):
+            slot.failed = report
+        elif isinstance(report, Ready):
+            slot.ready = True
+            assert slot.progress is not None
+            settings = self._settings
+            opened = Open(
+                **settings.opened,
+                number=slot.name,
+                workers=settings.workers,
+                lock=settings.lock,
+                words=slot.progress.fd,
+            )
+            child.order(command_line(opened))
+            if self._paused:
+                child.order(command_line(Pause(True)))
+            if self._stopping:
+                child.order(command_line(Stop()))
+        elif isinstance(report, Opened):
+            self.orders.ready(slot.number)
+            slot.restarts.opened()
+            self.changed = True
+        else:
+            self._report(slot, child, report)
+
+    def _report(self, slot: _Slot, child: ProgramProcess[Report], report: State) -> None:
+        try:
+            tasks = tasks_of(report)
+        except ValueError as error:
+            child.give_up(f"it reported a task that there cannot be: {error}")
+            return
+        self.orders.reported(slot.number, report.round, tasks)
+        self.changed = True
+
+    def _ended(self, slot: _Slot, child: ProgramProcess[Report]) -> None:
+        assert child.ended is not None
+        how, words, failed = str(child.ended), child.ended.words, slot.failed
+        lived_ms = self._clock.monotonic_ms() - child.started_ms
+        clean = self._stopping and child.ended.code == 0 and not child.ended.why
+        came = slot.ready
+        self._release(slot)
+        if clean:
+            logger.info("worker %d has ended", slot.name, extra=as_event("worker_ended", worker=slot.name))
+        elif failed is not None and not _is_outage(failed):
+            self._fail(_raised(slot.name, failed))
+        elif failed is not None and not self._stopping:
+            slot.start_ms = self._clock.monotonic_ms() + slot.restarts.log_away()
+            logger.warning(
+                "worker %d ended, it starts again when the log answers: %s", slot.name, failed.message,
+                extra=as_event("worker_waits_for_log", worker=slot.name),
+            )  # fmt: skip
+        else:
+            if not came and child.ended.code == 0:
+                how += ", without a call of run()"
+            self._give_up_or_restart(slot, lived_ms, how, words)
+
+    def _give_up_or_restart(self, slot: _Slot, lived_ms: int, how: str, words: str) -> None:
+        now_ms = self._clock.monotonic_ms()
+        pause_ms = None if self._stopping else slot.restarts.ended(now_ms, lived_ms)
+        if pause_ms is None:
+            why = "while the application stopped" if self._stopping else slot.restarts.reason
+            last = f"; its last lines:\n{words}" if words else ""
+            self._fail(WorkerFailed(f"worker {slot.name} ended ({how}), {why}{last}"))
+            return
+        slot.start_ms = now_ms + pause_ms
+        logger.error(
+            "worker %d ended (%s): its tasks wait for a new process, which starts %s",
+            slot.name,
+            how,
+            f"in {pause_ms} ms" if pause_ms else "now",
+            extra=as_event("worker_died", worker=slot.name, how=how, restart_ms=pause_ms),
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+
+    def _release(self, slot: _Slot) -> None:
+        """Forget an ended process; its tasks are free."""
+        slot.child, slot.watch, slot.start_ms, slot.ready = None, None, None, False
+        if slot.progress is not None:
+            slot.progress.close()
+            slot.progress = None
+        self.orders.ended(slot.number)
+        self.changed = True
+
+
+def process_times(pid: int) -> tuple[int, bool]:
+    """Processor time of a process in ms, and whether a signal has stopped it; (0, False) for one that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0, False
+    words = text.rpartition(")")[2].split()  # the name before it may hold spaces
+    return (int(words[11]) + int(words[12])) * 1_000 // TICK_HZ, words[0] in "Tt"
+
+
+def _is_outage(failed: Failed) -> bool:
+    kind = getattr(errors, failed.kind, None)
+    return isinstance(kind, type) and issubclass(kind, Unavailable)
+
+
+def _raised(number: int, failed: Failed) -> BaseException:
+    """The error that ended a worker, as an error of this process."""
+    kind = getattr(errors, failed.kind, None)
+    error: StandfastError
+    if kind is BadConfig:
+        error = BadConfig([failed.message])
+    elif isinstance(kind, type) and issubclass(kind, StandfastError):
+        error = kind(failed.message)
+    else:
+        error = WorkerFailed(f"worker {number}: {failed.kind}: {failed.message}")
+    for note in (*failed.notes, f"raised in worker {number}"):
+        error.add_note(note)
+    return error

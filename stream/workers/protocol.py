@@ -1,0 +1,131 @@
+"""Messages between the supervisor and a worker: one JSON object a line.
+
+    supervisor  ── Open, then Hold*, Pause*, Stop ──> worker     its orders; their end ends it
+    supervisor  <── Ready, Opened, State*, perhaps Failed ── worker  its answers; an empty line is a heartbeat
+
+Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not into the
+environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from standfast.replication.offsets import TaskId
+from standfast.replication.shapes import Shape, line, read
+from standfast.store.errors import InternalError
+from standfast.stream.workers.orders import HeldTask, Order
+
+
+class Open(Shape, frozen=True, tag_field="do", tag=True):
+    """Open a session on the supervisor's state directory. `lock` and `words` are inherited handles.
+
+    `lock`: of the directory's lock; `words`: of the worker's progress. `program`: as in `Traits`. The worker checks
+    that its own application is the same.
+    """
+
+    app: str
+    log: str
+    state_root: str
+    guarantee: str
+    program: str
+    instance: str
+    number: int
+    workers: int
+    lock: int
+    words: int
+
+
+class Hold(Shape, frozen=True, tag_field="do", tag=True):
+    """Hold exactly these tasks, as in `Order`."""
+
+    round: int
+    active: Mapping[str, int]
+    standby: tuple[str, ...]
+
+
+class Pause(Shape, frozen=True, tag_field="do", tag=True):
+    """Process nothing while it is on; tasks stay, standbys continue."""
+
+    on: bool
+
+
+class Stop(Shape, frozen=True, tag_field="do", tag=True):
+    """Commit, close all tasks cleanly and end."""
+
+
+class Ready(Shape, frozen=True, tag_field="say", tag=True):
+    """The worker has come to run() of this application."""
+
+    app: str
+
+
+class Opened(Shape, frozen=True, tag_field="say", tag=True):
+    """The worker's session is open: it takes tasks, and has none."""
+
+
+class State(Shape, frozen=True, tag_field="say", tag=True):
+    """All tasks of the worker, and the round of the last Hold that it follows, 0 for none.
+
+    Each task as in `HeldTask`: role, state, lag, opening.
+    """
+
+    round: int
+    tasks: Mapping[str, tuple[str, str, int, int]]
+
+
+class Failed(Shape, frozen=True, tag_field="say", tag=True):
+    """The worker cannot go on. `kind`: the name of the error's class."""
+
+    kind: str
+    message: str
+    notes: tuple[str, ...] = ()
+
+
+Command: TypeAlias = Open | Hold | Pause | Stop
+Report: TypeAlias = Ready | Opened | State | Failed
+
+command_line = report_line = line
+
+
+def hold(order: Order) -> Hold:
+    """The message of an order."""
+    active = {str(task): opening for task, opening in sorted(order.active.items())}
+    return Hold(order.round, active, tuple(map(str, sorted(order.standby))))
+
+
+def order_of(message: Hold) -> Order:
+    """Inverse of `hold`. Raises ValueError."""
+    active = {TaskId.parse(task): opening for task, opening in message.active.items()}
+    return Order(message.round, active, frozenset(map(TaskId.parse, message.standby)))
+
+
+def state(round_: int, tasks: Mapping[TaskId, HeldTask]) -> State:
+    """The message of a worker's tasks."""
+    return State(
+        round_, {str(task): (one.role, one.state, one.lag, one.opening) for task, one in sorted(tasks.items())}
+    )
+
+
+def tasks_of(message: State) -> dict[TaskId, HeldTask]:
+    """Inverse of `state`. Raises ValueError."""
+    return {TaskId.parse(task): HeldTask(*one) for task, one in message.tasks.items()}
+
+
+def parse_command(raw: bytes) -> Command:
+    """The order that a line holds. Raises InternalError."""
+    try:
+        command: Command = read(raw, Command)
+    except ValueError as error:
+        raise InternalError(f"a worker received an order that it cannot read: {error}") from error
+    return command
+
+
+def parse_report(raw: bytes) -> Report:
+    """The report that a line holds. Raises InternalError."""
+    try:
+        report: Report = read(raw, Report)
+    except ValueError as error:
+        raise InternalError(f"it sent {raw[:200]!r}, which is not a report: {error}") from error
+    return report

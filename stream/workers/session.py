@@ -1,0 +1,116 @@
+"""The session of a worker process: the supervisor is the member of the group, and decides which tasks it holds.
+
+    order(Order) ──> each round: give way to newer owners ──> LocalPart.follow ──> report(): its tasks, the round
+
+A task of an order is opened once under the number that the order gives it. A task that is not here after that was lost
+to another instance: it is reported as lost, and opened again only under a new number.
+
+Rules of this file: the session's lock guards the order, so that a report never misses a task that an older order had
+opened. The directory's lock is lent; rows go to the log in the name of the instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.log import Group, GroupView
+from standfast.replication.offsets import TaskId
+from standfast.store.errors import InternalError
+from standfast.store.task.state_dir import StateDir
+from standfast.stream.session.instance import Instance
+from standfast.stream.session.managed import LocalPart
+from standfast.stream.session.membership import Membership
+from standfast.stream.session.session import Session
+from standfast.stream.session.task import Task
+from standfast.stream.workers.orders import ACTIVE, LOST, HeldTask, Order
+
+
+class LentMembership(Membership):
+    """The instance's membership, as its workers see it: the supervisor joins, renews and leaves."""
+
+    def look(self) -> GroupView:
+        """The group is none of a worker's business."""
+        raise InternalError("a worker decides nothing about other members")
+
+    def publish(self) -> None:
+        """Nothing to publish: the supervisor reports the tasks of all workers."""
+        self.stale = False
+
+    def heartbeat(self, group: Group) -> None:
+        """The supervisor renews the lease."""
+
+    def leave(self) -> None:
+        """The supervisor leaves the group."""
+
+
+class WorkerSession(Session):
+    """See the head of this file. `progress` is shared with the supervisor, which watches it."""
+
+    leased = False
+
+    def __init__(self, app: str, *, state_dir: StateDir, progress: LeaseProgress, **arguments: Any) -> None:
+        self._shared_progress = progress
+        self._order = Order()
+        self._begun: dict[TaskId, int] = {}  # the number of each active task's last opening
+        super().__init__(app, state_dir=state_dir, **arguments)
+
+    def order(self, order: Order) -> None:
+        """Hold exactly these tasks from now on. Raises the error that ended the background work."""
+        with self._usable():
+            self._order = order
+            self._instance.follow_now()
+        self._wake.set()
+
+    def report(self) -> tuple[int, dict[TaskId, HeldTask]]:
+        """The round of the present order, and all tasks that are here. Raises as `order`."""
+        with self._usable():
+            order, tasks = self._order, dict(self._instance.tasks)
+            lags = self._part.facts().lags
+            found = {
+                task_id: HeldTask(task.role, task.state.value, lags.get(task_id, 0), self._begun.get(task_id, 0))
+                for task_id, task in tasks.items()
+            }
+            for task_id, opening in order.active.items():
+                if self._begun.get(task_id) == opening and not _is_active(tasks.get(task_id)):
+                    found[task_id] = HeldTask(ACTIVE, LOST, 0, opening)
+            return order.round, found
+
+    def _follow(self) -> None:
+        """One round; called under the session's lock."""
+        order, writers = self._order, self._instance.writers
+        held = [task_id for task_id, task in self._instance.tasks.items() if task.role == ACTIVE]
+        if held:
+            self._part.give_way(writers.owners(held))
+        self._part.follow(frozenset(order.active), order.standby, self._may_open)
+
+    def _may_open(self, task_id: TaskId) -> bool:
+        opening = self._order.active[task_id]
+        if self._begun.get(task_id) == opening:
+            return False
+        # Before the attempt: one that fails counts too, and the supervisor decides whether there is another.
+        self._begun[task_id] = opening
+        return True
+
+    def _make_instance(self) -> Instance:
+        instance = super()._make_instance()
+        self._part = LocalPart(instance)
+        instance.ordered = self._follow
+        return instance
+
+    def _make_progress(self) -> LeaseProgress:
+        return self._shared_progress
+
+    def _make_membership(self) -> Membership:
+        return LentMembership(
+            self._group, self._state.instance_id, self._settings.lease_ms, self._keeper, self.counters
+        )
+
+    def _background(self) -> dict[str, Callable[[], None]]:
+        # The supervisor cares for the log.
+        return {name: run for name, run in super()._background().items() if name != "standfast-care"}
+
+
+def _is_active(task: Task | None) -> bool:
+    return task is not None and task.role == ACTIVE

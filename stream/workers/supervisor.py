@@ -1,0 +1,247 @@
+"""The supervisor of an instance with worker processes: it is the member of the group, and its workers run the tasks.
+
+    state directory's lock, lease, placement ── here          stores, restores, standbys, processing ── in the workers
+
+    poll_once ──> Pool.poll: reports, ends, restarts ──> ManagedPlacement.tick: what this instance is to hold
+                                                     ──> Pool.follow: an order for each worker
+    close     ──> workers commit, close and end ──> report that the instance has stopped, leave, unlock
+
+The lease is renewed by a lease process, as that of any session, while `poll_once` makes progress.
+
+Rules of this file: one thread drives it, which the kernel binds the workers to; the lease and the care of the log have
+threads of their own. It opens no store. Work that failed because the log was unavailable is tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from standfast.replication.kafka.callbacks import needs_this_process, with_settings
+from standfast.replication.lease.progress import WORK
+from standfast.replication.log_care import run_care
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.model import Settings
+from standfast.replication.placement.topic import PlacementTopic
+from standfast.replication.tail.open_log import open_log
+from standfast.replication.takeover import MemberPlan, Traits
+from standfast.replication.topics.changelog import grow_changelogs
+from standfast.store.clock import Clock
+from standfast.store.closing import Closing
+from standfast.store.errors import Held, Unavailable
+from standfast.store.log import as_event, logger
+from standfast.store.task.state_dir import StateDir, owner_pid
+from standfast.stream.restart import RestartStrategy
+from standfast.stream.session.groups import TaskGroup, all_task_ids, program_of
+from standfast.stream.session.lease import LeaseKeeper
+from standfast.stream.session.managed import ManagedPlacement
+from standfast.stream.session.membership import Membership
+from standfast.stream.session.settings import SessionOptions, SessionSettings
+from standfast.stream.session.statistics import SessionCounters
+from standfast.stream.session.writers import Writers
+from standfast.stream.workers.command import Program
+from standfast.stream.workers.pool import Pool, PoolSettings
+
+TICK_MS = 100
+WAIT_MS = 20
+RETRY_MS = 200
+UNLOCK_MS = 5_000  # workers of a killed supervisor have the directory's lock until the kernel has ended them
+UNLOCK_LOOK_MS = 20
+
+
+class Supervisor(Closing):
+    """See the head of this file. Raises Held, Unavailable and BadConfig as a session does.
+
+    `groups` are those of the application; `options` its settings as they stand for the whole instance.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        log: str,
+        state_dir: str | Path,
+        groups: Mapping[int, TaskGroup],
+        options: SessionOptions,
+        restart: RestartStrategy,
+        workers: int,
+        program: Program,
+        clock: Clock,
+    ) -> None:
+        self.app = app
+        self.clock = clock
+        self.standbys_missing = 0
+        self.shared: frozenset[TaskId] | None = all_task_ids(groups)
+        self._groups = dict(groups)
+        self._settings = settings = SessionSettings.of(options)
+        settings.check(app, (), groups)
+        address = with_settings(log, settings.kafka)
+        self._counters = SessionCounters()
+        self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self._counters)
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._error: BaseException | None = None  # of a thread
+        self._closed = False
+        self._next_tick_ms = 0
+        with ExitStack() as undo:
+            self._state = wait_for_directory(state_dir, app, clock)
+            undo.callback(self._state.close)
+            undo.callback(self._end_threads)
+            self._keep_lease(address)
+            self.log = open_log(address, clock=clock, kafka=settings.kafka)
+            undo.callback(self.log.close)
+            self._group = self.log.group(app)
+            undo.callback(self._group.close)
+            self._lease_group = self.log.group(app)
+            undo.callback(self._lease_group.close)
+            member = self._state.instance_id
+            traits = Traits(workers, settings.tags, program_of(groups))
+            self.writers = Writers(self.log, self._group, app, member)
+            self.membership = Membership(self._group, member, settings.lease_ms, self._keeper, self._counters)
+            self.membership.plan = lambda: MemberPlan(managed=traits)
+            self.pool = Pool(self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock)
+            undo.callback(self.pool.kill)
+            self.managed = ManagedPlacement(
+                self,
+                self.pool,
+                PlacementTopic(self.log, app, member, clock, acceptable_lag=settings.acceptable_lag),
+                Settings(
+                    settings.standby_replicas,
+                    settings.warmups_max,
+                    settings.acceptable_lag,
+                    settings.restart_grace_ms,
+                ),
+                traits,
+                frozenset(number for number, group in groups.items() if not group.specs),
+            )
+            self.membership.publish()
+            self._keeper.begin(self.membership, app, self._lease_group)
+            self._begin("standfast-care", lambda: run_care(self.log, clock, self._stop, self._log_is_mine))
+            undo.pop_all()
+
+    @property
+    def instance_id(self) -> str:
+        """Stable id of this instance, kept in the state directory."""
+        return self._state.instance_id
+
+    @property
+    def state_path(self) -> Path:
+        """`<state_dir>/<app>`."""
+        return self._state.path
+
+    def grow(self, partitions: Mapping[int, int]) -> None:
+        """Set the groups' numbers of tasks, as their source topics grew; a smaller number changes nothing."""
+        for number, count in sorted(partitions.items()):
+            group = self._groups[number]
+            if count > group.partitions:
+                grow_changelogs(self.log.admin, self.app, group.specs, count)
+                self._groups[number] = replace(group, partitions=count)
+        self.shared = all_task_ids(self._groups)
+
+    def poll_once(self) -> None:
+        """One round: wait for a worker's word, and follow the group. Raises the error that ends the run."""
+        self._keeper.progress.step(WORK)
+        self.pool.wait(WAIT_MS)
+        self.pool.poll()
+        for error in (self.pool.error, self._error):
+            if error is not None:
+                raise error
+        now_ms = self.clock.monotonic_ms()
+        if now_ms < self._next_tick_ms and not self.pool.changed:
+            return
+        self._next_tick_ms = now_ms + TICK_MS
+        try:
+            if self.membership.stale:
+                self.membership.publish()
+            self.managed.tick(now_ms)
+        except Unavailable as error:
+            self._next_tick_ms = now_ms + RETRY_MS
+            logger.warning("the placement is tried again: %s", error, extra=as_event("background_retried"))
+
+    def close(self) -> None:
+        """End the workers cleanly, report that the instance has stopped, leave the group and release the directory.
+
+        Closing twice is fine. Raises WorkerFailed, once everything is closed, if a worker did not end cleanly.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        # Run in reverse: the directory last, and the group is left once no worker has a task open.
+        with ExitStack() as last:
+            for close in (
+                self._state.close,
+                self.log.close,
+                self._lease_group.close,
+                self._group.close,
+                self._end_threads,
+                self.membership.leave,
+                self.managed.close,
+                self.pool.kill,
+            ):
+                last.callback(close)
+            self.pool.stop(lambda: self._keeper.progress.step(WORK))
+
+    def _pool_settings(
+        self,
+        log: str,
+        state_dir: str | Path,
+        program_hash: str,
+        workers: int,
+        program: Program,
+        restart: RestartStrategy,
+    ) -> PoolSettings:
+        settings = self._settings
+        opened = {
+            "app": self.app,
+            "log": log,
+            "state_root": str(Path(state_dir).absolute()),
+            "guarantee": settings.guarantee,
+            "program": program_hash,
+            "instance": self._state.instance_id,
+        }
+        return PoolSettings(
+            program, workers, settings.lease_ms, settings.max_stall_ms, restart, opened, self._state.lock
+        )
+
+    def _keep_lease(self, address: str) -> None:
+        if not needs_this_process(self._settings.kafka):
+            self._keeper.use_process(address)
+        self._begin("standfast-lease", self._keeper.run)
+
+    def _log_is_mine(self) -> bool:
+        view = self.membership.view
+        return view is not None and view.leader == self.membership.member
+
+    def _begin(self, name: str, run: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - raised by the next round
+                logger.exception("%s stopped", name, extra=as_event("thread_stopped", what=name))
+                self._error = error
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _end_threads(self) -> None:
+        self._stop.set()
+        self._keeper.stop()
+        for thread in self._threads:
+            thread.join()
+
+
+def wait_for_directory(state_dir: str | Path, app: str, clock: Clock) -> StateDir:
+    """Own the state directory; the workers of a killed supervisor, which are ending, are waited for. Raises Held."""
+    deadline_ms = clock.monotonic_ms() + UNLOCK_MS
+    while True:
+        try:
+            return StateDir(state_dir, app)
+        except Held:
+            live = owner_pid(Path(state_dir).absolute() / app) is not None
+            if live or clock.monotonic_ms() >= deadline_ms:
+                raise
+            clock.sleep_ms(UNLOCK_LOOK_MS)

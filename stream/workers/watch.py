@@ -1,0 +1,116 @@
+"""Rules of a supervisor about one worker process: when it is killed, and when another one is started in its place.
+
+    started ──> Ready within START_MS ──> heard of at least every third of the lease
+                   │                          │ silent: stopped, or it uses no processor         killed at once
+                   │                          │ silent in one long native call                   max_stall_ms
+                   └── later: killed          │ heard, but its loop or background work stalls    max_stall_ms
+
+    ended ──> the first time in a row: started again at once; then after the delay of the restart strategy
+          ──> FAILURES_MAX times in a row, or as often as the strategy allows: given up, and the run ends
+
+A native call that is announced (replay of a write-ahead log) may take longer, by its allowance.
+
+Rules of this file: pure. Times are monotonic milliseconds of the supervisor, which come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from standfast.replication.lease.renewal import StallWatch
+from standfast.stream.restart import RestartHistory, RestartStrategy
+
+START_MS = 120_000  # until run(): the imports of the program, and all that it does before
+LEASE_PARTS = 3
+BEATS_PER_LEASE = 6
+BEAT_MIN_MS = 10
+IDLE_MS = 20  # of processor time within a silence; the kernel counts in steps of 10 ms
+FAILURES_MAX = 5
+WELL_MS = 600_000  # a worker that lived for so long begins a new row of failures
+LOG_PAUSE_MS, LOG_PAUSE_MAX_MS = 500, 10_000
+
+
+def beat_ms(lease_ms: int) -> int:
+    """Interval of a worker's heartbeats."""
+    return max(lease_ms // BEATS_PER_LEASE, BEAT_MIN_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a worker. `heard_ms`: when it last said a word; `ready`: it has come to run().
+
+    `cpu_ms` is the processor time that it has used so far, `stopped` whether a signal has stopped it. `counts` and
+    `allowance_ms` are those of its progress.
+    """
+
+    heard_ms: int
+    ready: bool
+    cpu_ms: int
+    stopped: bool
+    counts: Mapping[str, int]
+    allowance_ms: int
+
+
+class Watch:
+    """Watches one process from its start."""
+
+    def __init__(self, lease_ms: int, max_stall_ms: int, now_ms: int) -> None:
+        self._silent_ms = lease_ms // LEASE_PARTS
+        self._max_stall_ms = max_stall_ms
+        self._started_ms = now_ms
+        self._stalls = StallWatch(max_stall_ms)
+        self._heard = (now_ms, 0)  # when it was last heard, and the processor time at that moment
+
+    def look(self, seen: Look, now_ms: int) -> str:
+        """Why the process must be killed; "" if it is well."""
+        if not seen.ready:
+            late = now_ms - self._started_ms > START_MS
+            return f"it did not come to run() within {START_MS // 1_000} s" if late else ""
+        if seen.heard_ms != self._heard[0]:
+            self._heard = (seen.heard_ms, seen.cpu_ms)
+        silent_ms = now_ms - seen.heard_ms
+        if silent_ms > self._silent_ms:
+            if seen.stopped:
+                return f"it is stopped, and was silent for {silent_ms} ms"
+            if not seen.allowance_ms and seen.cpu_ms - self._heard[1] <= IDLE_MS:
+                return f"it was silent for {silent_ms} ms and used no processor"
+            if silent_ms > self._max_stall_ms + seen.allowance_ms:
+                return f"it was silent for {silent_ms} ms, in one call that holds the interpreter"
+        still = self._stalls.look(seen.counts, seen.allowance_ms, now_ms)
+        if still:
+            return f"no progress for {self._max_stall_ms + seen.allowance_ms} ms ({' and '.join(still)})"
+        return ""
+
+
+class WorkerRestarts:
+    """The ends of the processes of one worker, under the application's restart strategy."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        self._history = RestartHistory(strategy)
+        self._row = 0
+        self._log_pause_ms = LOG_PAUSE_MS
+        self.reason = ""  # why it is not started again
+
+    def ended(self, now_ms: int, lived_ms: int) -> int | None:
+        """Note an unasked end; the pause until the next start, or None: it is given up."""
+        self._row = 1 if lived_ms >= WELL_MS else self._row + 1
+        delay_ms = self._history.failed(now_ms)
+        if delay_ms is None:
+            self.reason = self._history.reason
+        elif self._row >= FAILURES_MAX:
+            self.reason = f"it ended {self._row} times in a row, each time within {WELL_MS // 60_000} minutes"
+        if self.reason:
+            return None
+        # A worker that was well until now is needed at once; one that dies again may do so each time.
+        return 0 if self._row == 1 else delay_ms
+
+    def log_away(self) -> int:
+        """The pause after an end because the log did not answer, which is no fault of the worker."""
+        pause_ms = self._log_pause_ms
+        self._log_pause_ms = min(pause_ms * 2, LOG_PAUSE_MAX_MS)
+        return pause_ms
+
+    def opened(self) -> None:
+        """Note that the worker has opened the log."""
+        self._log_pause_ms = LOG_PAUSE_MS

@@ -1,0 +1,233 @@
+"""A worker process: the application's loop over the tasks that its supervisor orders.
+
+    run() ── Ready ──> supervisor ── Open ──> session (lent directory) ── Opened ──> Hold ... Stop
+    main thread        Loop.poll_once, as in an application of one process
+    orders thread      orders ──> session;  tasks of the session ──> State
+
+The program has come to `run()` as it does without workers: the same file, the same declarations. Here it never returns:
+after Stop the process exits, and after an error the supervisor gets it and decides.
+
+Rules of this file: signals are the supervisor's: a service manager sends them to all processes at once, and a worker
+must not end before the supervisor has its last report. The process ends at once when the supervisor does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import NoReturn, Protocol
+
+from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.offsets import TaskId
+from standfast.store.clock import Clock
+from standfast.store.errors import BadConfig, InternalError, Unavailable
+from standfast.store.log import as_event, logger
+from standfast.store.process.parent import Channel, Parent
+from standfast.store.task.state_dir import StateDir
+from standfast.stream.runtime.loop import Loop
+from standfast.stream.session.groups import program_of
+from standfast.stream.topology.assembly import Assembled
+from standfast.stream.workers.orders import HeldTask
+from standfast.stream.workers.protocol import (
+    Failed,
+    Hold,
+    Open,
+    Opened,
+    Pause,
+    Ready,
+    Report,
+    Stop,
+    order_of,
+    parse_command,
+    report_line,
+    state,
+)
+from standfast.stream.workers.session import WorkerSession
+from standfast.stream.workers.watch import beat_ms
+
+POLL_MS = 50
+LOOK_MS = 20
+LAGS_MS = 500  # at most so often a report that has new lags and nothing else
+NOTE_MAX = 8_000  # characters of a traceback in a message
+
+
+class Host(Protocol):
+    """The application of this process."""
+
+    name: str
+    clock: Clock
+    lease_ms: int
+
+    def facts(self) -> dict[str, str]: ...
+    def assemble(self) -> Assembled: ...
+    def session(
+        self, assembled: Assembled, state_dir: StateDir, progress: LeaseProgress, workers: int
+    ) -> WorkerSession: ...
+    def loop(self, session: WorkerSession, assembled: Assembled) -> Loop: ...
+
+
+def run_worker(host: Host, channel: Channel) -> NoReturn:
+    """Be a worker until the supervisor stops it; then the process exits."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    parent = Parent(beat_ms(host.lease_ms), channel)
+    try:
+        _Worker(host, parent).run()
+    except BaseException as error:  # noqa: BLE001 - the supervisor gets it, and the program must not go on
+        if not isinstance(error, Unavailable):  # of an outage the message says all
+            logger.exception("worker of application %s ends", host.name, extra=as_event("worker_failed", app=host.name))
+        parent.tell(report_line(_failed(error)))
+        _flush()
+        os._exit(1)  # without waiting for threads that may hang
+    _flush()
+    if threading.current_thread() is not threading.main_thread():
+        os._exit(0)
+    raise SystemExit(0)
+
+
+def _failed(error: BaseException) -> Failed:
+    notes = list(getattr(error, "__notes__", ()))
+    trace = "".join(traceback.format_exception(error)).strip()
+    return Failed(type(error).__name__, str(error), (*notes, trace[-NOTE_MAX:]))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+class _Worker:
+    """One life of a worker."""
+
+    def __init__(self, host: Host, parent: Parent) -> None:
+        self._host = host
+        self._parent = parent
+        self._stop = threading.Event()
+        self._paused = False
+        self._error: BaseException | None = None
+        self._told: tuple[int, dict[TaskId, tuple[str, str, int]]] | None = None
+        self._told_tasks: dict[TaskId, HeldTask] = {}
+        self._lags_ms = 0
+
+    def run(self) -> None:
+        """Open, process until Stop, commit and close."""
+        host = self._host
+        self._tell(Ready(host.name))
+        order = self._await_open()
+        if order is None:
+            return
+        _check(host, order)
+        assembled = host.assemble()
+        if (program := program_of(assembled.groups)) != order.program:
+            raise BadConfig(
+                [
+                    f"worker {order.number} declares other groups, source topics or stores than its supervisor "
+                    f"({program} and {order.program}): the program must declare the same each time it runs"
+                ]
+            )
+        progress = LeaseProgress(fd=order.words)
+        for handle in (order.lock, order.words):
+            os.set_inheritable(handle, False)
+        state_dir = StateDir.lent(order.state_root, host.name, order.lock, order.instance)
+        session = host.session(assembled, state_dir, progress, order.workers)
+        logger.info(
+            "application %s: worker %d of %d of instance %s runs", host.name, order.number, order.workers,
+            order.instance, extra=as_event("worker_runs", app=host.name, worker=order.number),
+        )  # fmt: skip
+        try:
+            self._work(session, host.loop(session, assembled))
+        except BaseException:
+            try:
+                session.close()
+            except Exception:  # noqa: BLE001 - the first error stays the reason
+                logger.exception("worker %d: closing failed, after the error that ends it", order.number,
+                                 extra=as_event("close_failed"))  # fmt: skip
+            raise
+        session.close()
+
+    def _work(self, session: WorkerSession, loop: Loop) -> None:
+        self._tell(Opened())
+        threading.Thread(target=self._follow, args=(session,), name="standfast-orders", daemon=True).start()
+        try:
+            while not self._stop.is_set():
+                loop.paused = self._paused
+                loop.poll_once(POLL_MS)
+            if self._error is not None:
+                raise self._error
+            loop.commit_all()
+        finally:
+            loop.close()
+
+    def _await_open(self) -> Open | None:
+        """The first order; None if it is to stop."""
+        while True:
+            for line in self._parent.orders(None):
+                command = parse_command(line)
+                if isinstance(command, Open):
+                    return command
+                if isinstance(command, Stop):
+                    return None
+                raise InternalError("a worker received tasks before its session was opened")
+
+    def _follow(self, session: WorkerSession) -> None:
+        """The body of the orders thread."""
+        try:
+            while not self._stop.is_set():
+                for line in self._parent.orders(LOOK_MS):
+                    self._obey(session, line)
+                self._look(session)
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._error = error
+            self._stop.set()
+
+    def _obey(self, session: WorkerSession, line: bytes) -> None:
+        command = parse_command(line)
+        if isinstance(command, Hold):
+            session.order(order_of(command))
+        elif isinstance(command, Pause):
+            self._paused = command.on
+        elif isinstance(command, Stop):
+            self._stop.set()
+        else:
+            raise InternalError("a worker was to open a second session")
+
+    def _look(self, session: WorkerSession) -> None:
+        """Report the tasks if anything is new; new lags alone wait for their interval."""
+        round_, tasks = session.report()
+        now_ms = self._host.clock.monotonic_ms()
+        told = (round_, {task: (one.role, one.state, one.opening) for task, one in tasks.items()})
+        lags_due = now_ms >= self._lags_ms and tasks != self._told_tasks
+        if told == self._told and not lags_due:
+            return
+        self._told, self._told_tasks, self._lags_ms = told, dict(tasks), now_ms + LAGS_MS
+        self._tell(state(round_, tasks))
+
+    def _tell(self, report: Report) -> None:
+        self._parent.tell(report_line(report))
+
+
+def _check(host: Host, order: Open) -> None:
+    """Raise BadConfig if the program runs another application, or with other settings, than its supervisor."""
+    if order.app != host.name:
+        raise BadConfig(
+            [
+                f"a worker of application {order.app!r} came to run() of application {host.name!r}: a program with "
+                "workers runs one application; give each application a program of its own"
+            ]
+        )
+    given = {"log": order.log, "state_dir": order.state_root, "guarantee": order.guarantee}
+    differ = [name for name, one in host.facts().items() if one != given[name]]
+    if differ:
+        raise BadConfig(
+            [
+                f"worker {order.number} of application {host.name!r} has another {' and '.join(differ)} than its "
+                "supervisor: the program must give the same settings each time it runs"
+            ]
+        )

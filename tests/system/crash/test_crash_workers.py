@@ -1,0 +1,258 @@
+"""Worker processes of one instance, on the embedded log: killed, stopped, poisoned, and the supervisor itself killed.
+
+    test ── records ──> log <── supervisor (support/crash/managed_child.py) ── worker 1, worker 2
+                         │ counts of each key: 1..n, once and in order
+
+Rules of this file: exactly once. Moments come from the processes' lines and from the output, not from waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from standfast.replication.log import Outgoing
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.open_log import open_log
+from standfast.stream.workers.pool import process_times
+from support.crash.managed_cluster import PATIENCE_S, TASKS, Cluster
+from support.serve import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.crash]
+NAME = "a"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with closing(make(tmp_path)) as made:
+        yield made
+
+
+def make(root: Path, **settings: object) -> Cluster:
+    return Cluster(root, f"sqlite:///{root}/log?synchronous=normal", "managed", 7, **{"workers": 2, **settings})
+
+
+def counts(cluster: Cluster) -> dict[str, list[int]]:
+    return {key: list(range(1, count + 1)) for key, count in cluster.fed.items()}
+
+
+def process_some(cluster: Cluster) -> None:
+    """Start, and process records of every task."""
+    cluster.start(NAME)
+    cluster.feed(300)
+    cluster.await_results()
+
+
+def end(cluster: Cluster) -> None:
+    """End the instance as a service manager does, and check everything that it leaves."""
+    workers = cluster.workers(NAME)
+    process = cluster.processes.pop(NAME)
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0, cluster.said(NAME)
+    assert not any(map(runs, workers.values()))
+    assert cluster.results() == counts(cluster)
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def epochs(cluster: Cluster) -> dict[int, int]:
+    """The number of openings of each task so far, as the log knows it."""
+    with closing(sqlite3.connect(f"file:{cluster.root}/log?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT transactional_id, epoch FROM writers").fetchall()
+    return {int(name.rpartition("-")[2]): epoch for name, epoch in rows if name.startswith(f"{cluster.app}-0-")}
+
+
+def owners(cluster: Cluster, pid: int) -> set[int]:
+    """The tasks whose database a process has open."""
+    found = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        path = handle.readlink() if handle.is_symlink() else Path()
+        if path.name == "LOCK" and path.parent.name.startswith("0_"):
+            found.add(int(path.parent.name[2:]))
+    return found
+
+
+def test_workers_share_the_tasks_evenly_and_each_uses_a_core_of_its_own(cluster: Cluster) -> None:
+    process_some(cluster)
+    first, second = cluster.workers(NAME).values()
+    assert len(owners(cluster, first)) == len(owners(cluster, second)) == TASKS // 2
+    assert owners(cluster, first) | owners(cluster, second) == set(range(TASKS))
+    before = [process_times(pid)[0] for pid in (first, second)]
+    for _ in range(20):
+        cluster.feed(200)
+    cluster.await_results()
+    used = [process_times(pid)[0] - one for pid, one in zip((first, second), before, strict=True)]
+    assert min(used) > 0, "a worker processed nothing"
+    end(cluster)
+
+
+def test_killed_worker_costs_only_its_own_tasks_which_are_opened_under_a_new_epoch(cluster: Cluster) -> None:
+    process_some(cluster)
+    before = epochs(cluster)
+    workers = cluster.workers(NAME)
+    lost, kept = owners(cluster, workers[1]), owners(cluster, workers[2])
+    os.kill(workers[1], signal.SIGKILL)
+    cluster.feed(100, sorted(kept))
+    cluster.await_results()  # while the other worker starts again, or before
+    cluster.feed(100)
+    cluster.await_results()
+    after = epochs(cluster)
+    assert {task for task in after if after[task] != before[task]} == lost
+    assert all(after[task] == before[task] + 1 for task in lost)
+    again = cluster.workers(NAME)
+    assert again[1] != workers[1]
+    assert again[2] == workers[2]
+    assert owners(cluster, again[1]) == lost
+    end(cluster)
+
+
+def test_stopped_worker_is_killed_within_the_lease_and_its_tasks_go_on(cluster: Cluster) -> None:
+    process_some(cluster)
+    worker = cluster.workers(NAME)[1]
+    os.kill(worker, signal.SIGSTOP)
+    cluster.feed(200)
+    cluster.await_results()
+    assert not runs(worker)
+    assert "is stopped, and was silent for" in cluster.said(NAME)
+    end(cluster)
+
+
+def test_workers_end_with_a_killed_supervisor_and_the_next_run_continues_at_once(cluster: Cluster) -> None:
+    process_some(cluster)
+    workers = cluster.workers(NAME)
+    cluster.feed(300)
+    cluster.end(NAME, signal.SIGKILL)
+    cluster.start(NAME)  # its directory may still be locked by workers that are ending
+    cluster.feed(100)
+    cluster.await_results()
+    assert not any(map(runs, workers.values()))
+    end(cluster)
+
+
+def test_signal_to_all_processes_at_once_ends_the_instance_cleanly(cluster: Cluster) -> None:
+    process_some(cluster)
+    cluster.feed(200)
+    for pid in cluster.workers(NAME).values():
+        os.kill(pid, signal.SIGTERM)
+    process = cluster.processes.pop(NAME)
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0, cluster.said(NAME)
+    assert "its tasks wait for a new process" not in cluster.said(NAME)
+    cluster.start(NAME)
+    cluster.await_results()
+    wait_for(lambda: cluster.runs(NAME), PATIENCE_S)
+    end(cluster)
+
+
+def test_record_that_kills_its_worker_again_and_again_ends_the_run_and_costs_no_other_worker(tmp_path: Path) -> None:
+    with closing(make(tmp_path, poison="k0", restart="twice")) as cluster:
+        cluster.start(NAME)
+        cluster.feed(100, range(1, TASKS))
+        cluster.await_results()
+        workers = cluster.workers(NAME)
+        (hit,) = [number for number, pid in workers.items() if 0 in owners(cluster, pid)]
+        feed_one(cluster, "k0")
+        process = cluster.processes.pop(NAME)
+        assert process.wait(PATIENCE_S) == 1
+        said = cluster.said(NAME)
+        assert f"standfast.store.errors.WorkerFailed: worker {hit} ended (signal 9)" in said
+        assert "the poison was met" in said.rpartition("its last lines:")[2]
+        assert cluster.workers(NAME).keys() == workers.keys()
+        others = {number: pid for number, pid in cluster.workers(NAME).items() if number != hit}
+        assert others == {number: pid for number, pid in workers.items() if number != hit}
+        assert not any(map(runs, cluster.workers(NAME).values()))
+
+
+def feed_one(cluster: Cluster, key: str) -> None:
+    at = TopicPartition(f"{cluster.app}-in", int(key[1:]) % TASKS)
+    with closing(open_log(cluster.address)) as log, closing(log.producer()) as producer:
+        producer.append({at: [Outgoing(key.encode(), b"x", int(time.time() * 1_000))]})
+
+
+def test_task_that_is_given_up_in_a_worker_ends_the_run_with_its_error_after_all_others_committed(
+    tmp_path: Path,
+) -> None:
+    with closing(make(tmp_path, raises="k0", restart="never")) as cluster:
+        cluster.start(NAME)
+        cluster.feed(200, range(1, TASKS))
+        cluster.await_results()
+        feed_one(cluster, "k0")
+        process = cluster.processes.pop(NAME)
+        assert process.wait(PATIENCE_S) == 1
+        said = cluster.said(NAME)
+        assert "WorkerFailed: worker" in said
+        assert "ValueError: no k0 here" in said
+        assert "task 0_0 is given up" in said
+        assert cluster.results() == counts(cluster)
+
+
+PROGRAM = """
+import sys
+import standfast as sf
+if len(sys.argv) > 1 and sys.argv[1] == "--exit-in-worker":
+    import os
+    if "STANDFAST_WORKER" in os.environ:
+        sys.exit("this machine has no licence")
+app = sf.App("one", log=f"sqlite:///{sys.path[0]}/log", state_dir=f"{sys.path[0]}/state", create_topics=True,
+             placement="managed", restart=sf.FixedDelay(1, 50), stores=[])
+app.stream("in", key=sf.serde.string, value=sf.serde.string).to("out")
+app.run(workers=2)
+print("the program goes on")
+"""
+
+
+def started(*command: str, cwd: Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.mark.parametrize("how", ["-c", "standard input"])
+def test_program_that_cannot_be_run_again_is_refused_with_the_command_that_can(how: str, tmp_path: Path) -> None:
+    ended = started("-c", PROGRAM, cwd=tmp_path) if how == "-c" else started("-", cwd=tmp_path, text=PROGRAM)
+    assert ended.returncode == 1
+    assert "BadConfig: workers run the program again" in ended.stderr
+    assert "standfast run MODULE:APP --workers N" in ended.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_worker_that_cannot_start_ends_the_run_with_its_exit_code_and_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ended = started("-m", "program", "--exit-in-worker", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "WorkerFailed: worker 1 ended (exit code 1)" in ended.stderr
+    assert "this machine has no licence" in ended.stderr.rpartition("its last lines:")[2]
+    assert "the program goes on" not in ended.stdout
+
+
+@pytest.mark.parametrize("how", ["module", "path"])
+def test_program_started_by_module_or_path_runs_again_in_each_worker_and_goes_on_in_the_supervisor_alone(
+    how: str, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = ["-m", "program"] if how == "module" else ["program.py"]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen([sys.executable, "-u", *command], cwd=tmp_path, stdout=said, stderr=said)
+    try:
+        wait_for(lambda: (tmp_path / "said").read_text().count("of instance") == 2, PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "said").read_text().count("the program goes on") == 1
