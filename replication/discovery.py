@@ -69,6 +69,10 @@ class Discovery:
         """Known partition count of each topic."""
         return {name: info.partitions for name, info in self._known.items()}
 
+    def hurry(self) -> None:
+        """Make the next `poll` name the topics, unless discovery is off: they are known to have grown."""
+        self._next_due_ms = None if self._interval_ms is None else 0
+
     def poll(self, now_ms: int) -> tuple[str, ...]:
         """Topics to describe now and give to `described`; empty before the time, or if discovery is off.
 

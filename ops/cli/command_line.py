@@ -20,6 +20,7 @@ EXIT_USAGE = 2
 # In the order of --help. Only this table names bench and demo, which no other part may import.
 COMMAND_MODULES = (
     "standfast.ops.cli.process.serve",
+    "standfast.ops.cli.process.run",
     "standfast.ops.cli.state.tasks",
     "standfast.ops.cli.state.rows",
     "standfast.ops.cli.state.snapshot",

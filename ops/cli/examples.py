@@ -17,6 +17,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast serve --config standfast.toml",
         "standfast serve --config standfast.toml --set http.port=8080 --check",
     ),
+    "standfast run": (
+        "standfast run shop:app",
+        "standfast run shop.main:app --workers auto --config shop.toml",
+    ),
     "standfast drain": ("standfast drain --state-dir ./state --app counts --wait 30s",),
     "standfast status": (
         "standfast status --state-dir ./state --app counts",

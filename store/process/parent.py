@@ -135,4 +135,7 @@ def _end_with(ended: select.poll) -> None:
 if __name__ == "__main__":
     # The binding lasts over exec, so that the program ends with its parent from its first line on.
     if bind_to_parent(int(sys.argv[1])):
-        os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command of the program that calls
+        try:
+            os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command of the program that calls
+        except OSError as error:
+            sys.exit(f"{sys.argv[2]} cannot be started: {error.strerror}")

@@ -180,6 +180,36 @@ class App:
         # Kept from one run to the next: a thread that did not end must not get a second one beside it.
         self.source_runs = SourceRuns(self.clock, source_cancel_timeout_ms)
 
+    def configure(self, **given: Any) -> None:
+        """Replace arguments of App before it runs, such as by those of a settings file.
+
+        Takes log, state_dir, commit_interval_ms, log_format, workers, and the options of the session. Raises BadConfig
+        for other names, wrong values, and once the application is open; nothing is changed then.
+        """
+        if self.session is not None:
+            raise BadConfig([f"application {self.name!r} is open: configure it before it runs"])
+        own = {
+            "log": self._log_address,
+            "state_dir": self._state_dir,
+            "commit_interval_ms": self.commit_interval_ms,
+            "log_format": self.log_format,
+            "workers": self.workers,
+        }
+        options = cast("SessionOptions", {**self.settings, **{key: given[key] for key in given.keys() - own.keys()}})
+        own |= {key: given[key] for key in given.keys() & own.keys()}
+        state_dir: Any = own["state_dir"]
+        refuse(_setting_problems(options))
+        refuse([] if state_dir is None else path_problems("state_dir", state_dir))
+        refuse(workers_problems(own["workers"]))
+        _check_kinds(own["log"], own["log_format"], None)
+        _check(self.stream_time, (("commit_interval_ms", cast("int", own["commit_interval_ms"]), 1),))
+        log: Any = own["log"]
+        self.settings, self._state_dir = options, state_dir
+        self._log_address = None if log is None else with_settings(log, options.get("kafka"))
+        self.commit_interval_ms = cast("int", own["commit_interval_ms"])
+        self.log_format, self.workers = cast("Any", own["log_format"]), cast("Any", own["workers"])
+        self.discovery_interval_ms = options.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
+
     # --- declaration ---
 
     def source(

@@ -66,6 +66,10 @@ class SourceDiscovery:
         groups = {number: [infos[name] for name in names if name in infos] for number, names in self._external.items()}
         self._discovery = Discovery(groups, interval_ms, clock.monotonic_ms())
 
+    def hurry(self) -> None:
+        """Check at the next `poll`, whatever the interval."""
+        self._discovery.hurry()
+
     def poll(self) -> bool:
         """Check if the interval has passed; return whether there are more tasks now."""
         names = self._discovery.poll(self._clock.monotonic_ms())

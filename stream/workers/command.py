@@ -30,6 +30,11 @@ class Program(NamedTuple):
     folder: str
 
 
+def program_of_command(module: str, arguments: Sequence[str]) -> Program:
+    """A module as a program, with the present folder on its path."""
+    return Program((sys.executable, "-m", module, *arguments), str(Path.cwd()))
+
+
 def program_command(
     executable: str, given: Sequence[str], module: str | None, file: str | None, argv: Sequence[str]
 ) -> tuple[str, ...]:

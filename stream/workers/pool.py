@@ -14,6 +14,7 @@ import os
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from standfast.replication.lease.progress import ALLOWED, LeaseProgress
@@ -41,9 +42,10 @@ from standfast.stream.workers.protocol import (
     parse_report,
     tasks_of,
 )
-from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
+from standfast.stream.workers.watch import Look, ProcessFacts, Watch, WorkerRestarts
 
 TICK_HZ = os.sysconf("SC_CLK_TCK")
+STOPPED, WORKING = frozenset("Tt"), frozenset("RD")  # of a thread: by a signal or a debugger; runs, waits for the disk
 SLICE_MS = 5  # between two looks at workers that stop
 
 
@@ -114,6 +116,10 @@ class Pool:
         """As in `Part`."""
         return Facts(*self.orders.facts())
 
+    def held(self) -> frozenset[TaskId]:
+        """As in `Part`."""
+        return frozenset[TaskId]().union(*(self.orders.may_hold(slot.number) for slot in self._slots))
+
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `Part`: each worker looks at the owners of its tasks itself, and reports the lost ones."""
 
@@ -149,17 +155,18 @@ class Pool:
 
         A worker that makes no progress for `max_stall_ms` is killed. Raises WorkerFailed if one was, or failed.
         """
-        self._stopping = True
+        self._stopping, before = True, self.error
         for slot in self._slots:
             if slot.child is not None and slot.ready:
                 slot.child.order(command_line(Stop()))
             elif slot.child is not None:  # it has no task yet
                 slot.child.kill()
+                self._release(slot)
         while any(slot.child is not None for slot in self._slots):
             self.wait(SLICE_MS)
             self.poll()
             alive()
-        if self.error is not None:
+        if self.error is not None and self.error is not before:
             raise self.error
 
     def kill(self) -> None:
@@ -203,9 +210,8 @@ class Pool:
             self._take(slot, child, report)
         if child.ended is None:
             now_ms = self._clock.monotonic_ms()
-            cpu_ms, stopped = process_times(child.pid)
-            progress = slot.progress
-            seen = Look(child.heard_ms, slot.ready, cpu_ms, stopped, progress.counts(), progress.words[ALLOWED])
+            counts, allowed = slot.progress.counts(), slot.progress.words[ALLOWED]
+            seen = Look(child.heard_ms, slot.ready, counts, allowed, partial(process_facts, child.pid))
             why = slot.watch.look(seen, now_ms)
             if why:
                 logger.error(
@@ -305,14 +311,18 @@ class Pool:
         self.changed = True
 
 
-def process_times(pid: int) -> tuple[int, bool]:
-    """Processor time of a process in ms, and whether a signal has stopped it; (0, False) for one that has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0, False
-    words = text.rpartition(")")[2].split()  # the name before it may hold spaces
-    return (int(words[11]) + int(words[12])) * 1_000 // TICK_HZ, words[0] in "Tt"
+def process_facts(pid: int) -> ProcessFacts:
+    """The state of a process, all its threads included."""
+    cpu_ms, states = 0, set()
+    for path in (Path(f"/proc/{pid}/stat"), *Path(f"/proc/{pid}/task").glob("*/stat")):
+        try:
+            # The name before the last bracket may hold spaces.
+            words = path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        cpu_ms = cpu_ms or (int(words[11]) + int(words[12])) * 1_000 // TICK_HZ  # of the whole process, which is first
+        states.add(words[0])
+    return ProcessFacts(cpu_ms, bool(states & STOPPED), bool(states & WORKING))
 
 
 def _is_outage(failed: Failed) -> bool:

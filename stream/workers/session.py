@@ -53,6 +53,7 @@ class WorkerSession(Session):
     def __init__(self, app: str, *, state_dir: StateDir, progress: LeaseProgress, **arguments: Any) -> None:
         self._shared_progress = progress
         self._order = Order()
+        self.unknown: frozenset[TaskId] = frozenset()  # ordered tasks of partitions that are not known here yet
         self._begun: dict[TaskId, int] = {}  # the number of each active task's last opening
         super().__init__(app, state_dir=state_dir, **arguments)
 
@@ -79,11 +80,13 @@ class WorkerSession(Session):
 
     def _follow(self) -> None:
         """One round; called under the session's lock."""
-        order, writers = self._order, self._instance.writers
+        order, writers, known = self._order, self._instance.writers, self._instance.shared or frozenset()
         held = [task_id for task_id, task in self._instance.tasks.items() if task.role == ACTIVE]
         if held:
             self._part.give_way(writers.owners(held))
-        self._part.follow(frozenset(order.active), order.standby, self._may_open)
+        # The supervisor may have found new partitions of a source before this process has.
+        self.unknown = order.tasks - known
+        self._part.follow(known.intersection(order.active), known & order.standby, self._may_open)
 
     def _may_open(self, task_id: TaskId) -> bool:
         opening = self._order.active[task_id]
@@ -103,9 +106,8 @@ class WorkerSession(Session):
         return self._shared_progress
 
     def _make_membership(self) -> Membership:
-        return LentMembership(
-            self._group, self._state.instance_id, self._settings.lease_ms, self._keeper, self.counters
-        )
+        member, path = self._state.instance_id, self._state.path
+        return LentMembership(self._group, member, self._settings.lease_ms, self._keeper, self.counters, path)
 
     def _background(self) -> dict[str, Callable[[], None]]:
         # The supervisor cares for the log.

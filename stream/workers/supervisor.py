@@ -9,7 +9,8 @@
 The lease is renewed by a lease process, as that of any session, while `poll_once` makes progress.
 
 Rules of this file: one thread drives it, which the kernel binds the workers to; the lease and the care of the log have
-threads of their own. It opens no store. Work that failed because the log was unavailable is tried again.
+threads of their own. It opens no store but to look at the positions of closed tasks. Work that failed because the log
+was unavailable is tried again.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Traits
 from standfast.replication.topics.changelog import grow_changelogs
+from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Held, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.groups import TaskGroup, all_task_ids, program_of
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.settings import SessionOptions, SessionSettings
+from standfast.stream.session.settings import MEMORY_MIN_BYTES, SessionOptions, SessionSettings
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.writers import Writers
 from standfast.stream.workers.command import Program
@@ -100,7 +103,9 @@ class Supervisor(Closing):
             member = self._state.instance_id
             traits = Traits(workers, settings.tags, program_of(groups))
             self.writers = Writers(self.log, self._group, app, member)
-            self.membership = Membership(self._group, member, settings.lease_ms, self._keeper, self._counters)
+            self.membership = Membership(
+                self._group, member, settings.lease_ms, self._keeper, self._counters, self._state.path
+            )
             self.membership.plan = lambda: MemberPlan(managed=traits)
             self.pool = Pool(self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock)
             undo.callback(self.pool.kill)
@@ -116,6 +121,7 @@ class Supervisor(Closing):
                 ),
                 traits,
                 frozenset(number for number, group in groups.items() if not group.specs),
+                self._rows_on_disk(undo),
             )
             self.membership.publish()
             self._keeper.begin(self.membership, app, self._lease_group)
@@ -169,20 +175,34 @@ class Supervisor(Closing):
         if self._closed:
             return
         self._closed = True
-        # Run in reverse: the directory last, and the group is left once no worker has a task open.
+        # Run in reverse: the group is left once no worker has a task open, and after the lease's thread, which would
+        # join again; the directory is released last.
         with ExitStack() as last:
             for close in (
                 self._state.close,
                 self.log.close,
+                self._disk_reader.close,
                 self._lease_group.close,
                 self._group.close,
-                self._end_threads,
                 self.membership.leave,
                 self.managed.close,
+                self._end_threads,
                 self.pool.kill,
             ):
                 last.callback(close)
             self.pool.stop(lambda: self._keeper.progress.step(WORK))
+
+    def _rows_on_disk(self, undo: ExitStack) -> RowsOnDisk:
+        self._disk_reader = self.log.reader()
+        undo.callback(self._disk_reader.close)
+        return RowsOnDisk(
+            self._state,
+            self._disk_reader,
+            lambda number: self._groups[number].specs if number in self._groups else (),
+            RocksShared(MEMORY_MIN_BYTES),  # no more than for looks at positions: the setting is the workers'
+            clock=self.clock,
+            opening=self._keeper.progress.replaying,
+        )
 
     def _pool_settings(
         self,

@@ -1,22 +1,24 @@
 """Rules of a supervisor about one worker process: when it is killed, and when another one is started in its place.
 
     started ──> Ready within START_MS ──> heard of at least every third of the lease
-                   │                          │ silent: stopped, or it uses no processor         killed at once
-                   │                          │ silent in one long native call                   max_stall_ms
+                   │                          │ silent: stopped, or none of its threads works    killed at once
+                   │                          │ silent in one long native call, or starved       max_stall_ms
                    └── later: killed          │ heard, but its loop or background work stalls    max_stall_ms
 
     ended ──> the first time in a row: started again at once; then after the delay of the restart strategy
           ──> FAILURES_MAX times in a row, or as often as the strategy allows: given up, and the run ends
 
-A native call that is announced (replay of a write-ahead log) may take longer, by its allowance.
+A thread works if it runs, or waits for a processor or the disk. A native call that is announced (replay of a
+write-ahead log) may take longer, by its allowance.
 
 Rules of this file: pure. Times are monotonic milliseconds of the supervisor, which come in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from standfast.replication.lease.renewal import StallWatch
 from standfast.stream.restart import RestartHistory, RestartStrategy
@@ -36,20 +38,26 @@ def beat_ms(lease_ms: int) -> int:
     return max(lease_ms // BEATS_PER_LEASE, BEAT_MIN_MS)
 
 
+class ProcessFacts(NamedTuple):
+    """The state of a process: its processor time so far, whether a signal has stopped it, whether a thread works."""
+
+    cpu_ms: int = 0
+    stopped: bool = False
+    works: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """One look at a worker. `heard_ms`: when it last said a word; `ready`: it has come to run().
 
-    `cpu_ms` is the processor time that it has used so far, `stopped` whether a signal has stopped it. `counts` and
-    `allowance_ms` are those of its progress.
+    `counts` and `allowance_ms` are those of its progress. `facts` reads the state of its process, if that matters.
     """
 
     heard_ms: int
     ready: bool
-    cpu_ms: int
-    stopped: bool
     counts: Mapping[str, int]
     allowance_ms: int
+    facts: Callable[[], ProcessFacts]
 
 
 class Watch:
@@ -60,26 +68,35 @@ class Watch:
         self._max_stall_ms = max_stall_ms
         self._started_ms = now_ms
         self._stalls = StallWatch(max_stall_ms)
-        self._heard = (now_ms, 0)  # when it was last heard, and the processor time at that moment
+        self._silence = (-1, 0)  # when it was last heard, and its processor time half of the way through the silence
 
     def look(self, seen: Look, now_ms: int) -> str:
         """Why the process must be killed; "" if it is well."""
         if not seen.ready:
             late = now_ms - self._started_ms > START_MS
             return f"it did not come to run() within {START_MS // 1_000} s" if late else ""
-        if seen.heard_ms != self._heard[0]:
-            self._heard = (seen.heard_ms, seen.cpu_ms)
         silent_ms = now_ms - seen.heard_ms
-        if silent_ms > self._silent_ms:
-            if seen.stopped:
-                return f"it is stopped, and was silent for {silent_ms} ms"
-            if not seen.allowance_ms and seen.cpu_ms - self._heard[1] <= IDLE_MS:
-                return f"it was silent for {silent_ms} ms and used no processor"
-            if silent_ms > self._max_stall_ms + seen.allowance_ms:
-                return f"it was silent for {silent_ms} ms, in one call that holds the interpreter"
+        if silent_ms > self._silent_ms // 2:
+            why = self._judge(silent_ms, seen, seen.facts())
+            if why:
+                return why
         still = self._stalls.look(seen.counts, seen.allowance_ms, now_ms)
         if still:
             return f"no progress for {self._max_stall_ms + seen.allowance_ms} ms ({' and '.join(still)})"
+        return ""
+
+    def _judge(self, silent_ms: int, seen: Look, facts: ProcessFacts) -> str:
+        """Why a silent process must be killed; "" if it may go on."""
+        if seen.heard_ms != self._silence[0]:
+            self._silence = (seen.heard_ms, facts.cpu_ms)
+        if silent_ms <= self._silent_ms:
+            return ""
+        if facts.stopped:
+            return f"it is stopped, and was silent for {silent_ms} ms"
+        if not (seen.allowance_ms or facts.works or facts.cpu_ms - self._silence[1] > IDLE_MS):
+            return f"it was silent for {silent_ms} ms, and none of its threads works"
+        if silent_ms > self._max_stall_ms + seen.allowance_ms:
+            return f"it was silent for {silent_ms} ms, in one call that holds the interpreter"
         return ""
 
 

@@ -1,0 +1,141 @@
+"""The session of a worker: it holds the tasks of its orders, under numbered openings, in a directory that is lent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import standfast as sf
+from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.offsets import TaskId
+from standfast.store.errors import Held
+from standfast.store.task.state_dir import StateDir
+from standfast.stream.session.groups import TaskGroup
+from standfast.stream.workers.counts import worker_options
+from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
+from standfast.stream.workers.session import WorkerSession
+from support.sessions import Bench, four_stores
+
+T0, T1 = TaskId(0, 0), TaskId(0, 1)
+
+
+class Instance:
+    """A state directory as a supervisor owns it, and workers that it is lent to."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.state = StateDir(bench.root / "a", "app")
+
+    def worker(self) -> WorkerSession:
+        session = WorkerSession(
+            "app",
+            state_dir=self.state.lend(self.state.instance_id),
+            progress=LeaseProgress(),
+            log=self.bench.address,
+            groups={0: TaskGroup(2, tuple(four_stores()), frozenset({"in"}))},
+            background=False,
+            clock=self.bench.clock,
+            **worker_options({"placement": "managed"}, 2),
+        )
+        self.bench.opened.append(session)
+        return session
+
+    def follow(self, worker: WorkerSession, order: Order) -> dict[TaskId, HeldTask]:
+        worker.order(order)
+        return self.settled(worker)
+
+    def settled(self, worker: WorkerSession) -> dict[TaskId, HeldTask]:
+        for _ in range(10):
+            self.bench.clock.advance(100)
+            worker.poll_once()
+        return worker.report()[1]
+
+
+@pytest.fixture
+def instance(bench: Bench) -> Iterator[Instance]:
+    made = Instance(bench)
+    yield made
+    made.state.close()
+
+
+def test_worker_holds_exactly_the_tasks_of_its_order_and_reports_the_round_of_it(instance: Instance) -> None:
+    worker = instance.worker()
+    assert worker.report() == (0, {})
+    found = instance.follow(worker, Order(3, {T0: 1}, frozenset({T1})))
+    assert found == {T0: HeldTask(ACTIVE, RUNNING, 0, 1), T1: HeldTask("standby", STANDBY, 0, 0)}
+    assert worker.report()[0] == 3
+    assert instance.follow(worker, Order(4, {}, frozenset())) == {}
+
+
+def test_report_holds_a_task_from_before_its_opening_until_after_its_closing(instance: Instance) -> None:
+    worker = instance.worker()
+    worker.order(Order(1, {T0: 1}))
+    assert worker.report() == (1, {})  # the supervisor counts the tasks of the order itself
+    instance.settled(worker)
+    worker.order(Order(2))
+    assert worker.report() == (2, {T0: HeldTask(ACTIVE, RUNNING, 0, 1)})
+    assert instance.settled(worker) == {}
+
+
+def test_task_that_goes_to_another_worker_has_its_rows_there_and_a_new_epoch(instance: Instance) -> None:
+    first, second = instance.worker(), instance.worker()
+    instance.follow(first, Order(1, {T0: 1}))
+    task = first.task(T0)
+    task.store("kv").put("k", "v")
+    task.commit({("in", 0): 5})
+    assert task.writer is not None
+    epoch = task.writer.epoch
+    instance.follow(first, Order(2))
+    instance.follow(second, Order(3, {T0: 2}))
+    again = second.task(T0)
+    assert again.store("kv").get("k") == "v"
+    assert again.source_offsets() == {("in", 0): 5}
+    assert again.writer is not None
+    assert again.writer.epoch == epoch + 1
+
+
+def test_task_that_another_instance_takes_is_reported_lost_and_opened_again_only_under_a_new_number(
+    instance: Instance,
+) -> None:
+    worker = instance.worker()
+    instance.follow(worker, Order(1, {T0: 1}))
+    other = instance.bench.log.writer("app-0-0", group="app", owner="b")
+    found = instance.settled(worker)
+    assert found == {T0: HeldTask(ACTIVE, LOST, 0, 1)}
+    epoch = other.epoch
+    assert instance.settled(worker) == found
+    assert instance.follow(worker, Order(2, {T0: 2})) == {T0: HeldTask(ACTIVE, RUNNING, 0, 2)}
+    task = worker.task(T0)
+    assert task.writer is not None
+    assert task.writer.epoch == epoch + 1
+    with pytest.raises(sf.Fenced):
+        other.append({})
+        other.transact({}, None)
+
+
+def test_standby_becomes_active_where_its_rows_are(instance: Instance) -> None:
+    active, standby = instance.worker(), instance.bench.active("other", partitions=(), placement="static")
+    standby.assign(active=[0])
+    standby.wait_ready(30)
+    standby.task(0).store("kv").put("k", "v")
+    standby.task(0).commit()
+    assert instance.follow(active, Order(1, {}, frozenset({T0})))[T0].state == STANDBY
+    standby.close()
+    assert instance.follow(active, Order(2, {T0: 1})) == {T0: HeldTask(ACTIVE, RUNNING, 0, 1)}
+    assert active.task(T0).store("kv").get("k") == "v"
+
+
+def test_directory_stays_locked_until_the_last_worker_has_closed(instance: Instance) -> None:
+    worker = instance.worker()
+    instance.state.close()
+    with pytest.raises(Held):
+        StateDir(instance.bench.root / "a", "app")
+    worker.close()
+    StateDir(instance.bench.root / "a", "app").close()
+
+
+def test_worker_is_no_member_of_the_group_and_takes_no_task_by_itself(instance: Instance) -> None:
+    worker = instance.worker()
+    assert instance.settled(worker) == {}
+    assert worker.look_at_group().members == ()
