@@ -61,24 +61,25 @@ def test_every_problem_of_several_workers_is_named_at_once() -> None:
     ]
 
 
+def share_of(workers: int, **options: Any) -> dict[str, Any]:
+    return dict(worker_options({**MANAGED, **options}, workers))
+
+
 def test_sum_of_the_shares_is_never_more_than_the_setting_of_the_instance() -> None:
-    share = worker_options(
-        {**MANAGED, "memory_bytes": 100 << 20, "cache_max_bytes": 10 << 20, "restore_memory_bytes": 64 << 20}, 3
-    )
-    assert 3 * share["memory_bytes"] <= 100 << 20
-    assert 3 * share["cache_max_bytes"] <= 10 << 20
-    assert 3 * share["restore_memory_bytes"] <= 64 << 20
+    given = {"memory_bytes": 100 << 20, "cache_max_bytes": 10 << 20, "restore_memory_bytes": 64 << 20}
+    share = share_of(3, **given)
+    assert all(3 * share[name] <= whole for name, whole in given.items())
 
 
 def test_setting_that_is_off_stays_off_in_each_worker_and_one_that_is_on_stays_on() -> None:
-    off = worker_options({**MANAGED, "cache_max_bytes": 0, "restore_workers": 0}, 4)
+    off = share_of(4, cache_max_bytes=0, restore_workers=0)
     assert (off["cache_max_bytes"], off["restore_workers"]) == (0, 0)
-    on = worker_options({**MANAGED, "cache_max_bytes": 3, "restore_workers": 2}, 4)
+    on = share_of(4, cache_max_bytes=3, restore_workers=2)
     assert (on["cache_max_bytes"], on["restore_workers"]) == (1, 1)
 
 
 def test_worker_takes_no_task_of_its_own_accord() -> None:
-    share = worker_options({**MANAGED, "standby_replicas": 1}, 2)
+    share = share_of(2, standby_replicas=1)
     assert (share["placement"], share["take_over"]) == ("shared", False)
     assert share["standby_replicas"] == 1
 
@@ -140,7 +141,8 @@ IDLE = ProcessFacts(works=False)
 
 
 def look(heard_ms: int, found: ProcessFacts = IDLE, **changed: Any) -> Look:
-    return Look(heard_ms, **{"ready": True, "counts": {}, "allowance_ms": 0, "facts": lambda: found, **changed})
+    given: dict[str, Any] = {"ready": True, "counts": {}, "allowance_ms": 0, "facts": lambda: found, **changed}
+    return Look(heard_ms, **given)
 
 
 def test_worker_is_killed_once_it_has_been_silent_for_a_third_of_the_lease_without_working() -> None:
