@@ -3,7 +3,7 @@
     started ──> Ready within START_MS ──> heard of at least every third of the lease
                    │                          │ silent: stopped, or none of its threads works    killed at once
                    │                          │ silent in one long native call, or starved       max_stall_ms
-                   └── later: killed          │ heard, but its loop or background work stalls    max_stall_ms
+                   └── later, or stopped:     │ heard, but its loop or background work stalls    max_stall_ms
 
     ended ──> the first time in a row: started again at once; then after the delay of the restart strategy
           ──> FAILURES_MAX times in a row, or as often as the strategy allows: given up, and the run ends
@@ -68,13 +68,13 @@ class Watch:
         self._max_stall_ms = max_stall_ms
         self._started_ms = now_ms
         self._stalls = StallWatch(max_stall_ms)
+        self._stopped_ms = now_ms  # when it was last seen not to be stopped, before it came to run()
         self._silence = (-1, 0)  # when it was last heard, and its processor time half of the way through the silence
 
     def look(self, seen: Look, now_ms: int) -> str:
         """Why the process must be killed; "" if it is well."""
         if not seen.ready:
-            late = now_ms - self._started_ms > START_MS
-            return f"it did not come to run() within {START_MS // 1_000} s" if late else ""
+            return self._starts(seen, now_ms)
         silent_ms = now_ms - seen.heard_ms
         if silent_ms > self._silent_ms // 2:
             why = self._judge(silent_ms, seen, seen.facts())
@@ -84,6 +84,15 @@ class Watch:
         if still:
             return f"no progress for {self._max_stall_ms + seen.allowance_ms} ms ({' and '.join(still)})"
         return ""
+
+    def _starts(self, seen: Look, now_ms: int) -> str:
+        """Why a process that has not come to run() must be killed; "" if it may go on."""
+        if now_ms - self._started_ms > START_MS:
+            return f"it did not come to run() within {START_MS // 1_000} s"
+        if not seen.facts().stopped:
+            self._stopped_ms = now_ms
+        stopped_ms = now_ms - self._stopped_ms
+        return f"it is stopped, for {stopped_ms} ms now" if stopped_ms > self._silent_ms else ""
 
     def _judge(self, silent_ms: int, seen: Look, facts: ProcessFacts) -> str:
         """Why a silent process must be killed; "" if it may go on."""

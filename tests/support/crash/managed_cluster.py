@@ -6,7 +6,9 @@ was processed twice, or never, shows in the output.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -83,8 +85,16 @@ class Cluster:
             self.processes[name] = process
 
     def strike(self) -> None:
-        """End, stop or start a process at random."""
+        """End, stop or start a process at random; with worker processes mostly one of those."""
         name = self.random.choice(NAMES)
+        workers = self.workers(name) if name in self.processes else {}
+        if workers and self.random.random() < 0.7:
+            number, pid = self.random.choice(sorted(workers.items()))
+            how = self.random.choice((signal.SIGKILL, signal.SIGSTOP))
+            self.events.append(f"{how.name} worker {number} of {name}")
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its replacement is not said yet
+                os.kill(pid, how)
+            return
         if name not in self.processes:
             self.start(name)
             self.events.append(f"start {name}")

@@ -46,4 +46,4 @@ def test_every_task_has_a_worker_and_no_worker_has_two_more_than_another_in_tota
         counts = Counter(worker for task, worker in found.items() if group in (None, task.group))
         spread_of = [counts[worker] for worker in range(workers)]
         assert max(spread_of) - min(spread_of) <= 1
-    assert spread(tasks, found, workers) == found  # what is even moves nothing
+    assert spread(tasks, found, workers) == found  # an even spread moves nothing

@@ -62,7 +62,8 @@ def test_every_problem_of_several_workers_is_named_at_once() -> None:
 
 
 def share_of(workers: int, **options: Any) -> dict[str, Any]:
-    return dict(worker_options({**MANAGED, **options}, workers))
+    given: Any = {**MANAGED, **options}
+    return dict(worker_options(given, workers))
 
 
 def test_sum_of_the_shares_is_never_more_than_the_setting_of_the_instance() -> None:
@@ -197,6 +198,14 @@ def test_program_has_its_time_to_come_to_run_and_is_killed_after_it() -> None:
     watch = Watch(LEASE_MS, STALL_MS, 0)
     assert watch.look(look(0, ready=False), START_MS) == ""
     assert "did not come to run()" in watch.look(look(0, ready=False), START_MS + 1)
+
+
+def test_program_that_is_stopped_before_it_comes_to_run_is_killed_after_a_third_of_the_lease() -> None:
+    watch = Watch(LEASE_MS, STALL_MS, 0)
+    stopped = look(0, ProcessFacts(stopped=True), ready=False)
+    assert watch.look(look(0, ready=False), 5_000) == ""
+    assert watch.look(stopped, 5_500) == ""
+    assert watch.look(stopped, 5_501) == "it is stopped, for 501 ms now"
 
 
 def test_worker_beats_several_times_within_the_silence_that_it_may_keep() -> None:

@@ -1,0 +1,83 @@
+"""A program of a pool's workers that speaks their protocol by hand, for `test_worker_pool.py`.
+
+    python pool_child.py HOW     obey: reports the tasks of its orders; mute: Ready, then stopped; exit: ends before Ready
+                                 outage, wrong: Failed; rubbish: no report; holds: never gives a task back
+
+Rules of this file: it opens no log and no store; it ends by itself, should a test leave it behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from standfast.replication.offsets import TaskId
+from standfast.store.process.parent import Parent, lent_channel
+from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
+from standfast.stream.workers.protocol import (
+    Failed,
+    Hold,
+    Open,
+    Opened,
+    Pause,
+    Ready,
+    Report,
+    Stop,
+    order_of,
+    parse_command,
+    report_line,
+    state,
+)
+
+LIFE_MAX_S = 120
+
+
+class Child:
+    def __init__(self, how: str) -> None:
+        self.how = how
+        channel = lent_channel()
+        assert channel is not None
+        self.parent = Parent(20, channel)
+        self.held: dict[TaskId, HeldTask] = {}
+
+    def tell(self, report: Report) -> None:
+        self.parent.tell(report_line(report))
+
+    def run(self) -> None:
+        self.tell(Ready("pool"))
+        if self.how == "mute":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.how == "rubbish":
+            self.parent.tell(b'{"say": "nonsense"}\n')
+        while True:
+            for line in self.parent.orders(None):
+                self.obey(line)
+
+    def obey(self, line: bytes) -> None:
+        command = parse_command(line)
+        if isinstance(command, Open):
+            if self.how in ("outage", "wrong"):
+                kind = "Unavailable" if self.how == "outage" else "KeyError"
+                self.tell(Failed(kind, "as the test wants it", ("a note",)))
+                os._exit(1)
+            self.tell(Opened())
+        elif isinstance(command, Pause):
+            print(f"worker paused: {command.on}", flush=True)
+        elif isinstance(command, Stop):
+            sys.exit(0)
+        elif isinstance(command, Hold):
+            order = order_of(command)
+            tasks = {task: HeldTask(ACTIVE, RUNNING, 0, number) for task, number in order.active.items()}
+            tasks |= {task: HeldTask("standby", STANDBY, 3) for task in order.standby}
+            if self.how == "holds":
+                tasks = {**{task: one for task, one in self.held.items() if task not in tasks}, **tasks}
+            self.held = dict(tasks)
+            self.tell(state(order.round, tasks))
+
+
+if __name__ == "__main__":
+    signal.alarm(LIFE_MAX_S)
+    if sys.argv[1] == "exit":
+        sys.exit("this machine has no licence")
+    Child(sys.argv[1]).run()

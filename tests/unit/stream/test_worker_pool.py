@@ -1,0 +1,186 @@
+"""The pool of worker processes: orders, reports, ends and restarts, with real processes that speak the protocol.
+
+Rules of this file: a test drives the pool by hand. `support/pool_child.py` is the program.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.replication.offsets import TaskId
+from standfast.store.clock import SystemClock
+from standfast.store.errors import WorkerFailed
+from standfast.stream.restart import RestartStrategy
+from standfast.stream.workers.command import Program
+from standfast.stream.workers.pool import Pool, PoolSettings
+from support import pool_child
+from support.places import ROOT
+from support.serve import wait_for
+
+pytestmark = pytest.mark.slow
+WAIT_S = 60.0
+TASKS = frozenset(TaskId(0, partition) for partition in range(4))
+OPENED = {"app": "pool", "log": "", "state_root": "", "guarantee": "exactly_once", "program": "", "instance": "a"}
+Start = Callable[..., Pool]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    pools: list[Pool] = []
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+
+    def start(how: str, workers: int = 2, restart: RestartStrategy | None = None, lease_ms: int = 3_000) -> Pool:
+        program = Program((sys.executable, pool_child.__file__, how), str(ROOT))
+        settings = PoolSettings(program, workers, lease_ms, 30_000, restart or sf.FixedDelay(2, 10), OPENED, lock)
+        pools.append(Pool(settings, SystemClock()))
+        return pools[-1]
+
+    yield start
+    for pool in pools:
+        pool.kill()
+    os.close(lock)
+
+
+def until(
+    pool: Pool, found: Callable[[], Any], active: frozenset[TaskId] = TASKS, standby: frozenset[TaskId] = frozenset()
+) -> None:
+    """Drive the pool as a supervisor does."""
+
+    def driven() -> bool:
+        pool.wait(20)
+        pool.poll()
+        if pool.error is None:
+            pool.follow(active, standby, lambda _: True)
+        return bool(found())
+
+    wait_for(driven, WAIT_S)
+
+
+def run(pool: Pool, **part: Any) -> None:
+    until(pool, lambda: pool.facts().running == part.get("active", TASKS), **part)
+
+
+def test_tasks_are_spread_over_the_workers_and_their_reports_are_the_facts_of_the_instance(start: Start) -> None:
+    pool = start("obey")
+    standby = frozenset({TaskId(1, 0)})
+    until(pool, lambda: len(pool.facts().lags) == 1 and pool.facts().running == TASKS, standby=standby)
+    assert [len(pool.orders.may_hold(number) & TASKS) for number in (0, 1)] == [2, 2]
+    assert pool.facts() == (TASKS, frozenset(), {TaskId(1, 0): 3})
+    assert pool.held() == TASKS | standby
+
+
+def test_killed_worker_is_replaced_and_its_tasks_are_opened_there_under_new_numbers(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    before, pids = {**pool.orders.tasks(0), **pool.orders.tasks(1)}, pool.pids
+    hit = pool.orders.may_hold(0)
+    assert pids[0] is not None
+    os.kill(pids[0], signal.SIGKILL)
+    until(pool, lambda: pool.facts().running == TASKS - hit)
+    run(pool)
+    after = {**pool.orders.tasks(0), **pool.orders.tasks(1)}
+    assert pool.orders.may_hold(0) == hit
+    assert {task for task in TASKS if after[task].opening != before[task].opening} == hit
+    assert pool.pids[1] == pids[1]
+    assert pool.pids[0] not in (None, pids[0])
+
+
+def test_task_that_a_worker_does_not_give_back_goes_to_no_other_worker(start: Start) -> None:
+    pool = start("holds")
+    run(pool)
+    mine = pool.orders.may_hold(0)
+    for _ in range(20):
+        pool.wait(20)
+        pool.poll()
+        pool.follow(mine, frozenset(), lambda _: True)  # one of them is to move
+    assert pool.orders.may_hold(0) == mine
+    assert not pool.orders.may_hold(1) & mine
+
+
+def test_worker_that_is_stopped_is_killed_and_given_up_as_the_strategy_says(start: Start) -> None:
+    pool = start("mute", workers=1, lease_ms=600)
+    until(pool, lambda: pool.error)
+    assert isinstance(pool.error, WorkerFailed)
+    assert str(pool.error).startswith("worker 1 ended (signal 9: it is stopped, ")
+    assert "3 failures are more than FixedDelay(attempts=2, delay_ms=10) allows" in str(pool.error)
+
+
+def test_worker_that_ends_before_run_is_given_up_with_its_exit_code_and_last_lines(start: Start) -> None:
+    pool = start("exit", workers=1, restart=sf.NoRestart())
+    until(pool, lambda: pool.error)
+    assert isinstance(pool.error, WorkerFailed)
+    assert str(pool.error).startswith("worker 1 ended (exit code 1), ")
+    assert str(pool.error).endswith("its last lines:\nthis machine has no licence")
+
+
+def test_error_of_the_program_ends_the_run_at_once_whatever_the_strategy_is(start: Start) -> None:
+    pool = start("wrong", workers=1)
+    until(pool, lambda: pool.error)
+    assert isinstance(pool.error, WorkerFailed)
+    assert str(pool.error) == "worker 1: KeyError: as the test wants it"
+    assert pool.error.__notes__ == ["a note", "raised in worker 1"]
+
+
+def test_worker_for_which_the_log_is_away_starts_again_without_counting_as_failed(start: Start) -> None:
+    pool = start("outage", workers=1, restart=sf.NoRestart())
+    pids: set[int] = set()
+    until(pool, lambda: pids.update(one for one in pool.pids if one is not None) or len(pids) == 3)
+    assert pool.error is None
+
+
+def test_worker_that_sends_rubbish_is_ended_and_the_error_shows_it(start: Start) -> None:
+    pool = start("rubbish", workers=1, restart=sf.NoRestart())
+    until(pool, lambda: pool.error)
+    assert "which is not a report" in str(pool.error)
+
+
+def test_pause_reaches_running_workers_and_later_ones(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    pool = start("obey", workers=1)
+    run(pool)
+    pool.pause(True)
+    pool.pause(True)
+    said = ""
+
+    def paused(count: int) -> bool:
+        nonlocal said
+        said += capfd.readouterr().out
+        return said.count("worker paused: True") == count
+
+    until(pool, lambda: paused(1))
+    assert pool.pids[0] is not None
+    os.kill(pool.pids[0], signal.SIGKILL)
+    until(pool, lambda: paused(2))
+    pool.pause(False)
+    until(pool, lambda: "worker paused: False" in (said + capfd.readouterr().out))
+
+
+def test_stop_ends_all_workers_and_those_that_are_starting_too(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    calls: list[int] = []
+    pool.stop(lambda: calls.append(1))
+    assert pool.pids == [None, None]
+    assert calls, "the lease is looked after meanwhile"
+    starting = start("obey")
+    starting.poll()
+    assert None not in starting.pids
+    starting.stop(lambda: None)
+    assert starting.pids == [None, None]
+
+
+def test_worker_that_dies_while_it_stops_is_an_error_of_the_stop(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    assert pool.pids[0] is not None
+    os.kill(pool.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerFailed, match=r"worker 1 ended \(signal 9\), while the application stopped"):
+        pool.stop(lambda: None)
+    assert pool.pids == [None, None]
