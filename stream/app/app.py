@@ -68,7 +68,7 @@ from standfast.stream.workers.command import Program, this_program
 from standfast.stream.workers.counts import Workers, cores, worker_count, worker_options, workers_problems
 from standfast.stream.workers.session import WorkerSession
 from standfast.stream.workers.supervisor import Supervisor
-from standfast.stream.workers.worker import run_worker
+from standfast.stream.workers.worker import refuse_second_run, run_worker
 
 P = TypeVar("P", bound=type[Processor])
 POLL_MS = 50
@@ -457,6 +457,7 @@ class App:
         with printed(self.log_format), nullcontext() if self.tracing is None else self.tracing.apart():
             if channel is not None:
                 run_worker(AppWorker(self), channel)
+            refuse_second_run(self.name)
             try:
                 count = worker_count(self.workers if workers is None else workers, cores(), self.settings)
                 if count == 1:

@@ -23,7 +23,7 @@ from typing import NoReturn, Protocol
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
-from standfast.store.errors import BadConfig, InternalError, Unavailable
+from standfast.store.errors import BadConfig, InternalError, InvalidRequest, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.parent import Channel, Parent
 from standfast.store.task.state_dir import StateDir
@@ -70,8 +70,21 @@ class Host(Protocol):
     def loop(self, session: WorkerSession, assembled: Assembled) -> Loop: ...
 
 
+_processes: set[int] = set()  # the id of this process once it was a worker; a forked child has another
+
+
+def refuse_second_run(name: str) -> None:
+    """Raise InvalidRequest in a process that was a worker: its supervisor has ended it, and run() never returned."""
+    if os.getpid() in _processes:
+        raise InvalidRequest(
+            f"application {name!r}: this process was a worker and is to end; run() does not return in a worker, so let "
+            "SystemExit pass"
+        )
+
+
 def run_worker(host: Host, channel: Channel) -> NoReturn:
     """Be a worker until the supervisor stops it; then the process exits."""
+    _processes.add(os.getpid())
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,6 @@
 """A program of a pool's workers that speaks their protocol by hand, for `test_worker_pool.py`.
 
-    python pool_child.py HOW     obey: reports the tasks of its orders; mute: Ready, then stopped; exit: ends before Ready
+    python pool_child.py HOW     obey: reports the tasks of its orders; mute: Ready, then stopped; exit: before Ready
                                  outage, wrong: Failed; rubbish: no report; holds: never gives a task back
 
 Rules of this file: it opens no log and no store; it ends by itself, should a test leave it behind.

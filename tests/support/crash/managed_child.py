@@ -2,7 +2,7 @@
 
     argv   a JSON object: log, state_dir, app, guarantee, and workers for worker processes
            `poison`: a key whose record kills the process; `raises`: one whose record raises;
-           `restart`: a name of RESTARTS
+           `restart`: a name of RESTARTS; `discovery_ms`
     exit   0 after SIGTERM
 
 Rules of this file: the cache is off, so that each record has a result of its own.
@@ -37,6 +37,7 @@ def main() -> None:
         cache_max_bytes=0,
         commit_interval_ms=50,
         memory_bytes=32 << 20,
+        discovery_interval_ms=settings.get("discovery_ms", 60_000),
         restart=RESTARTS[settings.get("restart", "default")],
     )
     poison, raises = settings.get("poison"), settings.get("raises")

@@ -167,7 +167,7 @@ def test_record_that_kills_its_worker_again_and_again_ends_the_run_and_costs_no_
         cluster.await_results()
         workers = cluster.workers(NAME)
         (hit,) = [number for number, pid in workers.items() if 0 in owners(cluster, pid)]
-        feed_one(cluster, "k0")
+        feed_one(cluster, "k0", 0)
         process = cluster.processes.pop(NAME)
         assert process.wait(PATIENCE_S) == 1
         said = cluster.said(NAME)
@@ -179,8 +179,8 @@ def test_record_that_kills_its_worker_again_and_again_ends_the_run_and_costs_no_
         assert not any(map(runs, cluster.workers(NAME).values()))
 
 
-def feed_one(cluster: Cluster, key: str) -> None:
-    at = TopicPartition(f"{cluster.app}-in", int(key[1:]) % TASKS)
+def feed_one(cluster: Cluster, key: str, partition: int) -> None:
+    at = TopicPartition(f"{cluster.app}-in", partition)
     with closing(open_log(cluster.address)) as log, closing(log.producer()) as producer:
         producer.append({at: [Outgoing(key.encode(), b"x", int(time.time() * 1_000))]})
 
@@ -192,7 +192,7 @@ def test_task_that_is_given_up_in_a_worker_ends_the_run_with_its_error_after_all
         cluster.start(NAME)
         cluster.feed(200, range(1, TASKS))
         cluster.await_results()
-        feed_one(cluster, "k0")
+        feed_one(cluster, "k0", 0)
         process = cluster.processes.pop(NAME)
         assert process.wait(PATIENCE_S) == 1
         said = cluster.said(NAME)
@@ -200,6 +200,19 @@ def test_task_that_is_given_up_in_a_worker_ends_the_run_with_its_error_after_all
         assert "ValueError: no k0 here" in said
         assert "task 0_0 is given up" in said
         assert cluster.results() == counts(cluster)
+
+
+def test_partitions_that_a_source_gets_while_it_runs_are_tasks_of_the_workers_soon(tmp_path: Path) -> None:
+    with closing(make(tmp_path, discovery_ms=200)) as cluster:
+        process_some(cluster)
+        with closing(open_log(cluster.address)) as log:
+            log.admin.add_partitions(f"{cluster.app}-in", TASKS + 2)
+        for partition in (TASKS, TASKS + 1):
+            cluster.fed[f"new{partition}"] += 1
+            feed_one(cluster, f"new{partition}", partition)
+        cluster.await_results()
+        assert [len(owners(cluster, pid)) for pid in cluster.workers(NAME).values()] == [TASKS // 2 + 1] * 2
+        end(cluster)
 
 
 PROGRAM = """
@@ -213,7 +226,12 @@ app = sf.App("one", log=f"sqlite:///{sys.path[0]}/log", state_dir=f"{sys.path[0]
              placement="managed", restart=sf.FixedDelay(1, 50), stores=[])
 app.stream("in", key=sf.serde.string, value=sf.serde.string).to("out")
 if __name__ == "__main__":
-    app.run(workers=2)
+    try:
+        app.run(workers=2)
+    except SystemExit:
+        if "--again" not in sys.argv:
+            raise
+        app.run(workers=2)
     print("the program goes on")
 """
 
@@ -259,3 +277,21 @@ def test_program_started_by_module_or_path_runs_again_in_each_worker_and_goes_on
         process.kill()
         process.wait()
     assert (tmp_path / "said").read_text().count("the program goes on") == (how != "standfast run")
+
+
+def test_worker_that_catches_its_exit_and_runs_again_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "program.py", "--again"], cwd=tmp_path, stdout=said, stderr=said
+        )
+    try:
+        wait_for(lambda: (tmp_path / "said").read_text().count("of instance") == 2, PATIENCE_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 1
+    finally:
+        process.kill()
+        process.wait()
+    said_all = (tmp_path / "said").read_text()
+    assert "this process was a worker and is to end; run() does not return in a worker" in said_all
+    assert "the program goes on" not in said_all
