@@ -128,7 +128,7 @@ soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory 
 	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/system/sidecar/test_resp_soak.py $(ARGS)
 
 soak-lease: $(VENV)/.dev ## LEASE_S=600 seconds, on each log, beside four busy loops while 256 MB of WAL are reopened: no lease is lost
-	@STANDFAST_LEASE_SOAK_S=$(LEASE_S) STANDFAST_LEASE_WAL_MB=256 \
+	@STANDFAST_LEASE_SOAK_S=$(LEASE_S) STANDFAST_LEASE_WAL_MB=256 STANDFAST_LEASE_BUSY=4 \
 	  $(BIN)/pytest -q -s tests/system/crash/test_lease_soak.py $(ARGS)
 
 fuzz: $(VENV)/.dev ## FUZZ_S=60 seconds each of wrong bytes to both servers and to settings; FUZZ_SEED=n repeats a run

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 WAIT_MS = 15_000
+LOOP_S = 0.06
 EVIL = '<img src=x onerror="document.title=1">'
 
 
@@ -194,6 +195,14 @@ def many(count: int) -> dict[str, Any]:
     return {**NOTHING, "tasks": tasks, "restores": restores}
 
 
+def loop_s() -> float:
+    """Processor time of a plain loop, which a quiet core runs in LOOP_S."""
+    before, total = process_time(), 0
+    for number in range(1_000_000):
+        total += number
+    return process_time() - before
+
+
 @pytest.mark.long
 def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> None:
     document = many(1_000)
@@ -208,13 +217,15 @@ def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> 
             return float(told["ProcessTime"]) + process_time()
 
         took: list[float] = []
-        # The same work takes up to twice the processor time while other work shares the core: the best of some counts.
+        # The same work takes up to twice the processor time while other work shares the core: the best of some counts,
+        # and on a slower core a second is as much longer as a plain loop takes.
         while len(took) < 15 and min(took, default=1.0) >= 1.0:
+            pace = loop_s() / LOOP_S
             before = used_s()
             tab.reload(wait_until="load")
             rows = tab.locator('tbody[data-table="tasks"] tr').count()
             tab.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(() => done(1))))")
-            took.append(used_s() - before)
+            took.append((used_s() - before) / max(pace, 1.0))
             assert rows == 1_000
         assert 0.0 < min(took) < 1.0, took
         document["tasks"][999]["epoch"] = 4711

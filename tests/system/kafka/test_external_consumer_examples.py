@@ -187,7 +187,8 @@ def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(applica
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", NAMES)
 def test_example_goes_on_after_the_broker_was_stopped_and_started(
     restarted: Application, restartable_broker: Broker, name: str
 ) -> None:
