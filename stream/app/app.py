@@ -180,8 +180,8 @@ class App:
         # Kept from one run to the next: a thread that did not end must not get a second one beside it.
         self.source_runs = SourceRuns(self.clock, source_cancel_timeout_ms)
 
-    def configure(self, **given: Any) -> None:
-        """Replace arguments of App before it runs, such as by those of a settings file.
+    def configure(self, given: Mapping[str, Any]) -> None:
+        """Replace arguments of App, by name, before it runs, such as by those of a settings file.
 
         Takes log, state_dir, commit_interval_ms, log_format, workers, and the options of the session. Raises BadConfig
         for other names, wrong values, and once the application is open; nothing is changed then.

@@ -115,7 +115,7 @@ class Session(Closing):
 
     own_sources: Callable[[], tuple[SourceStatistics, ...]] = tuple  # of the application whose loop runs in it
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
-    leased = True  # False: another process is the member of the group, and renews the lease
+    _leased = True  # False: another process is the member of the group, and renews the lease
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Session(Closing):
             undo.callback(self._http.close)
             self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
             undo.callback(self._undo_open)
-            leased = background and self.leased and not self.read_only
+            leased = background and self._leased and not self.read_only
             if leased:
                 self._keep_lease(log)  # its process connects while the log is opened
             self.disk = self._disk_guard(log)

@@ -48,7 +48,7 @@ class LentMembership(Membership):
 class WorkerSession(Session):
     """See the head of this file. `progress` is shared with the supervisor, which watches it."""
 
-    leased = False
+    _leased = False
 
     def __init__(self, app: str, *, state_dir: StateDir, progress: LeaseProgress, **arguments: Any) -> None:
         self._shared_progress = progress

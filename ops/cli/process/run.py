@@ -74,7 +74,7 @@ def run_app(args: argparse.Namespace) -> int:
     named = loaded.config.app.name
     if named is not None and named != app.name:
         raise BadConfig([f"{loaded.origins['app.name']}: app.name is {named!r}, but {args.target} is {app.name!r}"])
-    app.configure(**overrides)
+    app.configure(overrides)
     # As this process was started by a script, or by another program that calls the command.
     app.program = program_of_command("standfast", _arguments(args))
     app.run(workers=workers)

@@ -79,7 +79,7 @@ def test_settings_of_file_environment_and_flag_replace_those_of_the_program(shop
         "log": "sqlite:///./other",
     }
     app = find_app("shop_of_run:app")
-    app.configure(**found)
+    app.configure(found)
     assert app.settings == {"placement": "managed", **{key: found[key] for key in found.keys() - {"log"}}}
     assert app.places() == ("sqlite:///./other", "./state")
 
@@ -88,7 +88,7 @@ def test_every_setting_of_the_table_is_one_of_the_file_and_one_of_the_applicatio
     loaded = load_config(None, {}, {})
     every: Any = type(loaded)(loaded.config, dict.fromkeys(SETTINGS, "here"))
     given = {key: value for key, value in settings_of(every).items() if key != "state_dir" and value is not None}
-    sf.App("one").configure(**given)
+    sf.App("one").configure(given)
 
 
 def test_file_of_another_application_is_refused(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,5 +112,5 @@ def test_wrong_setting_changes_nothing_of_the_application(given: dict[str, Any])
     app = find_app("shop_of_run:app")
     before = (app.settings, app.places(), app.commit_interval_ms, app.workers, app.log_format)
     with pytest.raises((BadConfig, InvalidRequest)):
-        app.configure(**given, guarantee="at_least_once")
+        app.configure({**given, "guarantee": "at_least_once"})
     assert (app.settings, app.places(), app.commit_interval_ms, app.workers, app.log_format) == before
