@@ -6,6 +6,7 @@
     standfast bench standby    standbys follow the changelogs of several tasks, then take them over
     standfast bench failover   an application process is killed, until its standby has processed a record
     standfast bench process    an application counts 1,000 keys in windows, does nothing, or calls a service
+    standfast bench scale      an application with one and several workers, beside as many bare processes
 
 `write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for an existing cluster.
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
-RECORDS_DEFAULT = {"read": 500_000}  # else a million
+RECORDS_DEFAULT = {"read": 500_000, "scale": 100_000}  # else a million
 TASKS, TASKS_MAX = 16, 1_000
 WITH_LOG = ("write", "restore", "standby", "failover")  # commands that take `--log`
 RUNS_FAILOVER = 20
@@ -57,6 +58,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("standby", "follow changelogs, and take over"),
         ("failover", "kill an application process, until its standby processes a record"),
         ("process", "count records per key and window, and call a service"),
+        ("scale", "process 100 us of Python a record in one and several workers"),
     ):
         command = commands.add_parser(name, help=text, description=f"Measure: {text}.")
         add = command.add_argument
@@ -76,13 +78,15 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         if name == "restore":
             add("--workers", metavar="LIST", help="processes of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
             add("--restore-memory", metavar="SIZE", help="memory for rows in all of them, as 512MiB (a session's)")
+        if name == "scale":
+            add("--workers", metavar="LIST", help="numbers of worker processes, as 1,2,4 (1,2)")
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
         prints(command, run_bench, "json", "wide")
 
 
 def run_bench(args: argparse.Namespace, out: Output) -> int:
-    """bench write, read, restore, standby, failover, process."""
+    """bench write, read, restore, standby, failover, process, scale."""
     from standfast.ops.bench.measures import Bench
 
     settings = _settings(args)
@@ -153,6 +157,7 @@ def _settings(args: argparse.Namespace) -> Json:
     from standfast.store.rocks.engine import MEMORY_BYTES_MIN
     from standfast.store.rows import VALUE_MAX_BYTES
     from standfast.stream.session.settings import LEASE_MIN_MS, RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
+    from standfast.stream.workers.counts import cores
 
     problems = []
     if args.runs is None:
@@ -190,6 +195,12 @@ def _settings(args: argparse.Namespace) -> Json:
     workers = (getattr(args, "workers", None) or "").replace(" ", "")
     if not re.fullmatch(r"(\d{1,2}(,\d{1,2})*)?", workers):
         problems.append(f"--workers is {workers!r}: give numbers of processes, as 0,1,2")
+    elif args.bench_command == "scale":
+        problems += [
+            f"--workers is {workers!r}: give numbers from 1 to the {cores()} cores that this process may use"
+            for number in workers.split(",")
+            if workers and not 1 <= int(number) <= cores()
+        ][:1]
     if problems:
         raise InvalidRequest("; ".join(problems))
     counts = list(dict.fromkeys(map(int, workers.split(",")))) if workers else []

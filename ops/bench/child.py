@@ -9,6 +9,8 @@
     source     write a source topic                         count    an application counts it per key and window
     idle       the same application with a processor that does nothing
     failover   an application, until it is killed
+    pace       how much work is 100 us                      turns    bare processes do that work for each record
+    scale      an application with workers does it in front of a count
     standby    tail changelogs of several tasks, then       cold     take over with an empty directory
                take over
 
@@ -31,6 +33,7 @@ from pathlib import Path
 
 from standfast.ops.bench.failover import FAILOVER, live
 from standfast.ops.bench.process import PROCESS_STEPS
+from standfast.ops.bench.scale import SCALE_STEPS
 from standfast.ops.bench.standby import STANDBY_STEPS
 from standfast.ops.bench.step import (
     FETCH_RECORDS,
@@ -244,7 +247,7 @@ def main(arguments: list[str]) -> int:
     if step.step == FAILOVER:
         live(step, lambda **answer: parent.tell(json_line(answer)))
     else:
-        parent.tell(json_line((STEPS | PROCESS_STEPS | STANDBY_STEPS)[step.step](step)))
+        parent.tell(json_line((STEPS | PROCESS_STEPS | SCALE_STEPS | STANDBY_STEPS)[step.step](step)))
     return 0
 
 

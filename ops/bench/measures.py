@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.bench.log import SQLITE, BenchLog
-from standfast.ops.bench.step import Step, start
+from standfast.ops.bench.step import APP, Step, start
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -158,6 +158,39 @@ class Bench:
         return measures, [
             self._ratio(measures[0], measures[1], "share of the loop's speed with a windowed count in it")
         ]
+
+    def scale(self) -> tuple[list[Json], list[Json]]:
+        """Applications with workers, and as many bare processes."""
+        numbers = sorted(set(self.settings["workers"]) or {1, 2})
+        turns = self._run(replace(self.step, step="pace"), "how much work is 100 us")["turns"]
+        sides = [
+            (f"{what}, {number}", replace(self.step, step=step, workers=number, turns=turns, app=f"{APP}-{number}"))
+            for step, what in (("scale", "workers"), ("turns", "bare processes"))
+            for number in numbers
+        ]
+        found = self._rounds(sides)
+        apps, bare = (
+            [
+                self._measure(f"scale_{name}_{number}", f"{text}{number}", runs)
+                for number, runs in zip(numbers, part, strict=True)
+            ]
+            for name, text, part in (
+                (
+                    "workers",
+                    "100 us of Python, then a count in windows of 60 s; 12 tasks, workers: ",
+                    found[: len(numbers)],
+                ),
+                ("bare", "the same 100 us in processes without standfast: ", found[len(numbers) :]),
+            )
+        )
+        ratios = []
+        for app, alone in zip(apps[1:], bare[1:], strict=True):
+            gain = self._ratio(app, apps[0], "gain of the workers")
+            other = self._ratio(alone, bare[0], "gain of the bare processes")
+            shares = [one / two for one, two in zip(gain["rounds"], other["rounds"], strict=True)]
+            share = {"name": f"gain of {app['name']}", "value": median(shares), "min": min(shares), "max": max(shares)}
+            ratios += [gain, other, share | {"rounds": shares, "what": "share of the bare processes' gain"}]
+        return [*apps, *bare], ratios
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 

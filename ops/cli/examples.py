@@ -170,6 +170,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "standfast bench standby": ("standfast bench standby --tasks 4 --log kafka",),
     "standfast bench failover": ("standfast bench failover --runs 5 --lease 500ms",),
     "standfast bench process": ("standfast bench process --records 100000 --json",),
+    "standfast bench scale": ("standfast bench scale --workers 1,2 --runs 5",),
     "standfast demo": (
         "standfast demo",
         "standfast demo --scenario windows",
