@@ -16,10 +16,19 @@ import signal
 import sys
 
 import standfast as sf
+from standfast.replication.offsets import TaskId, TopicPartition
 
 LIFE_MAX_S = 240  # an orphan ends by itself
 LEASE_MS = 1_000
+RESTORED = "restored"  # begins a line: the word, task and number of records
 RESTARTS = {"default": None, "never": sf.NoRestart(), "twice": sf.FixedDelay(2, 100)}
+
+
+class Restores(sf.Listener):
+    """Reports each restore to the test."""
+
+    def on_restore_end(self, task: TaskId, store: str, changelog: TopicPartition, records: int) -> None:
+        print(RESTORED, task, records, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -39,6 +48,7 @@ def main() -> None:
         memory_bytes=32 << 20,
         discovery_interval_ms=settings.get("discovery_ms", 60_000),
         restart=RESTARTS[settings.get("restart", "default")],
+        listeners=[Restores()],
     )
     poison, raises = settings.get("poison"), settings.get("raises")
 

@@ -147,3 +147,13 @@ class Cluster:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+
+def held_by(pid: int) -> set[int]:
+    """The partitions of the tasks whose database a process has open, active or standby."""
+    found = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        path = handle.readlink() if handle.is_symlink() else Path()
+        if path.name == "LOCK" and path.parent.name.startswith("0_"):
+            found.add(int(path.parent.name[2:]))
+    return found

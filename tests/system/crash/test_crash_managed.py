@@ -80,6 +80,7 @@ def test_killed_and_stopped_workers_and_instances_count_each_record_once(tmp_pat
 @pytest.mark.crash
 @pytest.mark.kafka(2)
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(KAFKA_RUNS))
 def test_killed_and_stopped_workers_and_instances_count_each_record_once_on_kafka(

@@ -25,7 +25,7 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.stream.workers.pool import process_facts
-from support.crash.managed_cluster import PATIENCE_S, TASKS, Cluster
+from support.crash.managed_cluster import PATIENCE_S, TASKS, Cluster, held_by
 from support.serve import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash]
@@ -78,21 +78,11 @@ def epochs(cluster: Cluster) -> dict[int, int]:
     return {int(name.rpartition("-")[2]): epoch for name, epoch in rows if name.startswith(f"{cluster.app}-0-")}
 
 
-def owners(cluster: Cluster, pid: int) -> set[int]:
-    """The tasks whose database a process has open."""
-    found = set()
-    for handle in Path(f"/proc/{pid}/fd").iterdir():
-        path = handle.readlink() if handle.is_symlink() else Path()
-        if path.name == "LOCK" and path.parent.name.startswith("0_"):
-            found.add(int(path.parent.name[2:]))
-    return found
-
-
 def test_workers_share_the_tasks_evenly_and_each_uses_a_core_of_its_own(cluster: Cluster) -> None:
     process_some(cluster)
     first, second = cluster.workers(NAME).values()
-    assert len(owners(cluster, first)) == len(owners(cluster, second)) == TASKS // 2
-    assert owners(cluster, first) | owners(cluster, second) == set(range(TASKS))
+    assert len(held_by(first)) == len(held_by(second)) == TASKS // 2
+    assert held_by(first) | held_by(second) == set(range(TASKS))
     before = [process_facts(pid).cpu_ms for pid in (first, second)]
     for _ in range(20):
         cluster.feed(200)
@@ -106,7 +96,7 @@ def test_killed_worker_costs_only_its_own_tasks_which_are_opened_under_a_new_epo
     process_some(cluster)
     before = epochs(cluster)
     workers = cluster.workers(NAME)
-    lost, kept = owners(cluster, workers[1]), owners(cluster, workers[2])
+    lost, kept = held_by(workers[1]), held_by(workers[2])
     os.kill(workers[1], signal.SIGKILL)
     cluster.feed(100, sorted(kept))
     cluster.await_results()  # while the other worker starts again, or before
@@ -118,7 +108,7 @@ def test_killed_worker_costs_only_its_own_tasks_which_are_opened_under_a_new_epo
     again = cluster.workers(NAME)
     assert again[1] != workers[1]
     assert again[2] == workers[2]
-    assert owners(cluster, again[1]) == lost
+    assert held_by(again[1]) == lost
     end(cluster)
 
 
@@ -166,7 +156,7 @@ def test_record_that_kills_its_worker_again_and_again_ends_the_run_and_costs_no_
         cluster.feed(100, range(1, TASKS))
         cluster.await_results()
         workers = cluster.workers(NAME)
-        (hit,) = [number for number, pid in workers.items() if 0 in owners(cluster, pid)]
+        (hit,) = [number for number, pid in workers.items() if 0 in held_by(pid)]
         feed_one(cluster, "k0", 0)
         process = cluster.processes.pop(NAME)
         assert process.wait(PATIENCE_S) == 1
@@ -211,7 +201,7 @@ def test_partitions_that_a_source_gets_while_it_runs_are_tasks_of_the_workers_so
             cluster.fed[f"new{partition}"] += 1
             feed_one(cluster, f"new{partition}", partition)
         cluster.await_results()
-        assert [len(owners(cluster, pid)) for pid in cluster.workers(NAME).values()] == [TASKS // 2 + 1] * 2
+        assert [len(held_by(pid)) for pid in cluster.workers(NAME).values()] == [TASKS // 2 + 1] * 2
         end(cluster)
 
 

@@ -190,7 +190,7 @@ class Rounds:
             assert [client("GET", f"{self.done}-{number}") for number in range(ROWS)] == [None] * ROWS
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 @pytest.mark.parametrize("floor", [FLOOR, 0], ids=["floor", "no-floor"])
 def test_a_disk_filled_from_outside_in_the_middle_of_commits_loses_nothing_and_tells_no_lie(
     sidecars: Sidecars, small_disk: Mount, guarantee: str, floor: int
