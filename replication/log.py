@@ -16,7 +16,7 @@ Closed after close, InvalidRequest for errors of the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -382,8 +382,16 @@ class Group(Protocol):
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""
         ...
 
-    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
-        """Committed offsets of these partitions (all of the group if None); a partition without one is absent."""
+    def committed(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        only: Callable[[TopicPartition], bool] | None = None,
+    ) -> dict[TopicPartition, Committed]:
+        """Committed offsets of these partitions (all of the group if None); a partition without one is absent.
+
+        With `only`, of those for which it holds: the others' open transactions are not waited for.
+        """
         ...
 
     def commit(

@@ -11,7 +11,7 @@ with the port, so that a new method must be put on one side or the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from standfast.replication.log import (
@@ -167,9 +167,14 @@ class ReadOnlyGroup:
         """No owners: this group opens no writers."""
         return {}
 
-    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+    def committed(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        only: Callable[[TopicPartition], bool] | None = None,
+    ) -> dict[TopicPartition, Committed]:
         """Committed offsets of the group underneath."""
-        return self._group.committed(partitions)
+        return self._group.committed(partitions, only=only)
 
     def commit(
         self,

@@ -116,7 +116,12 @@ class EmbeddedGroup:
             check_seal(f"writer {row[0]!r}", row[-1], *row[:-1])
         return {row[0]: row[2] for row in rows}
 
-    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+    def committed(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        only: Callable[[TopicPartition], bool] | None = None,
+    ) -> dict[TopicPartition, Committed]:
         """Committed offsets of these partitions (all of the group if None); partitions without one are absent."""
         with self._db.read() as run:
             rows = run.execute(
@@ -127,9 +132,9 @@ class EmbeddedGroup:
         for row in rows:
             check_seal(f"group {self._name!r}, committed offset of {row[1]}-{row[2]}", row[-1], *row[:-1])
         found = {TopicPartition(topic, number): Committed(offset, text) for _, topic, number, offset, text, _ in rows}
-        if partitions is None:
-            return found
-        return {TopicPartition(*source): found[source] for source in partitions if source in found}
+        if partitions is not None:
+            found = {TopicPartition(*source): found[source] for source in partitions if source in found}
+        return found if only is None else {at: one for at, one in found.items() if only(at)}
 
     def commit(
         self,

@@ -100,11 +100,18 @@ class KafkaGroup:
         self._check_open()
         return self._board.owners()
 
-    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+    def committed(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        only: Callable[[TopicPartition], bool] | None = None,
+    ) -> dict[TopicPartition, Committed]:
         """Committed offsets of these partitions (all of the group if None); partitions without one are absent.
 
         Waits for offsets of a transaction that is still open, or committed a moment ago, as long as it may last. Raises
         Unavailable after that: the older offsets are no answer, since a caller would process records twice with them.
+        Measured: while ten tasks of the group commit 20 times a second, some transaction is nearly always open, so that
+        a request for all of the group took 22 s. `only` leaves out the partitions that the caller does not need.
         """
         self._check_open()
         wanted = None if partitions is None else [TopicPartition(*source) for source in partitions]
@@ -113,7 +120,8 @@ class KafkaGroup:
         # A member will commit too, so its error names READ, the permission for that, which implies DESCRIBE.
         need = Need(GROUP, self._name, "READ" if self._joined else "DESCRIBE")
         needs = (need, *topic_needs((at.topic for at in wanted or ()), "DESCRIBE"))
-        return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted), *needs)
+        what = f"offsets of group {self._name!r}"
+        return self._cluster.patiently(what, lambda: self._offsets(wanted, only), *needs)
 
     def commit(
         self,
@@ -238,9 +246,11 @@ class KafkaGroup:
             "(find-hanging) and ends it (abort); verify the stores after that"
         )
 
-    def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
+    def _offsets(
+        self, wanted: list[TopicPartition] | None, only: Callable[[TopicPartition], bool] | None
+    ) -> dict[TopicPartition, Committed]:
         sources = self._cluster.partitions() if wanted is None else wanted
-        asked = [KafkaPartition(*source) for source in sources]
+        asked = [KafkaPartition(*source) for source in sources if only is None or only(source)]
         # No less than the transaction timeout: a killed broker writes the markers of committed transactions when it is
         # back.
         stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S

@@ -129,7 +129,10 @@ class Readiness:
             for task_id, one in self._restores.items()
             if one.task.state is TaskState.RESTORING and task_id not in self.restorer.tasks
         ]
-        committed = self._group.committed() if whole else {}  # one request for all: each took 4 ms on Kafka
+        if not whole:
+            return
+        # One request for all: each took 4 ms on Kafka. Of their own sources alone: other tasks commit meanwhile.
+        committed = self._group.committed(only=lambda at: any(one.task.is_source(at) for one in whole))
         for one in whole:
             self._progress.step(WORK)
             one.task.resume_from_log(committed, local_counts=one.local_counts)

@@ -473,9 +473,7 @@ class Task:
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
         Only offsets of this task's own partition and topics count: another group may have a task of the same partition.
         """
-        committed = {
-            at: found for at, found in offsets.items() if at.partition == self.id.partition and self._owns(at.topic)
-        }
+        committed = {at: found for at, found in offsets.items() if self.is_source(at)}
         cut = self.stores.cut
         local = {
             at: offset
@@ -521,6 +519,10 @@ class Task:
 
     def _keep_times(self) -> None:
         self._committed_times = self._times()
+
+    def is_source(self, at: TopicPartition) -> bool:
+        """Whether offsets of this partition are this task's."""
+        return at.partition == self.id.partition and self._owns(at.topic)
 
     def _owns(self, topic: str) -> bool:
         return self._topics is None or topic in self._topics

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,10 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.store import serde
 from standfast.store.errors import BadConfig, Fenced, InvalidRequest, StateLost, Unavailable
+from standfast.store.specs import KeyValueStore
+from standfast.stream.session.session import Session
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
@@ -375,6 +379,24 @@ def test_offsets_in_a_transaction_that_does_not_end_are_unavailable_and_say_why(
             hasty.group(name).committed([part])
         stuck.abort_transaction(10)
         assert hasty.group(name).committed([part]) == {part: Committed(1)}
+
+
+def test_task_opens_while_a_transaction_of_another_task_stays_open(
+    log: KafkaLog, part: TopicPartition, kafka_address: str, tmp_path: Path
+) -> None:
+    other = topic(log, partitions=2)
+    log.group(part.topic).commit({part: Committed(1), other: Committed(2)})
+    stuck = raw_transaction(kafka_address, part, timeout_ms=60_000)
+    other_task = KafkaPartition(other.topic, 1, 9)
+    stuck.send_offsets_to_transaction([other_task], metadata_of(part.topic, kafka_address), 10)
+    store = KeyValueStore("kv", serde.string, serde.string)
+    with Session(
+        part.topic, log=f"kafka://{kafka_address}", state_dir=tmp_path, stores=[store], partitions=2
+    ) as session:
+        session.assign(active=[0])
+        session.wait_ready(10)  # a request that waits for the transaction takes twelve seconds
+        assert session.task(0).source_offsets() == {part: 1, other: 2}
+    stuck.abort_transaction(10)
 
 
 def metadata_of(group: str, address: str) -> Any:
