@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -131,6 +132,10 @@ class Cluster:
                         found[(record.key or b"").decode()].append(int.from_bytes(record.value or b"", "big"))
         return found
 
+    def expected(self) -> dict[str, list[int]]:
+        """The counts of each key, each once and in order."""
+        return {key: list(range(1, count + 1)) for key, count in self.fed.items()}
+
     def await_results(self) -> dict[str, list[int]]:
         deadline = time.monotonic() + PATIENCE_S
         while sum(map(len, (found := self.results()).values())) < sum(self.fed.values()):
@@ -147,6 +152,13 @@ class Cluster:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+
+def seeded(number: int) -> int:
+    """The seed of a run, which is printed."""
+    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    print(f"run {number}: seed {seed}", end="", flush=True)
+    return seed
 
 
 def held_by(pid: int) -> set[int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from support.crash.managed_cluster import NAMES, PATIENCE_S, Cluster
+from support.crash.managed_cluster import NAMES, PATIENCE_S, Cluster, seeded
 from support.serve import wait_for
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_MANAGED_RUNS", "1"))
@@ -40,7 +40,7 @@ def run(cluster: Cluster, strikes: int, pace_s: float = 0.1) -> None:
         if name not in cluster.processes:
             cluster.start(name)
     found = cluster.await_results()
-    assert {key: list(range(1, count + 1)) for key, count in cluster.fed.items()} == found, cluster.events
+    assert cluster.expected() == found, cluster.events
     wait_for(lambda: all(map(cluster.runs, NAMES)), PATIENCE_S)
     for name in NAMES:  # a clean end, too
         process = cluster.processes.pop(name)
@@ -49,16 +49,11 @@ def run(cluster: Cluster, strikes: int, pace_s: float = 0.1) -> None:
     assert cluster.results() == found
 
 
-def seed_of() -> int:
-    return int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
-
-
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_killed_and_stopped_managed_instances_count_each_record_once(tmp_path: Path, number: int) -> None:
-    seed = seed_of()
-    print(f"run {number}: seed {seed}", end="", flush=True)
+    seed = seeded(number)
     with closing(Cluster(tmp_path, f"sqlite:///{tmp_path}/log?synchronous=normal", "managed", seed)) as cluster:
         run(cluster, strikes=6)
     print(f": {', '.join(cluster.events)}: {sum(cluster.fed.values())} records, 0 differences")
@@ -69,8 +64,7 @@ def test_killed_and_stopped_managed_instances_count_each_record_once(tmp_path: P
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_killed_and_stopped_workers_and_instances_count_each_record_once(tmp_path: Path, number: int) -> None:
-    seed = seed_of()
-    print(f"run {number}: seed {seed}", end="", flush=True)
+    seed = seeded(number)
     address = f"sqlite:///{tmp_path}/log?synchronous=normal"
     with closing(Cluster(tmp_path, address, "managed", seed, workers=2)) as cluster:
         run(cluster, strikes=10, pace_s=WORKERS_PACE_S)
@@ -86,8 +80,7 @@ def test_killed_and_stopped_workers_and_instances_count_each_record_once(tmp_pat
 def test_killed_and_stopped_workers_and_instances_count_each_record_once_on_kafka(
     tmp_path: Path, number: int, kafka_address: str
 ) -> None:
-    seed = seed_of()
-    print(f"run {number}: seed {seed}", end="", flush=True)
+    seed = seeded(number)
     app = f"managed-{secrets.token_hex(4)}"
     with closing(Cluster(tmp_path, f"kafka://{kafka_address}", app, seed, workers=2)) as cluster:
         run(cluster, strikes=6, pace_s=WORKERS_PACE_S)
@@ -101,8 +94,7 @@ def test_killed_and_stopped_workers_and_instances_count_each_record_once_on_kafk
 def test_killed_and_stopped_managed_instances_count_each_record_once_on_kafka(
     tmp_path: Path, number: int, kafka_address: str
 ) -> None:
-    seed = seed_of()
-    print(f"run {number}: seed {seed}", end="", flush=True)
+    seed = seeded(number)
     app = f"managed-{secrets.token_hex(4)}"
     with closing(Cluster(tmp_path, f"kafka://{kafka_address}", app, seed)) as cluster:
         run(cluster, strikes=6)

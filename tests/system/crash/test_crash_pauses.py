@@ -30,7 +30,7 @@ from standfast.replication.placement.seen import Seen
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import NotReady
 from support.crash.managed_child import LEASE_MS, RESTORED
-from support.crash.managed_cluster import NAMES, PATIENCE_S, TASKS, Cluster, held_by
+from support.crash.managed_cluster import NAMES, PATIENCE_S, TASKS, Cluster, held_by, seeded
 from support.serve import wait_for
 
 ASKED = os.environ.get("STANDFAST_CRASH_MANAGED_RUNS")
@@ -204,7 +204,7 @@ def run(cluster: Cluster, victim: str) -> str:
     replayed = sum(after[number] - before[number] for number in after)
     detection_ms = LEASE_MS if victim == "instance" else 0
     found = cluster.await_results()
-    assert {key: list(range(1, count + 1)) for key, count in cluster.fed.items()} == found, cluster.said(*NAMES)
+    assert cluster.expected() == found, cluster.said(*NAMES)
     for other in list(cluster.processes):
         process = cluster.processes.pop(other)
         process.terminate()
@@ -218,12 +218,6 @@ def run(cluster: Cluster, victim: str) -> str:
         f"ms of lease; the others {others[len(others) // 2]} and {others[-1]} ms; {replayed} of {ROWS * len(own)} rows "
         "replayed"
     )
-
-
-def seeded(number: int) -> int:
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
-    print(f"run {number}: seed {seed}", end="", flush=True)
-    return seed
 
 
 @pytest.mark.crash

@@ -42,10 +42,6 @@ def make(root: Path, **settings: object) -> Cluster:
     return Cluster(root, f"sqlite:///{root}/log?synchronous=normal", "managed", 7, **{"workers": 2, **settings})
 
 
-def counts(cluster: Cluster) -> dict[str, list[int]]:
-    return {key: list(range(1, count + 1)) for key, count in cluster.fed.items()}
-
-
 def process_some(cluster: Cluster) -> None:
     """Start, and process records of every task."""
     cluster.start(NAME)
@@ -60,7 +56,7 @@ def end(cluster: Cluster) -> None:
     process.terminate()
     assert process.wait(PATIENCE_S) == 0, cluster.said(NAME)
     assert not any(map(runs, workers.values()))
-    assert cluster.results() == counts(cluster)
+    assert cluster.results() == cluster.expected()
 
 
 def runs(pid: int) -> bool:
@@ -189,7 +185,7 @@ def test_task_that_is_given_up_in_a_worker_ends_the_run_with_its_error_after_all
         assert "WorkerFailed: worker" in said
         assert "ValueError: no k0 here" in said
         assert "task 0_0 is given up" in said
-        assert cluster.results() == counts(cluster)
+        assert cluster.results() == cluster.expected()
 
 
 def test_partitions_that_a_source_gets_while_it_runs_are_tasks_of_the_workers_soon(tmp_path: Path) -> None:
