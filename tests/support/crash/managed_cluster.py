@@ -46,6 +46,7 @@ class Cluster:
         self.settings = settings
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.begun: dict[str, int] = {}  # where the lines of the present process begin
+        self.struck: set[int] = set()  # process ids of workers that were killed or stopped
         self.fed: dict[str, int] = defaultdict(int)
         self.events: list[str] = []
         with closing(open_log(log)) as opened:
@@ -67,8 +68,9 @@ class Cluster:
             )
 
     def runs(self, name: str) -> bool:
-        """Whether the process is past its imports, so that SIGTERM ends it cleanly."""
-        return b"runs as instance" in (self.root / f"{name}.err").read_bytes()[self.begun[name] :]
+        """Whether SIGTERM ends the instance cleanly: it is past its imports, and has replaced each struck worker."""
+        said = (self.root / f"{name}.err").read_bytes()[self.begun[name] :]
+        return b"runs as instance" in said and self.struck.isdisjoint(self.workers(name).values())
 
     def workers(self, name: str) -> dict[int, int]:
         """The last process of each worker of an instance, by the worker's number."""
@@ -93,6 +95,7 @@ class Cluster:
             number, pid = self.random.choice(sorted(workers.items()))
             how = self.random.choice((signal.SIGKILL, signal.SIGSTOP))
             self.events.append(f"{how.name} worker {number} of {name}")
+            self.struck.add(pid)
             with contextlib.suppress(ProcessLookupError):  # it has ended, and its replacement is not said yet
                 os.kill(pid, how)
             return
