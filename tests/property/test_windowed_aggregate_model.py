@@ -258,7 +258,9 @@ def assert_at_once(found: list[Result], before: Rows, after: Rows, number: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(WINDOWS))
+@pytest.mark.parametrize(
+    "kind", ["hopping", "session", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sliding", "tumbling"))]
+)
 @pytest.mark.parametrize("caching", [pytest.param(False, marks=pytest.mark.long), True])
 @given(st.data())
 @settings(max_examples=40)
@@ -267,7 +269,9 @@ def test_results_on_update_are_those_of_the_definition(kind: str, caching: bool,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("hopping", marks=pytest.mark.long), "session", "sliding", "tumbling"])
+@pytest.mark.parametrize(
+    "kind", ["session", "sliding", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hopping", "tumbling"))]
+)
 @given(st.data(), st.sampled_from([1, 2, 5, open_windows.LIMIT_ENTRIES]))
 @settings(max_examples=60)
 def test_results_on_close_are_those_of_the_definition(kind: str, data: st.DataObject, limit: int) -> None:

@@ -70,6 +70,7 @@ def test_mypy_strict_finds_exactly_the_planted_mistakes(programs: Programs, inst
     assert [("wrong.py", str(line)) for line in programs.lines] == errors, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_pyright_strict_finds_exactly_the_planted_mistakes(programs: Programs, installed: Path) -> None:
     command = [
         sys.executable,

@@ -25,7 +25,7 @@ FAMILIES = {"kv": "kv", "win": "win@", "ses": "ses@", "ver": "ver"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restore", [BATCHES, BULK], ids=["batches", "bulk"])
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_damaged_store_of_any_kind_equals_its_log_again(
     bench: Bench, kind: str, guarantee: str, restore: dict[str, Any]

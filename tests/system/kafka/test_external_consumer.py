@@ -211,7 +211,7 @@ def complete(first: Member, second: Member) -> bool:
     ("protocol", "guarantee"),
     [
         pytest.param("eager", "exactly_once", marks=pytest.mark.long),
-        ("cooperative", "exactly_once"),
+        pytest.param("cooperative", "exactly_once", marks=pytest.mark.long),
         ("cooperative", "at_least_once"),
         ("consumer", "exactly_once"),
     ],

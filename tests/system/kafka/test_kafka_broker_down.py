@@ -76,7 +76,8 @@ def records(address: str, source: TopicPartition) -> list[Record]:
     return found
 
 
-@pytest.mark.parametrize("wrote", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.long
+@pytest.mark.parametrize("wrote", [True, False])
 def test_broker_that_comes_back_without_its_last_records_is_found_out_by_owner_and_standby(
     broker: Broker, address: str, app: str, tmp_path: Path, wrote: bool
 ) -> None:

@@ -191,7 +191,9 @@ class Rounds:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
-@pytest.mark.parametrize("floor", [FLOOR, 0], ids=["floor", "no-floor"])
+@pytest.mark.parametrize(
+    "floor", [pytest.param(FLOOR, id="floor"), pytest.param(0, id="no-floor", marks=pytest.mark.long)]
+)
 def test_a_disk_filled_from_outside_in_the_middle_of_commits_loses_nothing_and_tells_no_lie(
     sidecars: Sidecars, small_disk: Mount, guarantee: str, floor: int
 ) -> None:

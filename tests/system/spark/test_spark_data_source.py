@@ -298,6 +298,7 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
         table(spark, path, storeName="js", valueSerde="int64").collect()
 
 
+@pytest.mark.long
 def test_page_on_tables_counts_late_flights_straight_from_a_store(
     spark: Any, bench: Bench, repo_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

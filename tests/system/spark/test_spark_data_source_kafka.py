@@ -85,6 +85,7 @@ def test_changelog_and_changes_hold_what_was_committed(spark: Any, log: KafkaLog
         table(spark, kind="changelog", **where, endOffsets='{"1": 1000}').collect()
 
 
+@pytest.mark.long
 def test_table_written_at_the_end_of_a_changelog_is_tailed_on_from(
     spark: Any, log: KafkaLog, app: str, tmp_path: Path
 ) -> None:

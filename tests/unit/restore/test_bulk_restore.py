@@ -81,7 +81,7 @@ def restored(bench: Bench, directory: str, **how: Any) -> sf.Session:
     return session
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_bulk_and_batches_restore_what_the_live_store_holds(bench: Bench, many_runs: None, seed: int) -> None:
     first = live(bench, seed)
     expected = digests(first)
