@@ -584,12 +584,13 @@ def _open(
     except Held as held:
         if not held.by_us:
             raise
-    for _ in range(OPEN_AGAIN):
+    for attempt in range(OPEN_AGAIN):
         # A signal handler interrupted a close, or an opening, whose handle then waits for the cycle collector.
         for engine in list(_closing):
             if engine._path == path:
                 engine.close()
-        gc.collect()
+        if attempt in (0, OPEN_AGAIN - 1):  # of a large heap each takes a second, in which no other thread runs
+            gc.collect()
         try:
             return _opened(path, options, access, where, added)
         except Held as held:
