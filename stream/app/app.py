@@ -105,8 +105,8 @@ class App:
 
     workers                number of processes that process its tasks, "auto" for one per core: see run()
 
-    The options that follow are those of its session. `placement` is "shared" (each task runs where it was first free,
-    until that instance has gone) or "managed" (a leader among the instances spreads tasks and standbys evenly).
+    The options that follow are those of its session. `placement` is "managed": a leader among the instances spreads
+    tasks and standbys evenly. "shared", as earlier versions named theirs, means the same here.
     """
 
     program: Program | None = None  # runs this program again for workers; None: the command that started this process
@@ -162,7 +162,7 @@ class App:
         self.clock: Clock = clock or SystemClock()
         self.drops = Drops(self.clock)
         self.stores = tuple(stores)
-        self.settings: SessionOptions = settings
+        self.settings = _placed(settings)
         self.discovery_interval_ms = settings.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
         self.create_topics = create_topics
         self.workers: Workers = workers
@@ -204,7 +204,7 @@ class App:
         _check_kinds(own["log"], own["log_format"], None)
         _check(self.stream_time, (("commit_interval_ms", cast("int", own["commit_interval_ms"]), 1),))
         log: Any = own["log"]
-        self.settings, self._state_dir = options, state_dir
+        self.settings, self._state_dir = _placed(options), state_dir
         self._log_address = None if log is None else with_settings(log, options.get("kafka"))
         self.commit_interval_ms = cast("int", own["commit_interval_ms"])
         self.log_format, self.workers = cast("Any", own["log_format"]), cast("Any", own["workers"])
@@ -402,11 +402,12 @@ class App:
         self, assembled: Assembled, log: str, state_dir: str | Path, clock: Clock, *, background: bool = True
     ) -> Session:
         """A session with this application's stores and settings; for run() and the test driver."""
-        shared: SessionOptions = {"placement": "shared", **self.settings}
-        if not background:
-            shared.pop("http_port", None)  # a test driver is not an instance that clients read
+        options: SessionOptions = {**self.settings}
+        if not background:  # a test driver: one instance that no client reads, and that takes its tasks at once
+            options["placement"] = "shared"
+            options.pop("http_port", None)
         if not log.startswith("kafka://"):
-            shared.pop("kafka", None)  # a test driver's log is its own
+            options.pop("kafka", None)  # a test driver's log is its own
         session = Session(
             self.name,
             log=log,
@@ -416,7 +417,7 @@ class App:
             clock=clock,
             background=background,
             listeners=self.session_listeners,
-            **shared,
+            **options,
         )
         # The same counter object, so that metrics of the session show drops without copying them.
         session.counters.dropped = self.drops.counts
@@ -670,12 +671,17 @@ def _argument_problems(stores: object, listeners: object, key: object, value: ob
 
 def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
     """Problems of a session's settings that are wrong for any application."""
-    if settings.get("placement", "shared") not in ("shared", "managed"):
-        return [f'placement of an App is "shared" or "managed", not {settings["placement"]!r:.100}']
+    if settings.get("placement", "managed") not in ("managed", "shared"):
+        return [f'placement of an App is "managed", not {settings["placement"]!r:.100}: others are for Session']
     try:
         return SessionSettings.of(settings).problems()
     except BadConfig as error:
         return list(error.problems)
+
+
+def _placed(settings: SessionOptions) -> SessionOptions:
+    """The settings with the placement of applications, of which "shared" is an earlier name."""
+    return {**settings, "placement": "managed"}
 
 
 def _check_kinds(log: object, log_format: object, restart: object, **flags: object) -> None:

@@ -39,8 +39,10 @@ TABLE = {
     ("changelog", TOPIC, "APP-STORE-changelog"): OWN,
     ("between", TOPIC, "APP-NAME-repartition"): f"{OWN} DELETE",
     ("members", TOPIC, "APP-standfast-members"): OWN,
+    ("placement", TOPIC, "APP-standfast-placement"): OWN,
     ("group", GROUP, "APP"): "READ",
     ("writer", TRANSACTIONAL_ID, "APP-GROUP-PARTITION"): "WRITE",
+    ("leader", TRANSACTIONAL_ID, "APP-leader"): "WRITE",
     ("commits", TRANSACTIONAL_ID, "APP-standfast-commits-ID"): "WRITE",
 }
 OF_OWN_CONSUMER = "commits"
@@ -86,8 +88,10 @@ class Application:
             "changelog": [f"{self.name}-counts-changelog"],
             "between": [f"{self.name}-counts-repartition"],
             "members": [f"{self.name}-standfast-members"],
+            "placement": [f"{self.name}-standfast-placement"],
             "group": [self.name],
             "writer": [f"{self.name}-0-0", f"{self.name}-1-0"],
+            "leader": [f"{self.name}-leader"],
         }
         kinds = {part: kind for part, kind, _ in TABLE}
         return {(part, op): [Need(kinds[part], name, op) for name in names[part]] for part, op in ALL}
