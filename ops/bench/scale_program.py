@@ -53,7 +53,6 @@ def application(step: Step) -> App:
         stores=[store],
         commit_interval_ms=COMMIT_INTERVAL_MS,
         memory_bytes=step.memory_bytes,
-        placement="managed",
     )
     stream = app.stream(step.source, key=serde.bytes, value=serde.bytes).filter(lambda key, value: turn(step.turns))
     stream.group_by_key().window(TumblingWindows(WINDOW_MS)).count("counts")

@@ -207,7 +207,9 @@ class BothClocks(Player):
         app = scheduled(self._make)
         assembled = assemble(app.builder, self._log.admin, address)
         # Without background threads: only the script's commands move the session.
-        session = app.open_session(assembled, address, Path(folder) / "state", self._clock, background=False)
+        session = app.open_session(
+            assembled, address, Path(folder) / "state", self._clock, background=False, alone=True
+        )
         self._held.callback(session.close)
         # Bounded by rounds and not by time: nothing here sleeps.
         for _ in range(ROUNDS_MAX):

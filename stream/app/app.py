@@ -399,12 +399,23 @@ class App:
         return self._log_address, self._state_dir
 
     def open_session(
-        self, assembled: Assembled, log: str, state_dir: str | Path, clock: Clock, *, background: bool = True
+        self,
+        assembled: Assembled,
+        log: str,
+        state_dir: str | Path,
+        clock: Clock,
+        *,
+        background: bool = True,
+        alone: bool = False,
     ) -> Session:
-        """A session with this application's stores and settings; for run() and the test driver."""
+        """A session with this application's stores and settings; for run() and the test driver.
+
+        Without `background` the caller drives it, and no client reads it; `alone`: it takes all tasks at once, too.
+        """
         options: SessionOptions = {**self.settings}
-        if not background:  # a test driver: one instance that no client reads, and that takes its tasks at once
+        if alone:
             options["placement"] = "shared"
+        if not background:
             options.pop("http_port", None)
         if not log.startswith("kafka://"):
             options.pop("kafka", None)  # a test driver's log is its own

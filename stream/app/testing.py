@@ -256,7 +256,7 @@ class Driver(Closing):
 
     def _open(self) -> None:
         self._session = self.app.open_session(
-            self._assembled, self._address, self._folder / "state", self.clock, background=False
+            self._assembled, self._address, self._folder / "state", self.clock, background=False, alone=True
         )
         self._held.append(self._session)
         wanted = sum(group.partitions for group in self._assembled.groups.values())

@@ -603,6 +603,10 @@ class Instance:
             for task_id in self.ownership.wanted - here
         }
 
+    def unplaced(self) -> str:
+        """Why it is not known yet which tasks this instance is to hold; empty once it is, or the caller names them."""
+        return "" if self.managed is None else self.managed.unplaced()
+
     def check_lost(self) -> None:
         """Raise Fenced if a task was taken over that only the caller can take back."""
         absent = self.absent() if self.follower is None else {}

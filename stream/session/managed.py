@@ -173,6 +173,12 @@ class ManagedPlacement:
         """The last valid generation that was read here."""
         return self._topic.state.valid
 
+    def unplaced(self) -> str:
+        """Why this instance follows no placement yet; empty once it does."""
+        if self._waits_for:
+            return f"this instance waits until {', '.join(self._waits_for)} have stopped"
+        return "" if self._part is not None else "no placement of this instance is known yet"
+
     def tick(self, now_ms: int) -> None:
         """Read the topic; decide, if this instance leads; follow its part, and report."""
         instance, writers = self._instance, self._instance.writers

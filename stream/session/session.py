@@ -374,8 +374,8 @@ class Session(Closing):
             return not self._waits()
 
     def _waits(self) -> bool:
-        """Whether a task must still be restored or opened before the session is ready."""
-        return bool(self._instance.readiness.gate.missing() or self._instance.absent())
+        """Whether a task must still be restored, opened or assigned before the session is ready."""
+        return bool(self._instance.readiness.gate.missing() or self._instance.absent() or self._instance.unplaced())
 
     def task(self, partition: int | TaskId | Given) -> Task:
         """The active task of a partition of group 0, of a task id, or of a message of the external consumer.

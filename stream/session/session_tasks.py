@@ -136,7 +136,8 @@ def planned_commit(
 def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
     """The tasks that keep the restore gate shut, and their progress."""
     progress = {at.task: (one, at) for one, at in instance.readiness.restorer.progress(now_ms) if not at.done}
-    lines = [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
+    lines = [why] if (why := instance.unplaced()) else []
+    lines += [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
     for task_id in instance.readiness.gate.missing():
         task = instance.tasks.get(task_id)
         far = progress.get(task_id)

@@ -77,6 +77,7 @@ class Running:
         directory: str = "a",
         *,
         settle: bool = True,
+        alone: bool = True,
         name: str = "app",
         clock: ManualClock | None = None,
         **given: Any,
@@ -87,7 +88,7 @@ class Running:
         make(self.app)
         self.assembled = assemble(self.app.builder, bench.log.admin, bench.address)
         self.session = self.app.open_session(
-            self.assembled, bench.address, bench.root / directory, clock, background=False
+            self.assembled, bench.address, bench.root / directory, clock, background=False, alone=alone
         )
         bench.opened.append(self.session)
         if settle:

@@ -44,7 +44,9 @@ class Instance:
             self.assembled = assemble(self.app.builder, log.admin, address)
         finally:
             log.close()
-        self.session = self.app.open_session(self.assembled, address, directory, SystemClock(), background=False)
+        self.session = self.app.open_session(
+            self.assembled, address, directory, SystemClock(), background=False, alone=True
+        )
         self.loop = Loop(
             self.session,
             self.assembled.topology,

@@ -30,9 +30,9 @@ class Cluster:
         self.bench = bench
         self.live: dict[str, Running] = {}
         self._make = make
-        self._settings: dict[str, Any] = {
+        self._settings: dict[str, Any] = {  # of Running
             "stores": [COUNT],
-            "placement": "managed",
+            "alone": False,
             "commit_interval_ms": 200,
             **settings,
         }

@@ -46,7 +46,7 @@ from standfast.stream.runtime import loop
 
 APP = "crashapp"
 TASKS = 7
-STATELESS = 2  # the group of one task without stores, which has no standby where placement is managed
+STATELESS = 2  # the group of one task without stores, which has no standby
 TOPICS = {
     "clicks": 2, "orders": 1, "updates": 2, "finals": 2, "visits": 2, "alarms": 2, "late": 2, "dead": 2, "totals": 2,
     "boards": 2, "order-finals": 2, "order-sessions": 2,
@@ -257,7 +257,6 @@ def make_app(
         stores=stores_of(settings),
         guarantee=settings["guarantee"],
         standby_replicas=settings["standbys"],
-        placement=settings["placement"],
         accept_unreadable_rows=settings["accept"],
         accept_empty_log=settings["accept"],
         lease_ms=settings["lease_ms"],

@@ -110,7 +110,6 @@ class AppCrash:
         self.cached = random.random() < 0.7 if self.cached is None else self.cached
         self.commit_interval_ms = random.choice((15, 60, 250))
         self.unlogged = random.random() < 0.5
-        self.placement = random.choice(("shared", "managed"))
         self.inputs: Inputs = make_inputs(self.seed, self.records)
         self.expected: Expected = expect(self.inputs)
         self.fed = 0
@@ -127,7 +126,6 @@ class AppCrash:
             "volatile": self.volatile,
             "unlogged": self.unlogged,
             "standbys": self.standbys,
-            "placement": self.placement,
             "accept": any(one.directory == directory and one.may_refuse for one in self.damages),
             "lease_ms": LEASE_MS,
             "max_stall_ms": MAX_STALL_MS,
@@ -430,10 +428,12 @@ class AppCrash:
         losses = Losses()
         assembled = self.assembled()
         changelogs = self.read_changelogs(assembled)
-        settings = {**self.settings(directory), "placement": "shared"}  # of whichever placement the run had
+        settings = self.settings(directory)
         app = make_app(settings, listener=losses)
         clock = SystemClock()
-        with app.open_session(assembled, self.address, settings["state_dir"], clock, background=False) as session:
+        with app.open_session(
+            assembled, self.address, settings["state_dir"], clock, background=False, alone=True
+        ) as session:
             deadline = time.monotonic() + PATIENCE_S
             while True:
                 session.poll_once()

@@ -40,7 +40,6 @@ def main() -> None:
         state_dir=settings["state_dir"],
         stores=[sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)],
         guarantee=settings["guarantee"],
-        placement="managed",
         standby_replicas=1,
         lease_ms=LEASE_MS,
         cache_max_bytes=0,

@@ -162,7 +162,7 @@ def test_killed_application_gives_what_an_uninterrupted_one_gives(tmp_path: Path
     times = crash.random.randint(1, most)
     story = STORIES[number % len(STORIES)]
     head = f"run {number}: seed {seed}, {crash.guarantee}, {story.__name__} at {failpoint or place} #{times}"
-    print(f"{head}, cache {crash.cached}, {crash.placement}, unlogged {crash.unlogged}", end="", flush=True)
+    print(f"{head}, cache {crash.cached}, unlogged {crash.unlogged}", end="", flush=True)
     started = time.monotonic()
     story(crash, f"{failpoint}=kill:{times}" if failpoint else "", (place, times, "kill") if place else NO_STRIKE)
     crash.check()

@@ -65,7 +65,7 @@ class Running:
         self.app.source("src", key=sf.serde.string, value=sf.serde.bytes, **source)(processor)
         assembled = assemble(self.app.builder, bench.log.admin, bench.address)
         self.session = self.app.open_session(
-            assembled, bench.address, bench.root / directory, bench.clock, background=False
+            assembled, bench.address, bench.root / directory, bench.clock, background=False, alone=True
         )
         bench.opened.append(self.session)
         if settle:

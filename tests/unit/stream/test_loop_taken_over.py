@@ -40,7 +40,9 @@ def start(bench: Bench, directory: str) -> Instance:
     )  # fmt: skip
     app.stream("src").repartition("middle").group_by_key().count("seen")
     assembled = assemble(app.builder, bench.log.admin, bench.address)
-    session = app.open_session(assembled, bench.address, bench.root / directory, bench.clock, background=False)
+    session = app.open_session(
+        assembled, bench.address, bench.root / directory, bench.clock, background=False, alone=True
+    )
     bench.opened.append(session)
     bench.settle(session)
     runners = app.runner_settings(assembled, bench.clock)

@@ -204,7 +204,7 @@ def test_newer_instance_waits_while_an_older_one_shares_the_tasks_out_by_itself(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = Cluster(bench)
-    cluster.start("old", placement="shared")
+    cluster.start("old", alone=True)
     bench.clock.advance(100)
     cluster.live["old"].session.poll_once()
     with caplog.at_level(logging.WARNING):

@@ -22,11 +22,11 @@ def copy_id(bench: Bench, source: str, target: str) -> None:
     shutil.copy(bench.root / source / "app" / "INSTANCE", folder / "INSTANCE")
 
 
-@pytest.mark.parametrize("placement", ["managed", "shared"])
+@pytest.mark.parametrize("alone", [False, True])
 def test_second_process_with_an_instance_id_stops_and_the_first_one_goes_on(
-    bench: Bench, placement: str, caplog: pytest.LogCaptureFixture
+    bench: Bench, alone: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = Cluster(bench, placement=placement, cache_max_bytes=0)
+    cluster = Cluster(bench, alone=alone, cache_max_bytes=0)
     first = cluster.start("a")
     cluster.fill(5)
     cluster.rounds(10)
