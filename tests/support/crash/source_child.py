@@ -102,6 +102,7 @@ def make_app(settings: dict[str, Any], strike: Strike, listener: Listener | None
         guarantee=settings["guarantee"],
         standby_replicas=settings["standbys"],
         lease_ms=1_000,
+        restart_grace_ms=0,  # the next life may have another directory
         commit_interval_ms=settings["commit_interval_ms"],
         memory_bytes=32 << 20,
         restart=sf.FixedDelay(attempts=3, delay_ms=50),

@@ -66,7 +66,12 @@ class Running:
     def __init__(
         self, place: Place, make: Callable[[sf.App], object], directory: str, settings: dict[str, Any]
     ) -> None:
-        given: dict[str, Any] = {"discovery_interval_ms": EVERY_MS, "commit_interval_ms": 50, **settings}
+        given: dict[str, Any] = {
+            "discovery_interval_ms": EVERY_MS,
+            "commit_interval_ms": 50,
+            "restart_grace_ms": 0,  # the next instance has another directory
+            **settings,
+        }
         self.app = sf.App(place.name, log=place.address, state_dir=place.root / directory, **given)
         make(self.app)
         self.session = self.app.open()
