@@ -105,8 +105,9 @@ class App:
 
     workers                number of processes that process its tasks, "auto" for one per core: see run()
 
-    The options that follow are those of its session. `placement` is "managed": a leader among the instances spreads
-    tasks and standbys evenly. "shared", as earlier versions named theirs, means the same here.
+    The options that follow are those of its session. `placement` is "managed" (a leader among the instances spreads
+    tasks and standbys evenly) or "static": `app.open().assign(...)` names the tasks of this instance before run().
+    "shared", as earlier versions named theirs, means "managed" here.
     """
 
     program: Program | None = None  # runs this program again for workers; None: the command that started this process
@@ -499,6 +500,13 @@ class App:
 
     def _run_caught(self) -> None:
         session = self.open()
+        if self.settings["placement"] == "static" and not session.all_tasks():
+            session.close()
+            self.session = None
+            raise InvalidRequest(
+                f'application {self.name!r} has no task to run: with placement="static" name this instance\'s tasks '
+                "before run(), as in app.open().assign(active=[...], standby=[...])"
+            )
         self._told_start(session.instance_id, session.state_path)
         assembled = self._assembled
         assert assembled is not None
@@ -682,8 +690,8 @@ def _argument_problems(stores: object, listeners: object, key: object, value: ob
 
 def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
     """Problems of a session's settings that are wrong for any application."""
-    if settings.get("placement", "managed") not in ("managed", "shared"):
-        return [f'placement of an App is "managed", not {settings["placement"]!r:.100}: others are for Session']
+    if settings.get("placement", "managed") not in ("managed", "static", "shared"):
+        return [f'placement of an App is "managed" or "static", not {settings["placement"]!r:.100}']
     try:
         return SessionSettings.of(settings).problems()
     except BadConfig as error:
@@ -692,7 +700,7 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
 
 def _placed(settings: SessionOptions) -> SessionOptions:
     """The settings with the placement of applications, of which "shared" is an earlier name."""
-    return {**settings, "placement": "managed"}
+    return {**settings, "placement": "static" if settings.get("placement") == "static" else "managed"}
 
 
 def _check_kinds(log: object, log_format: object, restart: object, **flags: object) -> None:

@@ -289,8 +289,10 @@ class Session(Closing):
         """`http://host:port` of the HTTP server that `http_port` opened."""
         return None if self._http.server is None else self._http.server.address
 
-    def assign(self, active: Iterable[int | TaskId] = (), standby: Iterable[int | TaskId] = ()) -> None:
-        """Make exactly these the tasks of this instance; repeating it changes nothing. A number is a task of group 0.
+    def assign(self, active: Iterable[int | str | TaskId] = (), standby: Iterable[int | str | TaskId] = ()) -> None:
+        """Make exactly these the tasks of this instance; repeating it changes nothing.
+
+        A number is a task of group 0; others are named by their text, such as "1_0".
 
         Active tasks take the task from its former owner (an older owner is fenced) and restore behind the gate;
         standbys begin once every active task is restored.
@@ -299,8 +301,8 @@ class Session(Closing):
 
     def _assign(
         self,
-        active: Iterable[int | TaskId],
-        standby: Iterable[int | TaskId],
+        active: Iterable[int | str | TaskId],
+        standby: Iterable[int | str | TaskId],
         take_back: frozenset[TaskId] | None,
     ) -> None:
         wanted, stand_by = self._checked(active), self._checked(standby)
@@ -681,7 +683,7 @@ class Session(Closing):
             if found:
                 self._groups[0] = replace(self._groups[0], partitions=found)
 
-    def _checked(self, tasks: Iterable[int | TaskId]) -> list[TaskId]:
+    def _checked(self, tasks: Iterable[int | str | TaskId]) -> list[TaskId]:
         return checked_tasks(tasks, self._groups, limited=self._partitions_given)
 
     def _task_of(self, source: Any) -> TaskId:

@@ -30,8 +30,15 @@ class ReadView(NamedTuple):
     lag_records: int
 
 
-def task_id_of(partition: int | TaskId) -> TaskId:
-    """The task of an id; a number is a task of group 0. Raises InvalidRequest for any other argument."""
+def task_id_of(partition: int | str | TaskId) -> TaskId:
+    """The task of an id or its text ("1_0"); a number is a task of group 0. Raises InvalidRequest for others."""
+    if isinstance(partition, str):
+        try:
+            partition = TaskId.parse(partition)
+        except ValueError:
+            raise InvalidRequest(
+                f"task {partition!r:.100} does not exist: write GROUP_PARTITION, such as 0_1"
+            ) from None
     found = partition if isinstance(partition, TaskId) else TaskId(0, partition)
     if not is_whole(found.group) or not is_whole(found.partition):
         named = found.partition if is_whole(found.group) else partition
@@ -69,7 +76,9 @@ def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int
     raise UnknownStore(f"application {app!r} has no store {store!r}: it declares {known}")
 
 
-def checked_tasks(tasks: Iterable[int | TaskId], groups: Mapping[int, TaskGroup], *, limited: bool) -> list[TaskId]:
+def checked_tasks(
+    tasks: Iterable[int | str | TaskId], groups: Mapping[int, TaskGroup], *, limited: bool
+) -> list[TaskId]:
     """Ids of existing tasks, in order. Raises InvalidRequest; `limited`: the number of partitions is known."""
     checked = set()
     if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Iterable):

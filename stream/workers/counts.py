@@ -50,6 +50,11 @@ def worker_count(given: Workers, cores: int, options: SessionOptions) -> int:
             f"workers={count}, but this process may use {cores} {'core' if cores == 1 else 'cores'}: give {cores} or "
             'fewer, or "auto"'
         )
+    if settings.placement == "static":
+        problems.append(
+            f'placement="static" cannot go with workers={count}: the caller names the tasks of one process; leave it '
+            "out, and a supervisor gives the tasks to the workers"
+        )
     if settings.http_port is not None:
         problems.append(
             f"http_port={settings.http_port} cannot go with workers={count}: no process has the rows of all tasks; "

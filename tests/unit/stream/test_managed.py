@@ -257,7 +257,7 @@ def test_grown_source_gets_its_tasks_spread(bench: Bench) -> None:
     assert TaskId(0, TASKS) in {at for one in cluster.live.values() for at in one.session.all_tasks()}
 
 
-@pytest.mark.parametrize("placement", ["static", "group", "dynamic"])
+@pytest.mark.parametrize("placement", ["group", "dynamic"])
 def test_application_takes_no_other_placement(placement: Any) -> None:
     with pytest.raises(sf.BadConfig, match="placement"):
         sf.App("app", placement=placement)
