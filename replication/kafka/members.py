@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from standfast.replication.log import GroupView, Member, Record
@@ -89,6 +90,8 @@ class Members:
         self.owners: dict[str, Owner] = {}
         self._known: set[str] = set()  # ids seen before: a beat without lease counts only for an unknown id
         self._newest_ms = 0
+        self._old: set[str] = set()  # members whose lease is old
+        self._view: GroupView | None = None  # None: members or metadata have changed since
 
     def apply(self, records: Iterable[Record], now_ms: int, *, old: bool) -> None:
         """Apply records in their order. `old`: they were written before this reader began.
@@ -104,11 +107,11 @@ class Members:
                 epoch = _typed(record.value, Claim).epoch
                 if names[0] not in self.owners or epoch > self.owners[names[0]].epoch:
                     self.owners[names[0]] = Owner(names[1], epoch)
-        for lease in self.leases.values():
-            if lease.old:
-                # The newest stamp stands for the brokers' clock now, which this reader cannot ask for.
-                age_ms = max(self._newest_ms - lease.stamp_ms, 0)
-                lease.deadline_ms = min(lease.deadline_ms, now_ms + max(lease.lease_ms - age_ms, 0))
+        for name in self._old:
+            lease = self.leases[name]
+            # The newest stamp stands for the brokers' clock now, which this reader cannot ask for.
+            age_ms = max(self._newest_ms - lease.stamp_ms, 0)
+            lease.deadline_ms = min(lease.deadline_ms, now_ms + max(lease.lease_ms - age_ms, 0))
 
     def run_out(self, now_ms: int) -> list[str]:
         """Members whose lease has run out, by the records that this reader has seen."""
@@ -126,8 +129,11 @@ class Members:
 
     def view(self) -> GroupView:
         """Live members by id."""
-        members = tuple(Member(name, lease.metadata) for name, lease in sorted(self.leases.items()))
-        return GroupView(self.generation, members[0].member_id if members else None, members)
+        # Beats change none of it, and in a large group there are hundreds of those a second.
+        if self._view is None or self._view.generation != self.generation:
+            members = tuple(Member(name, lease.metadata) for name, lease in sorted(self.leases.items()))
+            self._view = GroupView(self.generation, members[0].member_id if members else None, members)
+        return self._view
 
     def _apply_member(self, name: str, record: Record, now_ms: int, old: bool) -> None:
         known = name in self._known
@@ -138,6 +144,7 @@ class Members:
             seen = next((int(text or b"0") for header, text in record.headers if header == SEEN), record.offset)
             if lease is not None and lease.offset <= seen:
                 del self.leases[name]
+                self._old.discard(name)
                 self.generation += 1
             return
         said = _typed(record.value, Presence)
@@ -151,10 +158,13 @@ class Members:
         metadata, plan = said.metadata, said.plan
         if said.kind != "join" and lease is not None and plan < lease.plan:
             metadata, plan = lease.metadata, lease.plan
+        if lease is None or lease.metadata != metadata:
+            self._view = None
         deadline_ms = now_ms + said.lease_ms
         self.leases[name] = Lease(
             name, metadata, said.session, said.lease_ms, deadline_ms, record.timestamp, old, plan, record.offset
         )
+        (self._old.add if old else self._old.discard)(name)
 
 
 def member_key(member_id: str) -> bytes:
@@ -177,11 +187,12 @@ def claim(transactional_id: str, owner: str, epoch: int) -> tuple[bytes, bytes]:
     return json.dumps([_WRITER, transactional_id, owner]).encode(), json.dumps({"epoch": epoch}).encode()
 
 
-def _parse(key: bytes | None) -> list[str]:
+@lru_cache(4_096)  # a member has one key, and hundreds of beats
+def _parse(key: bytes | None) -> tuple[str, ...]:
     parts = _typed(key, list[str])
     if not parts:
         raise _foreign(key)
-    return parts
+    return tuple(parts)
 
 
 def _typed(found: bytes | None, kind: type[T]) -> T:

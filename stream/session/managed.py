@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
+from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.place import is_changed, place
@@ -155,6 +156,8 @@ class ManagedPlacement:
         self._program = traits.program
         self._stateless = stateless
         self._on_disk = on_disk
+        self._group: GroupView | None = None  # as of the last tick
+        self._members: Members = {}  # those of that view
         self._stored: Mapping[TaskId, int] = {}
         self._decided_for: object = None
         self._again_ms: int | None = None
@@ -182,7 +185,10 @@ class ManagedPlacement:
     def tick(self, now_ms: int) -> None:
         """Read the topic; decide, if this instance leads; follow its part, and report."""
         instance, writers = self._instance, self._instance.writers
-        members: Members = {name: plan.managed for name, plan in plans(instance.membership.look()).items()}
+        view = instance.membership.look()
+        if view != self._group:  # in a large group reading it takes longer than all the rest
+            self._group, self._members = view, {name: plan.managed for name, plan in plans(view).items()}
+        members = self._members
         if instance.membership.member not in members:
             return  # the lease ran out: the next heartbeat joins again
         self._topic.look()

@@ -150,7 +150,7 @@ class Replica(Session):
             self._lost = {task_id: why for task_id, why in self._lost.items() if task_id not in well}
             return not self._lost
 
-    def assign(self, active: Iterable[int | TaskId] = (), standby: Iterable[int | TaskId] = ()) -> NoReturn:
+    def assign(self, active: Iterable[int | str | TaskId] = (), standby: Iterable[int | str | TaskId] = ()) -> NoReturn:
         """Refused: a replica holds every partition, as a standby."""
         self._refuse()
 

@@ -5,6 +5,7 @@ Rules of this file: looks things up in the groups of a session and raises errors
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,12 +34,9 @@ class ReadView(NamedTuple):
 def task_id_of(partition: int | str | TaskId) -> TaskId:
     """The task of an id or its text ("1_0"); a number is a task of group 0. Raises InvalidRequest for others."""
     if isinstance(partition, str):
-        try:
-            partition = TaskId.parse(partition)
-        except ValueError:
-            raise InvalidRequest(
-                f"task {partition!r:.100} does not exist: write GROUP_PARTITION, such as 0_1"
-            ) from None
+        if re.fullmatch(r"\d+_\d+", partition, re.ASCII) is None:
+            raise InvalidRequest(f"task {partition!r:.100} does not exist: write GROUP_PARTITION, such as 0_1")
+        partition = TaskId.parse(partition)
     found = partition if isinstance(partition, TaskId) else TaskId(0, partition)
     if not is_whole(found.group) or not is_whole(found.partition):
         named = found.partition if is_whole(found.group) else partition
