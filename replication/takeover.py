@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from standfast.replication.log import GroupView
@@ -82,7 +81,6 @@ class MemberPlan:
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
-    @lru_cache(1_024)  # members of a large group are read several times a second, and seldom change
     def from_json(cls, text: str) -> MemberPlan:
         """Inverse of to_json; an empty text is an empty plan. Raises InvalidRequest for any other text."""
         if not text:

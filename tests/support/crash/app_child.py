@@ -260,6 +260,7 @@ def make_app(
         accept_unreadable_rows=settings["accept"],
         accept_empty_log=settings["accept"],
         lease_ms=settings["lease_ms"],
+        restart_grace_ms=settings["grace_ms"],
         max_stall_ms=settings["max_stall_ms"],
         cache_max_bytes=settings["cache_max_bytes"],
         commit_interval_ms=settings["commit_interval_ms"],

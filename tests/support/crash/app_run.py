@@ -110,6 +110,7 @@ class AppCrash:
         self.cached = random.random() < 0.7 if self.cached is None else self.cached
         self.commit_interval_ms = random.choice((15, 60, 250))
         self.unlogged = random.random() < 0.5
+        self.grace_ms = random.choice((0, 500))  # the next life may have another directory
         self.inputs: Inputs = make_inputs(self.seed, self.records)
         self.expected: Expected = expect(self.inputs)
         self.fed = 0
@@ -128,6 +129,7 @@ class AppCrash:
             "standbys": self.standbys,
             "accept": any(one.directory == directory and one.may_refuse for one in self.damages),
             "lease_ms": LEASE_MS,
+            "grace_ms": self.grace_ms,
             "max_stall_ms": MAX_STALL_MS,
             "cache_max_bytes": (1 << 20) if self.cached else 0,
             "commit_interval_ms": self.commit_interval_ms,

@@ -325,7 +325,7 @@ def test_table_of_an_application_is_restored_from_its_topic_alone(prices: Prices
         thread.join(WAIT_S)
         prices.transaction(10)
     names = [one.name for one in prices.log.admin.topics() if one.name.startswith(prices.app)]
-    assert names == [f"{prices.app}-prices"]  # no changelog of its own
+    assert names == [f"{prices.app}-prices", f"{prices.app}-standfast-placement"]  # no changelog of its own
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])

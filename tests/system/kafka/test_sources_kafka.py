@@ -56,7 +56,7 @@ class Place:
         commits = Commits()
         app = sf.App(
             self.name, log=self.address, state_dir=self.root / directory, listeners=[commits], commit_interval_ms=50,
-            **given,
+            restart_grace_ms=0, **given,  # the next run may have another directory
         )  # fmt: skip
         make(app)
         errors: list[BaseException] = []

@@ -169,6 +169,7 @@ class Place:
     def application(self, directory: str = "state") -> sf.App:
         app = sf.App(
             self.app, log=self.address, state_dir=self.root / directory, commit_interval_ms=20, lease_ms=500,
+            restart_grace_ms=0,  # the next run may have another directory
             stores=[sf.KeyValueStore("seen", TEXT, sf.serde.int64)],
         )  # fmt: skip
         app.stream(self.source, key=TEXT, value=TEXT).repartition("by-key").group_by_key().count("seen").to(self.out)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from standfast.replication.kafka.members import Members, Owner, claim, member_key, member_value
 from standfast.replication.log import Record
@@ -56,3 +60,43 @@ def test_record_that_no_member_wrote_is_refused_with_what_to_do(key: bytes | Non
     with pytest.raises(InvalidRequest, match="which no member wrote: keep other programs from writing"):
         members.apply([record(key, value)], 0, old=False)
     assert members.leases == {} and members.owners == {}
+
+
+class Plain(Members):
+    """Without the short way for repeated beats."""
+
+    def _repeats(self, record: Record, now_ms: int, old: bool) -> bool:
+        return False
+
+
+NAMES = st.sampled_from("ab")
+STEPS = st.lists(
+    st.tuples(
+        NAMES,
+        st.sampled_from(["join", "beat", "beat", "beat", "leave", "removal"]),
+        st.sampled_from(["s", "t"]),
+        st.integers(1, 2),  # plan, which is the metadata, too
+        st.integers(0, 3),  # generation
+        st.booleans(),  # the next batch begins here
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS, st.integers(0, 30))
+def test_repeated_beats_leave_what_reading_each_of_them_leaves(steps: list[tuple[Any, ...]], end: int) -> None:
+    short, plain = Members(), Plain()
+    batch: list[Record] = []
+    for offset, (name, kind, session, plan, generation, cut) in enumerate(steps):
+        value, headers = None, ()
+        if kind == "removal":
+            headers = (("seen", str(max(offset - 2, 0)).encode()),)
+        elif kind != "leave":
+            value = member_value(kind, session, 50, generation, str(plan), plan)
+        batch.append(Record(offset, 1_000 + 7 * offset, member_key(name), value, headers))
+        if cut or offset == len(steps) - 1:
+            for members in (short, plain):
+                members.apply([one for one in batch if one.offset < end], 10 * offset, old=True)
+                members.apply([one for one in batch if one.offset >= end], 10 * offset, old=False)
+            batch.clear()
+            assert (short.leases, short.generation, short.view()) == (plain.leases, plain.generation, plain.view())
