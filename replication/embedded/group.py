@@ -66,7 +66,7 @@ class EmbeddedGroup:
             if entered:
                 self._grow(run, 1)
             leases[member_id] = lease
-            view = _view(self._generation(run), leases)
+            view = _view(self._generation(run), _members(leases))
             return EnteredView(*view) if entered else view
 
     def heartbeat(self, member_id: str) -> GroupView:
@@ -81,7 +81,7 @@ class EmbeddedGroup:
                     "UPDATE members SET deadline_ms = ? WHERE group_name = ? AND member_id = ?",
                     (now_ms + lease.lease_ms, self._name, member_id),
                 )
-            view = _view(self._generation(run), leases)
+            view = _view(self._generation(run), _members(leases))
         if lease is None:  # raised after the transaction: within it, it would roll back the removal of other members
             raise Fenced(
                 f"{member_id!r} is not a member of group {self._name!r} (its lease ran out, or it never joined): "
@@ -93,10 +93,15 @@ class EmbeddedGroup:
         """Live members now."""
         with self._db.read() as run:
             now_ms = self._clock.monotonic_ms()
-            leases = stored_leases(run, self._name)
-            live = {lease.member_id: lease for lease in leases if lease.live(now_ms, self._boot)}
+            # The database picks the live ones: a large group is looked at several times a second by each member.
+            live = run.execute(
+                "SELECT member_id, metadata FROM members WHERE group_name = ? AND boot_id = ? AND deadline_ms > ? "
+                "ORDER BY member_id",
+                (self._name, self._boot, now_ms),
+            ).fetchall()
+            stored = run.execute("SELECT count(*) FROM members WHERE group_name = ?", (self._name,)).fetchone()[0]
             # The next write removes the members that ran out; counting them already keeps generation and members equal.
-            return _view(self._generation(run) + len(leases) - len(live), live)
+            return _view(self._generation(run) + stored - len(live), live)
 
     def leave(self, member_id: str) -> None:
         """Stop being a member; no error for an id that is not a member."""
@@ -228,6 +233,11 @@ def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, 
         )
 
 
-def _view(generation: int, leases: Mapping[str, _Lease]) -> GroupView:
-    members = tuple(Member(lease.member_id, lease.metadata) for _, lease in sorted(leases.items()))
+def _members(leases: Mapping[str, _Lease]) -> list[tuple[str, str]]:
+    return [(name, lease.metadata) for name, lease in sorted(leases.items())]
+
+
+def _view(generation: int, live: Iterable[tuple[str, str]]) -> GroupView:
+    """The view of members by id, each with its metadata."""
+    members = tuple(map(Member._make, live))
     return GroupView(generation, members[0].member_id if members else None, members)

@@ -309,7 +309,8 @@ class Instance:
         if membership.stale:
             membership.publish()
         if now_ms >= self._next_take_over_ms:
-            quick_ms = RESTORING_TICK_MS if readiness.restorer.tasks else TAKE_OVER_TICK_MS
+            # Each look reads all members: in a group of hundreds a second of looks would cost more than all else.
+            quick_ms = max(RESTORING_TICK_MS if readiness.restorer.tasks else TAKE_OVER_TICK_MS, membership.size)
             self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)
             if self.managed is not None:
                 self.managed.tick(now_ms)

@@ -58,6 +58,11 @@ class Membership:
         self._check_alone(self._process_in(self.view))
         return self.view
 
+    @property
+    def size(self) -> int:
+        """The number of live members, as the group was last read."""
+        return 0 if self.view is None else len(self.view.members)
+
     def publish(self) -> None:
         """Join, or publish the tasks that are held here now."""
         # First, so that a join that fails is repeated by the next round.

@@ -158,7 +158,7 @@ class Supervisor(Closing):
         now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_tick_ms and not self.pool.changed:
             return
-        self._next_tick_ms = now_ms + TICK_MS
+        self._next_tick_ms = now_ms + max(TICK_MS, self.membership.size)  # each look reads all members
         try:
             if self.membership.stale:
                 self.membership.publish()
