@@ -36,11 +36,11 @@ def report(app: App, session: Session, tally: Tally, parent: Parent) -> None:
         while True:
             now = {
                 "at_ms": tally.clock.monotonic_ms(),
-                **{name: getattr(tally, name) for name in ("processed", "first_ms", "restoring_ms", "running_ms")},
-                # A copy: the application's thread adds tasks meanwhile.
-                "resumed": sum(list(tally.resumed.values())),
+                "processed": tally.processed,
                 "metrics": session.http_address or "",
                 "status": status_document(session.statistics()),
+                # After the status, so that each task that runs by it has its times. Copies: other threads add to them.
+                "times": {task: dict(times) for task, times in list(tally.times.items())},
             }
             parent.tell(json_line(now))
             if parent.orders(TICK_MS):
