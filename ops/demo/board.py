@@ -16,12 +16,13 @@ that an additional retirement deletes would have gone with the next one of the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from standfast.replication.listeners import Listener
-from standfast.replication.offsets import TaskId
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
@@ -41,6 +42,7 @@ BY_AIRPORT = f"{APP}-by-airport-repartition"
 LIVE = "board-live"
 RESULTS = "hour-results"
 PARTITIONS = 4
+BOARD_TASKS = frozenset(f"0_{part}" for part in range(PARTITIONS))
 TASKS = 2 * PARTITIONS  # Board's, and those behind the repartition topic
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -84,8 +86,8 @@ class BoardSettings:
 class Tally(Listener):
     """Progress of this process: the number of its records, and monotonic times by task.
 
-    `times` has those of the task's last opening as active here: `restoring`, `running`, `first` (its first flight) and
-    `closed`, as far as they have come.
+    `times` has those of the task's last opening as active here: `restoring`, `running`, `first` (its first flight),
+    `committed` (its last commit) and `closed`, as far as they have come.
     """
 
     processed: int = 0
@@ -98,6 +100,10 @@ class Tally(Listener):
         times = self.times.setdefault(task, {})
         if "first" not in times:
             times["first"] = self.clock.monotonic_ms()
+
+    def on_commit(self, task: TaskId, sources: Mapping[TopicPartition, int]) -> None:
+        """Note the time; see Listener."""
+        self.times.setdefault(str(task), {})["committed"] = self.clock.monotonic_ms()
 
     def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
         """Note the time; see Listener."""

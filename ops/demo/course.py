@@ -22,7 +22,7 @@ from standfast.ops.demo.feeder import Feeder
 from standfast.ops.demo.log import LogView
 from standfast.ops.demo.process import POLL_MS, Status, Worker
 from standfast.ops.demo.result import Metrics, ScaleOut, TakeOver
-from standfast.ops.demo.shares import is_shared, is_whole, pauses, times
+from standfast.ops.demo.shares import has_all, is_shared, is_whole, pauses, times
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 
@@ -59,6 +59,7 @@ class Course:
     _live: dict[str, Worker] = field(default_factory=dict)
     _started: list[Worker] = field(default_factory=list)
     _before: int = 0  # flights that A processed before it was killed
+    _watched_from: int | None = None  # generation after which no task may be taken over
     _committed: int = 0
     _feed_to: int = 0  # flights that may be in the log; at 0 the committed ones are not read either
 
@@ -96,6 +97,8 @@ class Course:
         self.display.event(f"A (pid {a.pid}) runs all {TASKS} tasks")
         b.release()
         self._wait("A and B to share the tasks", lambda: is_shared(self._now("a", "b")))
+        # From here on a take-over would spoil what the demo measures; one before is even again.
+        self._watched_from = max(one.generation for one in self._now("a", "b"))
         self.display.event(f"B (pid {b.pid}) joined: {self._halves()}")
 
     def _scale_out(self) -> None:
@@ -123,7 +126,7 @@ class Course:
 
         # As much as may wait, so that A has work in hand that is lost, and the others have work at once.
         self._wait("A to be in the middle of its work", in_the_middle, slices=SLICE_PARTS)
-        worker = self._live.pop("a")
+        worker, self._watched_from = self._live.pop("a"), None
         at_ms = worker.kill()
         # With the reports that were still in the pipe.
         self.killed, self.last["a"], self._before = worker.last, Status(), worker.last.processed
@@ -201,7 +204,7 @@ class Course:
         address = self.last["b"].metrics
         self.metrics = Metrics(address, count_samples(address) if address else 0)
         self._live.pop("a").stop()
-        self._wait("B to run every task", lambda: len(self.last["b"].tasks("active")) == TASKS)
+        self._wait("B to run every task", lambda: has_all(self.last["b"]))
         self._live.pop("b").stop()
         self.display.event("all processes stopped cleanly")
 
@@ -215,11 +218,14 @@ class Course:
         return worker
 
     def _look(self) -> None:
+        lost = ""
         for name, worker in self._live.items():
             status = worker.status()
-            if self.killed is None and status is not self.last[name] and status.taken_over:
+            if self._watched_from is not None and status is not self.last[name]:
+                lost = status.taken_over(self._watched_from)
+            if lost:
                 raise Unavailable(
-                    f"task {status.taken_over} was taken over before A was killed: a process was held up for longer "
+                    f"task {lost} was taken over before A was killed: a process was held up for longer "
                     f"than its lease of {self.settings.lease_ms} ms; run the demo again while the machine is less "
                     "busy, or with a longer --lease-ms"
                 )

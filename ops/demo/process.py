@@ -44,10 +44,16 @@ class Status:
         return int(self.counter("standby", "records"))
 
     @property
-    def taken_over(self) -> str:
-        """The first task that the placement took from an instance that was gone; "" if there is none."""
+    def generation(self) -> int:
+        """The generation of the placement, as this process has read it."""
+        return int((self.status.get("placement") or {}).get("generation", 0))
+
+    def taken_over(self, since: int) -> str:
+        """The first task that a later generation took from an instance that was gone; "" if there is none."""
         moves = (self.status.get("placement") or {}).get("moves", ())
-        return next((move["task"] for move in moves if move["move"] == MoveKind.TAKE_OVER), "")
+        return next(
+            (one["task"] for one in moves if one["move"] == MoveKind.TAKE_OVER and one["generation"] > since), ""
+        )
 
     def tasks(self, role: str) -> frozenset[str]:
         """Tasks that run here ("active"), or that it stands by for ("standby")."""

@@ -98,7 +98,7 @@ class Board:
 
     late_windows      updates that a process refused because their window was closed
     late_dropped      rows that a process refused because they were past their store's retention
-    segments_expired  by B, as standby and as active
+    segments_expired  by B, as standby and as active, since it opened each task last
     finals_before     final results that were in the log when A was killed
     live_records      records that a reader of the live board got
     handed_over       records that a task of B got from its neighbour, without reading the log

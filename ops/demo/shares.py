@@ -2,6 +2,7 @@
 
     statuses ──┬─> is_shared   every task runs once and has its standby; no process has two tasks more than another
                ├─> is_whole    the same, and no standby lacks a change
+               ├─> has_all     one process runs every task, and its directory has all of their counts
                ├─> pauses      a task's close at its old owner ──> it runs at its new one
                └─> times       a task's first time of a state after a moment
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from standfast.ops.demo.board import TASKS
+from standfast.ops.demo.board import BOARD_TASKS, TASKS
 from standfast.ops.demo.process import Status
 from standfast.ops.demo.worker import TICK_MS
 
@@ -32,6 +33,12 @@ def is_whole(statuses: Sequence[Status], since_ms: int) -> bool:
     # An older status may show the lag of 0 that a standby had before the last change.
     fresh = min(one.at_ms for one in statuses) > since_ms + SETTLE_MS
     return fresh and is_shared(statuses) and not sum(one.stores("lag", "standby") for one in statuses)
+
+
+def has_all(status: Status) -> bool:
+    """Whether a process runs all tasks, and has committed those of `Board` since."""
+    # A copy has the rows alone: the counts of flights are in the log, and in the directory from the first commit on.
+    return len(status.tasks("active")) == TASKS and all("committed" in status.times[task] for task in BOARD_TASKS)
 
 
 def times(state: str, tasks: Iterable[str], statuses: Collection[Status], since_ms: int) -> list[int]:

@@ -24,7 +24,7 @@ from standfast.ops.demo.flights import read_flights
 from standfast.ops.demo.log import LogView
 from standfast.ops.demo.process import Status
 from standfast.ops.demo.run import lead_for, settings_for
-from standfast.ops.demo.shares import SETTLE_MS, is_shared, is_whole, pauses, times
+from standfast.ops.demo.shares import SETTLE_MS, has_all, is_shared, is_whole, pauses, times
 from standfast.ops.demo.worker import log_address
 from standfast.replication.offsets import TaskId
 from standfast.replication.tail.open_log import open_log
@@ -43,9 +43,16 @@ def status(
     times: Mapping[str, Mapping[str, int]] | None = None,
     moves: tuple[str, ...] = (),
 ) -> Status:
-    tasks = [{"task": task, "role": "active", "state": "running", "stores": []} for task in active]
+    tasks: list[dict[str, Any]] = [
+        {"task": task, "role": "active", "state": "running", "stores": []} for task in active
+    ]
     tasks += [{"task": task, "role": "standby", "state": "standby", "stores": [{"lag": lag}]} for task in standby]
-    document: dict[str, Any] = {"tasks": tasks, "placement": {"moves": [{"move": one, "task": "0_1"} for one in moves]}}
+    document: dict[str, Any] = {
+        "tasks": tasks,
+        "placement": {
+            "moves": [{"move": one, "task": "0_1", "generation": number} for number, one in enumerate(moves)]
+        },
+    }
     return Status(at_ms=at_ms, times=times or {}, status=document)
 
 
@@ -81,6 +88,13 @@ def test_pause_of_a_task_is_from_its_last_close_elsewhere_to_its_start() -> None
     assert pauses(c, [b]) == [40], "of the other one the close is not known yet"
 
 
+def test_process_that_runs_all_tasks_has_their_counts_once_it_has_committed_them() -> None:
+    committed = {task: {"running": 1, "committed": 2} for task in ALL[: TASKS // 2]}
+    assert has_all(status(ALL, [], times=committed))
+    assert not has_all(status(ALL[1:], ALL[:1], times=committed))
+    assert not has_all(status(ALL, [], times=committed | {ALL[1]: {"running": 1}}))
+
+
 def test_times_are_those_after_the_kill() -> None:
     b = status([], [], times={"0_1": {"running": 50}, "0_2": {"running": 900}})
     c = status([], [], times={"0_1": {"running": 800}, "0_3": {"restoring": 850}})
@@ -89,9 +103,11 @@ def test_times_are_those_after_the_kill() -> None:
 
 
 def test_task_taken_over_is_seen_and_a_hand_over_is_none() -> None:
-    assert status([], [], moves=("start", "warm-up", "hand-over")).taken_over == ""
-    assert status([], [], moves=("start", "take-over")).taken_over == "0_1"
-    assert Status().taken_over == Status(status={"placement": {"error": "damaged"}}).taken_over == ""
+    assert status([], [], moves=("start", "warm-up", "hand-over")).taken_over(0) == ""
+    assert status([], [], moves=("start", "take-over")).taken_over(0) == "0_1"
+    assert status([], [], moves=("start", "take-over")).taken_over(1) == "", "it was before"
+    unread = Status(status={"placement": {"error": "damaged"}})
+    assert (Status().taken_over(0), unread.taken_over(0), unread.generation) == ("", "", 0)
 
 
 def test_tally_has_the_times_of_a_tasks_last_life_as_active() -> None:
@@ -103,10 +119,12 @@ def test_tally_has_the_times_of_a_tasks_last_life_as_active() -> None:
     assert tally.times == {"0_1": {"restoring": 20, "running": 30, "closed": 40}}
     clock.advance(10)
     tally.on_state_changed(TaskId(0, 1), "active", "restoring")
+    assert tally.times == {"0_1": {"restoring": 50}}
     for _ in range(2):
         clock.advance(10)
         tally.count("0_1")
-    assert (tally.times, tally.processed) == ({"0_1": {"restoring": 50, "first": 60}}, 2)
+        tally.on_commit(TaskId(0, 1), {})
+    assert (tally.times, tally.processed) == ({"0_1": {"restoring": 50, "first": 60, "committed": 70}}, 2)
 
 
 class Stopping(Display):
