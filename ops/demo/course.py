@@ -97,7 +97,7 @@ class Course:
         self.display.event(f"A (pid {a.pid}) runs all {TASKS} tasks")
         b.release()
         self._wait("A and B to share the tasks", lambda: is_shared(self._now("a", "b")))
-        # From here on a take-over would spoil what the demo measures; one before is even again.
+        # From here on a take-over would spoil the figures; one before has been evened out.
         self._watched_from = max(one.generation for one in self._now("a", "b"))
         self.display.event(f"B (pid {b.pid}) joined: {self._halves()}")
 
