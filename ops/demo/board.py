@@ -16,12 +16,13 @@ that an additional retirement deletes would have gone with the next one of the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from standfast.replication.listeners import Listener
-from standfast.replication.offsets import TaskId
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
@@ -41,6 +42,7 @@ BY_AIRPORT = f"{APP}-by-airport-repartition"
 LIVE = "board-live"
 RESULTS = "hour-results"
 PARTITIONS = 4
+BOARD_TASKS = frozenset(f"0_{part}" for part in range(PARTITIONS))
 TASKS = 2 * PARTITIONS  # Board's, and those behind the repartition topic
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -52,6 +54,8 @@ LIVE_EVERY_MS = 500
 LEASE_MS = 1_200
 # Kafka Streams' default for exactly once.
 COMMIT_INTERVAL_MS = 100
+# Below the default of 30,000: once C has left for good, the demo waits for the copies that replace those of C.
+RESTART_GRACE_MS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +84,33 @@ class BoardSettings:
 
 @dataclass(slots=True)
 class Tally(Listener):
-    """Progress of this process: its records, and monotonic times: of the first record, of a task's first restore, and
-    of the last task that ran; -1 before.
+    """Progress of this process: the number of its records, and monotonic times by task.
 
-    `resumed` is, by task, the number of flights that were committed when the task was first opened here.
+    `times` has those of the task's last opening as active here: `restoring`, `running`, `first` (its first flight),
+    `committed` (its last commit) and `closed`, as far as they have come.
     """
 
     processed: int = 0
-    first_ms: int = -1
-    restoring_ms: int = -1
-    running_ms: int = -1
-    resumed: dict[str, int] = field(default_factory=dict)
+    times: dict[str, dict[str, int]] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
 
-    def count(self) -> None:
+    def count(self, task: str) -> None:
         """Count one processed record."""
         self.processed += 1
-        if self.first_ms < 0:
-            self.first_ms = self.clock.monotonic_ms()
+        times = self.times.setdefault(task, {})
+        if "first" not in times:
+            times["first"] = self.clock.monotonic_ms()
+
+    def on_commit(self, task: TaskId, sources: Mapping[TopicPartition, int]) -> None:
+        """Note the time; see Listener."""
+        self.times.setdefault(str(task), {})["committed"] = self.clock.monotonic_ms()
 
     def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
         """Note the time; see Listener."""
-        if state == "restoring" and self.restoring_ms < 0:
-            self.restoring_ms = self.clock.monotonic_ms()
-        if state == "running":
-            self.running_ms = self.clock.monotonic_ms()
+        if role == "active":
+            if state == "restoring":
+                self.times[str(task)] = {}
+            self.times.setdefault(str(task), {})[state] = self.clock.monotonic_ms()
 
 
 def stores(settings: BoardSettings) -> tuple[StoreSpec, ...]:
@@ -144,6 +150,7 @@ def build_app(
         standby_replicas=1,
         commit_interval_ms=COMMIT_INTERVAL_MS,
         lease_ms=settings.lease_ms,
+        restart_grace_ms=RESTART_GRACE_MS,
         http_port=http_port,
         listeners=[tally],
     )
@@ -181,8 +188,6 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
             self.counts = context.progress
             for name in ("flights", "retired"):
                 self.counts.setdefault(name, 0)
-            # The first opening here: a task that is restarted in this process goes on from its own counts.
-            tally.resumed.setdefault(context.task_id, self.counts["flights"])
             # Departure times, so that retiring need not scan the store: an index of it, built again in each process.
             with self.aircraft.all() as rows:
                 self.departed = {tail: seen["departed"] for tail, seen in rows}
@@ -199,7 +204,7 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
                 self.departed[record.key] = flight["departed"]
             self.counts["flights"] += 1
             self.latest.add(record.timestamp, flight)
-            tally.count()
+            tally.count(self.context.task_id)
 
         def retire(self, now_ms: int) -> None:
             """Delete aircraft that did not leave within the last day."""

@@ -10,7 +10,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from standfast.ops.demo.board import DAY_MS
+from standfast.ops.demo.board import DAY_MS, TASKS
 from standfast.ops.demo.result import DemoResult, left_out, removal_line
 from standfast.ops.shared.extras import install
 from standfast.ops.shared.output import WIDE
@@ -40,11 +40,11 @@ def card(result: DemoResult, width: int) -> list[str]:
 
 def verdict(result: DemoResult) -> str:
     """One line with the outcome of the demo."""
-    took_s = result.takeover.to_first_record_ms / 1_000
+    took_s = result.takeover.to_running_ms / 1_000
     if result.problems:
         return "NOT equal: see the problems"
     rows = "every row is equal" if result.comparison.exact else "nothing is lost"
-    return f"{rows}; the standby took over in {took_s:.2f} s"
+    return f"{rows}; standbys took over in {took_s:.2f} s"
 
 
 def lines(result: DemoResult) -> list[tuple[str, str]]:
@@ -64,8 +64,8 @@ def _log(result: DemoResult) -> str:
 
 
 def _course(result: DemoResult) -> list[tuple[str, str]]:
-    fed, takeover, board = result.fed, result.takeover, result.board
-    after_ms = takeover.to_first_record_ms - takeover.to_promotion_ms
+    fed, takeover, board, joined = result.fed, result.takeover, result.board, result.scale_out
+    after_ms = takeover.to_running_ms - takeover.to_restoring_ms
     return [
         (
             "flights",
@@ -73,21 +73,26 @@ def _course(result: DemoResult) -> list[tuple[str, str]]:
             f"left out: {fed.cancelled:,} cancelled, {fed.without_aircraft:,} without aircraft",
         ),
         (
+            "C joins",
+            f"{joined.tasks} of {TASKS} tasks by warm hand-overs within {joined.took_ms / 1_000:.2f} s; "
+            f"a task was processed nowhere for {joined.longest_pause_ms} ms at most",
+        ),
+        (
             "kill -9 A",
-            f"at {takeover.processed_by_a:,} processed, {takeover.committed_by_a:,} committed, "
+            f"with {takeover.tasks} tasks, at {takeover.processed:,} processed, {takeover.committed:,} committed, "
             f"{takeover.waiting:,} waiting",
         ),
         (
             "take-over",
-            f"{takeover.to_first_record_ms / 1_000:.2f} s from the kill to B's first record: "
-            f"{takeover.to_promotion_ms / 1_000:.2f} s until the lease had run out, "
-            f"{after_ms / 1_000:.2f} s for {takeover.tasks} tasks",
+            f"{takeover.to_running_ms / 1_000:.2f} s from the kill: {takeover.to_restoring_ms / 1_000:.2f} s until the "
+            f"lease had run out, {after_ms / 1_000:.2f} s for {takeover.tasks} tasks at B and C; their first record "
+            f"after {takeover.to_first_record_ms / 1_000:.2f} s",
         ),
         (
-            "standby B",
-            f"{takeover.standby_replayed:,} changes replayed before, {takeover.tail_replayed:,} behind the gate; "
-            f"then processed {takeover.processed_by_b:,}",
+            "standbys",
+            f"{takeover.standby_replayed:,} changes replayed before, {takeover.tail_replayed:,} behind the gate",
         ),
+        ("processed", ", ".join(f"{count:,} by {name.upper()}" for name, count in result.processed.items())),
         ("gate", f"{takeover.gate_waits} wait{'s' * (takeover.gate_waits != 1)}, {takeover.gate_wait_ms} ms in all"),
         (
             "windows",
@@ -104,7 +109,7 @@ def _course(result: DemoResult) -> list[tuple[str, str]]:
 
 def _checks(result: DemoResult) -> list[tuple[str, str]]:
     comparison, finals, cold = result.comparison, result.finals, result.cold
-    by_a = result.board.finals_by_a
+    before = result.board.finals_before
     rows = " + ".join(f"{one.expected:,} {one.store}" for one in comparison.stores)
     once = "each once" if not finals.repeated else f"{finals.repeated} {'AGAIN' if finals.exact else 'again'}"
     return [
@@ -112,8 +117,8 @@ def _checks(result: DemoResult) -> list[tuple[str, str]]:
         _counted(result),
         (
             "final results",
-            f"{finals.expected:,} hours closed, {once}: {by_a:,} given by A, {finals.records - by_a:,} by B; "
-            f"{finals.differences} differences",
+            f"{finals.expected:,} hours closed, {once}: {before:,} given before the kill, "
+            f"{finals.records - before:,} after it; {finals.differences} differences",
         ),
         ("offsets", f"{sum(result.offsets.committed.values()):,} committed of {result.fed.records:,} records"),
         (
@@ -122,7 +127,8 @@ def _checks(result: DemoResult) -> list[tuple[str, str]]:
         ),
         (
             "A came back",
-            f"as standby, {result.returned.standby_replayed:,} missed changes, {_same(result.returned.equal)}",
+            f"and got {result.returned.tasks} tasks, {result.returned.standby_replayed:,} missed changes, "
+            f"{_same(result.returned.equal)}",
         ),
         (
             "cold restore",

@@ -2,7 +2,7 @@
 
     state of B ──┬─ rows      against the plain computation from the file
                  ├─ rows      against its changelogs, folded
-                 ├─ digest    against the state of A, which was killed and came back as standby
+                 ├─ digest    against the state of A, which was killed and came back
                  └─ digest    against a restore into an empty directory, timed
     hour-results ── records   against the plain computation: each closed hour once
     group       ─── offsets   against the number of records
@@ -45,7 +45,7 @@ COLD_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Results of the checks. `a_equal` is whether the stores of A, back as a standby, equal those of B."""
+    """Results of the checks. `a_equal` is whether the stores of A, which came back, equal those of B."""
 
     comparison: BoardComparison
     finals: FinalsComparison

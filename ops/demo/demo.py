@@ -1,4 +1,4 @@
-"""The command `standfast demo`: a delay board over real flights, one of its two processes killed on the way.
+"""The command `standfast demo`: a delay board over real flights; a third process joins, and one is killed on the way.
 
     standfast demo [--data sample|full] [--guarantee G] [--dir D] [--metrics-port N] [--json]
     standfast demo --log kafka                                on a real Kafka broker, started and stopped for it
@@ -41,9 +41,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command."""
     parser = subparsers.add_parser(
         "demo",
-        help="a delay board over real flights; the active process is killed, its standby takes over",
-        description="Runs a delay board over real flights of 2013 in two processes, kills the active one with SIGKILL "
-        "half way, lets its standby take over, and compares every row with a plain computation from the file.",
+        help="a delay board over real flights; a third process joins, one is killed, and the others take over",
+        description="Runs a delay board over real flights of 2013 in two processes, lets a third one take its share of "
+        "the tasks, kills the first one with SIGKILL half way, lets its standbys take over, and compares every row "
+        "with a plain computation from the file.",
     )
     parser.add_argument(
         "--data", choices=("sample", "full"), help="flights of January 2013 (sample, the default), or of all of 2013"

@@ -5,8 +5,8 @@ Rules of this file: it writes to stderr only, and knows nothing of how the demo 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -24,16 +24,12 @@ LABEL_WIDTH = 11  # of the longest name of a bar
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Progress of every part, in records; a total of 0 is not known yet."""
+    """Progress in flights: fed, and processed by each process; `killed`: A is gone."""
 
     total: int
     fed: int = 0
-    by_a: int = 0
-    a_ended: bool = False
-    standby: int = 0
-    standby_total: int = 0
-    by_b: int = 0
-    by_b_total: int = 0
+    processed: Mapping[str, int] = field(default_factory=dict)
+    killed: bool = False
     board: LiveBoard = NO_FLIGHT
 
 
@@ -60,8 +56,8 @@ class Display(Progress):
         names = {
             "fed": "flights fed",
             "a": "A  active",
-            "standby": "B  standing by",
             "b": "B  active",
+            "c": "C  active",
             "spark": "Spark",
         }
         self._bars = {name: self.add_task(text, total=None, count="", start=False) for name, text in names.items()}
@@ -92,10 +88,9 @@ class Display(Progress):
         if quarters > self._boards and not self._moves:
             self._boards = quarters
             self.event(f"live board of {now.board.at}: {now.board}")
-        self._move("fed", now.fed, now.total)
-        self._move("a", now.by_a, now.total, ended="[red]A  killed[/red]" if now.a_ended else None)
-        self._move("standby", now.standby, now.standby_total, ended="B  stood by" if now.by_b else None)
-        self._move("b", now.by_b, now.by_b_total)
+        for name, done in {"fed": now.fed, **now.processed}.items():
+            self._move(name, done, now.total)
+        self.update(self._bars["a"], description="[red]A  killed[/red]" if now.killed else "A  active")
 
     def step(self, number: int, total: int, what: str) -> None:
         """See `standfast.restore.spark.pipeline.Steps`."""
@@ -114,15 +109,12 @@ class Display(Progress):
         """See `standfast.restore.spark.pipeline.Steps`."""
         self.event(text)
 
-    def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
+    def _move(self, name: str, done: int, total: int) -> None:
         bar = self._bars[name]
         if done and not self.tasks[bar].started:
-            # A total below the records done would show more than 100 %.
             self.start_task(bar)
+        # A total below the flights done would show more than 100 %.
         self.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}")
-        if ended is not None:
-            self.update(bar, description=ended)
-            self.stop_task(bar)
 
 
 def board_panel(board: LiveBoard) -> Panel:

@@ -30,6 +30,7 @@ from standfast.replication.kafka.address import SCHEME, parse_kafka_address
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.replication.topics.app_topics import MEMBERS, PLACEMENT
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import check_name
@@ -37,7 +38,6 @@ from standfast.store.names import check_name
 SCHEMA = "standfast.demo-remove/1"
 KAFKA = "kafka"
 PREFIX_DEFAULT = "standfast-demo"
-MEMBERS = "-standfast-members"
 SHOWN_MAX = 3
 ADDRESS_FORMS = "leave it out (a file), write kafka (the demo starts a broker), or kafka://host:9092 (yours)"
 
@@ -95,9 +95,9 @@ def remove(log: Log, prefix: str, found: Sequence[Topic]) -> None:
 
 
 def names(prefix: str) -> tuple[str, ...]:
-    """Every topic that a demo with this prefix makes, that of its group's members included."""
+    """Every topic that a demo with this prefix makes, those of its instances included."""
     settings = BoardSettings(0, VIEW_MS, prefix=prefix)  # names do not depend on times
-    return (*topics(settings), settings.app + MEMBERS)
+    return (*topics(settings), settings.app + MEMBERS, settings.app + PLACEMENT)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 from standfast.ops.demo.board import BoardSettings
 from standfast.ops.demo.worker import state_dir
+from standfast.replication.placement.model import MoveKind
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.process.child import ChildProcess, json_line, json_object
@@ -27,32 +28,37 @@ POLL_MS = 10
 class Status:
     """The last report of a worker; times are monotonic milliseconds, -1 where it has not happened.
 
-    `processed` records of flights here, the first at `first_ms`, after the `resumed` ones that were committed before;
-    `status` is the status document of its session, {} before the first.
+    `processed` flights here; `times` by task are those of `Tally`; `status` is the status document of its session, {}
+    before the first.
     """
 
     at_ms: int = -1
     processed: int = 0
-    first_ms: int = -1
-    resumed: int = 0
-    restoring_ms: int = -1
-    running_ms: int = -1
+    times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     metrics: str = ""
     status: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the session may process."""
-        return bool(self.status.get("ready"))
 
     @property
     def standby_records(self) -> int:
         """Changes that its standbys replayed."""
         return int(self.counter("standby", "records"))
 
-    def tasks(self, role: str) -> int:
-        """Number of tasks that are "active" and no longer restoring, or "standby"."""
-        return sum(task["role"] == role and task["state"] != "restoring" for task in self.status.get("tasks", ()))
+    @property
+    def generation(self) -> int:
+        """The generation of the placement, as this process has read it."""
+        return int((self.status.get("placement") or {}).get("generation", 0))
+
+    def taken_over(self, since: int) -> str:
+        """The first task that a later generation took from an instance that was gone; "" if there is none."""
+        moves = (self.status.get("placement") or {}).get("moves", ())
+        return next(
+            (one["task"] for one in moves if one["move"] == MoveKind.TAKE_OVER and one["generation"] > since), ""
+        )
+
+    def tasks(self, role: str) -> frozenset[str]:
+        """Tasks that run here ("active"), or that it stands by for ("standby")."""
+        found = (task for task in self.status.get("tasks", ()) if task["state"] in ("running", "standby"))
+        return frozenset(task["task"] for task in found if task["role"] == role)
 
     def stores(self, number: str, role: str = "") -> int:
         """A number of its stores, added up over all tasks, or over those of a role."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from standfast.ops.demo.compare import BoardComparison, FinalsComparison
 
-SCHEMA = "standfast.demo/2"
+SCHEMA = "standfast.demo/3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +56,50 @@ class LogUsed:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
-    """The kill and the take-over. Times are counted from the SIGKILL."""
+class ScaleOut:
+    """The tasks that C took by warm hand-overs, and the time from its start to the last of them.
 
-    processed_by_a: int
-    committed_by_a: int
+    `longest_pause_ms`: of one task, from its close at the old owner to its start at C.
+    """
+
+    tasks: int
+    took_ms: int
+    longest_pause_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The kill of A and the take-over of its tasks. Flights are those of all processes; times count from the SIGKILL.
+
+    to_restoring_ms     until the first of these tasks was opened: the lease had run out, and a leader had decided
+    to_running_ms       until the last of them ran
+    to_first_record_ms  until one of them processed its first flight
+    standby_replayed    changes that standbys had replayed before the kill
+    tail_replayed       changes that these tasks had to read behind the gate
+    """
+
+    tasks: int
+    processed: int
+    committed: int
     waiting: int
     lease_ms: int
-    to_promotion_ms: int
+    to_restoring_ms: int
     to_running_ms: int
     to_first_record_ms: int
-    tasks: int
     standby_replayed: int
     tail_replayed: int
     gate_waits: int
     gate_wait_ms: int
-    processed_by_b: int
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
     """Effects of windows and punctuation.
 
-    late_windows      updates that either process refused because their window was closed
-    late_dropped      rows that either process refused because they were past their store's retention
-    segments_expired  by B, as standby and as active
-    finals_by_a       final results that were in the log when A was killed
+    late_windows      updates that a process refused because their window was closed
+    late_dropped      rows that a process refused because they were past their store's retention
+    segments_expired  by B, as standby and as active, since it opened each task last
+    finals_before     final results that were in the log when A was killed
     live_records      records that a reader of the live board got
     handed_over       records that a task of B got from its neighbour, without reading the log
     """
@@ -89,16 +107,18 @@ class Board:
     late_windows: int
     late_dropped: int
     segments_expired: int
-    finals_by_a: int
+    finals_before: int
     live_records: int
     handed_over: int
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The killed process after it came back: changelog records it had missed, and whether its stores are equal."""
+    """The killed process after it came back: changelog records it had missed, tasks that it got, and whether its
+    stores are equal."""
 
     standby_replayed: int
+    tasks: int
     equal: bool
 
 
@@ -172,13 +192,16 @@ class SparkRun:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All contents of the card. `digests` is of the stores that took over, by store.
+    """All contents of the card. `digests` is of the stores of B, by store; `processed` are flights by process, those
+    that A had not committed when it was killed twice.
 
     `spark` None: it was skipped, and `spark_left_out` says how to turn it on.
     """
 
     fed: Fed
+    scale_out: ScaleOut
     takeover: TakeOver
+    processed: dict[str, int]
     board: Board
     returned: Returned
     comparison: BoardComparison
@@ -225,7 +248,7 @@ class DemoResult:
         if self.spark is not None and self.spark.same_digest != self.spark.rebuilt:
             found.append("rows that Spark rebuilt have other digests than the live stores")
         if not self.returned.equal:
-            found.append("the stores of A, back as a standby, have other digests than those of B")
+            found.append("the stores of A, which came back, have other digests than those of B")
         return found
 
     def to_json(self) -> dict[str, Any]:

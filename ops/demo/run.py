@@ -1,4 +1,4 @@
-"""The whole demo: place of the log, settings that fit the data, the course with two processes, the checks, the result.
+"""The whole demo: place of the log, settings that fit the data, the course with its processes, checks, the result.
 
     flights ──> lead, grace, retention ──> Course ──> check ──> Spark ──> DemoResult
 
@@ -64,7 +64,7 @@ def _run(
         settings_for(data), guarantee=arguments.guarantee, prefix=used.prefix, lease_ms=arguments.lease_ms
     )
     display.event(
-        f"{len(data.flights):,} flights of {data.source}, {PARTITIONS} partitions, two processes; "
+        f"{len(data.flights):,} flights of {data.source}, {PARTITIONS} partitions, three processes; "
         f"windows wait {settings.grace_ms / DAY_MS:.1f} days for late flights"
     )
     with (
@@ -97,7 +97,7 @@ def settings_for(data: FlightData) -> BoardSettings:
 
 
 def _result(data: FlightData, course: Course, checked: Checked, used: LogUsed, duration_ms: int) -> DemoResult:
-    a, b, feeder, settings = course.a_last, course.b_last, course.feeder, course.settings
+    b, feeder, settings = course.last["b"], course.feeder, course.settings
     return DemoResult(
         log=used,
         fed=Fed(
@@ -114,16 +114,18 @@ def _result(data: FlightData, course: Course, checked: Checked, used: LogUsed, d
             retention_ms=settings.retention_ms,
             guarantee=settings.guarantee,
         ),
-        takeover=course.takeover(),
+        scale_out=course.scale_out,
+        takeover=course.takeover,
+        processed=course.processed,
         board=Board(
-            late_windows=sum(one.counter("dropped", "late_window") for one in (a, b)),
-            late_dropped=sum(one.stores("late_dropped") for one in (a, b)),
+            late_windows=sum(one.counter("dropped", "late_window") for one in course.statuses),
+            late_dropped=sum(one.stores("late_dropped") for one in course.statuses),
             segments_expired=b.stores("segments_expired"),
-            finals_by_a=course.killed.finals,
+            finals_before=course.finals,
             live_records=course.view.published,
             handed_over=b.status["counters"]["handed_over_records"],
         ),
-        returned=Returned(course.a_back.standby_records, checked.a_equal),
+        returned=Returned(course.last["a"].standby_records, course.returned, checked.a_equal),
         comparison=checked.comparison,
         finals=checked.finals,
         offsets=checked.offsets,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,17 +36,20 @@ def report(app: App, session: Session, tally: Tally, parent: Parent) -> None:
         while True:
             now = {
                 "at_ms": tally.clock.monotonic_ms(),
-                **{name: getattr(tally, name) for name in ("processed", "first_ms", "restoring_ms", "running_ms")},
-                # A copy: the application's thread adds tasks meanwhile.
-                "resumed": sum(list(tally.resumed.values())),
+                "processed": tally.processed,
                 "metrics": session.http_address or "",
                 "status": status_document(session.statistics()),
+                # After the status, so that each task that runs by it has its times. Copies: other threads add to them.
+                "times": {task: dict(times) for task, times in list(tally.times.items())},
             }
             parent.tell(json_line(now))
             if parent.orders(TICK_MS):
                 app.stop()
     except Closed:
         return  # the application was stopped and has closed its session
+    except BaseException:
+        app.stop()  # the demo would wait for a report in vain
+        raise
 
 
 def main(state: Path) -> int:
@@ -59,12 +62,10 @@ def main(state: Path) -> int:
     # The server is in an extra, and the demo runs without it.
     port = order["port"] if can_serve() else None
     app = build_app(BoardSettings(**order["settings"]), tally, order["log"], state, port)
-    reporter = threading.Thread(target=report, args=(app, app.open(), tally, parent))
-    try:
-        reporter.start()
+    with ThreadPoolExecutor(1) as pool:
+        reporter = pool.submit(report, app, app.open(), tally, parent)
         app.run()
-    finally:
-        reporter.join()
+        reporter.result()  # its error, if it failed
     return 0
 
 

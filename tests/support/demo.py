@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from standfast.ops.demo.board import DAY_MS, PARTITIONS, TASKS, BoardSettings
+from standfast.ops.demo.board import DAY_MS, PARTITIONS, BoardSettings
 from standfast.ops.demo.compare import BoardComparison, FinalsComparison
 from standfast.ops.demo.result import (
     Board,
@@ -13,6 +13,7 @@ from standfast.ops.demo.result import (
     Metrics,
     Offsets,
     Returned,
+    ScaleOut,
     TakeOver,
     Verified,
 )
@@ -24,9 +25,11 @@ def good_result() -> DemoResult:
     """A run in which every row is equal."""
     return DemoResult(
         fed=Fed("sample", "x.csv", 12, 1, 1, 10, 3, PARTITIONS, 4, SETTINGS.grace_ms, SETTINGS.retention_ms),
-        takeover=TakeOver(5, 4, 3, 1_200, 1_150, 1_180, 1_200, TASKS, 8, 1, 1, 30, 6),
+        scale_out=ScaleOut(2, 1_300, 40),
+        takeover=TakeOver(3, 5, 4, 3, 1_200, 1_150, 1_200, 1_180, 8, 1, 2, 30),
+        processed={"a": 5, "b": 4, "c": 2},
         board=Board(0, 0, 4, 3, 5, 6),
-        returned=Returned(5, equal=True),
+        returned=Returned(5, 2, equal=True),
         comparison=BoardComparison((), 10, 10, 5, 5, 2),
         finals=FinalsComparison(9, 9, 0, 0, 0, 0, 0, ()),
         offsets=Offsets({0: 10}, {0: 10}),
