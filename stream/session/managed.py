@@ -37,7 +37,6 @@ from standfast.store.clock import boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.pauses import note_pause
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import GONE, Task, TaskState
@@ -443,6 +442,14 @@ class ManagedPlacement:
             )
         self._waits_for = found
         return bool(found)
+
+
+def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker: int | None = None) -> None:
+    """Count a pause that has ended; `worker`: the number of the worker process that runs the task now, from 1."""
+    counters.pause_seconds[(pause.kind,)].observe(pause.ms / 1_000)
+    where = "this instance" if worker is None else f"worker {worker}"
+    about = as_event("task_arrived", task=task, pause_ms=pause.ms, kind=pause.kind, generation=pause.generation)
+    logger.info("task %s runs on %s, after a %s pause of %d ms", task, where, pause.kind, pause.ms, extra=about)
 
 
 def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:

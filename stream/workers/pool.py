@@ -26,8 +26,7 @@ from standfast.store.errors import BadConfig, StandfastError, Unavailable, Worke
 from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.session.managed import Facts
-from standfast.stream.session.pauses import note_pause
+from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.orders import ACTIVE, RUNNING, Orders
