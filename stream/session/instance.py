@@ -94,7 +94,7 @@ class Instance:
         if placement_topic is not None:
             self.managed = ManagedPlacement(
                 self,
-                LocalPart(self),
+                LocalPart(self, clock),
                 placement_topic,
                 Settings(
                     settings.standby_replicas,

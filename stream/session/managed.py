@@ -33,7 +33,7 @@ from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import Traits, plans
 from standfast.restore.verify.on_disk import RowsOnDisk
-from standfast.store.clock import boot_id
+from standfast.store.clock import Clock, boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.stream.session.membership import Membership
@@ -43,6 +43,7 @@ from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
+LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
 Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
 
 
@@ -93,8 +94,10 @@ class Part(Protocol):
 class LocalPart:
     """The tasks of this process."""
 
-    def __init__(self, instance: Holder) -> None:
+    def __init__(self, instance: Holder, clock: Clock) -> None:
         self._instance = instance
+        self._clock = clock
+        self._next_leave_ms = 0
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `Part`."""
@@ -140,7 +143,11 @@ class LocalPart:
     def _give_up(self, task_id: TaskId, task: Task) -> None:
         """Close an active task that is not this process's any more, after its loop has committed it."""
         if task.looped and task.state is TaskState.RUNNING:
-            task.leaving = True
+            # One after the other, each served until its turn: of many that leave at once, the last would stand still
+            # until the first ones are closed here and open there.
+            now_ms = self._clock.monotonic_ms()
+            if not task.leaving and now_ms >= self._next_leave_ms:
+                task.leaving, self._next_leave_ms = True, now_ms + LEAVE_EVERY_MS
             return
         logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
         self._instance.revoke(task_id)

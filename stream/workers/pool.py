@@ -120,6 +120,11 @@ class Pool:
             assert child is not None, "only a ready worker has an order"
             child.order(command_line(hold(order)))
 
+    def move(self, task: TaskId, worker: int) -> None:
+        """As `Orders.move`, from any thread; carried out by the next round."""
+        self.orders.move(task, worker)
+        self.changed = True
+
     def facts(self) -> Facts:
         """As in `Part`."""
         running, restoring, lags = self.orders.facts()

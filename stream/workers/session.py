@@ -113,7 +113,7 @@ class WorkerSession(Session):
 
     def _make_instance(self) -> Instance:
         instance = super()._make_instance()
-        self._part = LocalPart(instance)
+        self._part = LocalPart(instance, self.clock)
         instance.ordered = self._follow
         return instance
 
