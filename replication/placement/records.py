@@ -270,6 +270,10 @@ class PlacementState:
         except ValueError as error:
             raise Corruption(f"{self.topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
 
+    def unread(self, instance: str) -> object:
+        """The last report of an instance as it came, to see whether there is another one."""
+        return self._reports.get(instance)
+
     def reporters(self) -> Iterator[str]:
         """The instances that have a report."""
         return iter(self._reports)

@@ -187,7 +187,9 @@ class ManagedPlacement:
         self._running: frozenset[TaskId] = frozenset()  # as of the last report
         self._coming = PauseWatch()
         self._pauses: dict[TaskId, Pause] = {}  # of the tasks that are active here
-        self._waits_for_owner = False  # a task that another live instance has not closed yet
+        self._waits_for_owner: dict[
+            str, object
+        ] = {}  # with the report that said no
 
     @property
     def leads(self) -> bool:
@@ -228,14 +230,14 @@ class ManagedPlacement:
         self._topic.report(self._own_report())
 
     def has_news(self) -> bool:
-        """Whether a task waits here for its former owner, and records of the placement came since the last tick.
+        """Whether a task waits here for its former owner, and that one has reported since the last tick.
 
         Such a task is opened as soon as that owner reports that it has closed it, and not after an interval.
         """
         if not self._waits_for_owner:
             return False
-        before = self._topic.state.changes
-        return self._topic.look().changes != before
+        state = self._topic.look()
+        return any(state.unread(owner) is not report for owner, report in self._waits_for_owner.items())
 
     def snapshot(self, wall_ms: int) -> PlacementSnapshot:
         """The placement as this instance has read it, at a time of its wall clock."""
@@ -373,13 +375,13 @@ class ManagedPlacement:
         """Note since when the tasks are free that come here from another instance."""
         self._coming.keep(active)
         me, state = self._instance.membership.member, self._topic.state
-        self._waits_for_owner = False
+        self._waits_for_owner = {}
         for task_id in active - self._running:
             owner = owners.get(task_id)
             if owner is None or owner == me or task_id in self._coming:
                 continue
             if not self._is_free(task_id, generation, members, owners):
-                self._waits_for_owner = True
+                self._waits_for_owner[owner] = state.unread(owner)
                 continue
             report = state.report(owner)
             # The last report of a killed owner may be older than its last opening of the task.
