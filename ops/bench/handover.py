@@ -7,9 +7,9 @@
                  tasks return by warm hand-overs, two at a time); until enough tasks have returned
 
     pause        as standfast reports it for the moved task: from the former owner's last commit until the task runs
-    moved        longest time without a processed record of the moved task: what a user sees
+    moved        longest time without a processed record of the moved task, as a user sees it
     others       the same of the tasks that did not move meanwhile, the longest of them all
-    quiet        the same of all tasks, over a second in which nothing moves: what the machine and the feeder do
+    quiet        the same of all tasks, over a second in which nothing moves: the machine and the feeder
 
 Rules of this file: whole processes, by the public path (App.run), with default settings, on the embedded log; the same
 machine's monotonic clock in all.
@@ -143,7 +143,7 @@ class Bed:
         self.wait(SETTLE_MS)
 
     def wait(self, for_ms: int) -> None:
-        """Wait, and read what comes."""
+        """Wait, and read the records meanwhile."""
         end_ms = self._clock.monotonic_ms() + for_ms
         self.until("time passes", lambda: self._clock.monotonic_ms() >= end_ms)
 
