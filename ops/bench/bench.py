@@ -7,6 +7,7 @@
     standfast bench failover   an application process is killed, until its standby has processed a record
     standfast bench process    an application counts 1,000 keys in windows, does nothing, or calls a service
     standfast bench scale      an application with one and several workers, beside as many bare processes
+    standfast bench handover   tasks move while they work, between workers and between instances
 
 `write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for an existing cluster.
 
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
-RECORDS_DEFAULT = {"read": 500_000, "scale": 100_000}  # else a million
+RECORDS_DEFAULT = {"read": 500_000, "scale": 100_000, "handover": 36_000}  # else a million
 TASKS, TASKS_MAX = 16, 1_000
 WITH_LOG = ("write", "restore", "standby", "failover")  # commands that take `--log`
 RUNS_FAILOVER = 20
-RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]}; failovers {RUNS_FAILOVER})"
+RUNS_HELP = (
+    f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]}; failovers, moves {RUNS_FAILOVER})"
+)
 # The largest digest of blake2b, which makes the keys.
 KEY_BYTES_MAX = 64
 
@@ -59,6 +62,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("failover", "kill an application process, until its standby processes a record"),
         ("process", "count records per key and window, and call a service"),
         ("scale", "process 100 us of Python a record in one and several workers"),
+        ("handover", "move tasks between two workers, and between two instances with standbys"),
     ):
         command = commands.add_parser(name, help=text, description=f"Measure: {text}.")
         add = command.add_argument
@@ -86,7 +90,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_bench(args: argparse.Namespace, out: Output) -> int:
-    """bench write, read, restore, standby, failover, process, scale."""
+    """bench write, read, restore, standby, failover, process, scale, handover."""
     from standfast.ops.bench.measures import Bench
 
     settings = _settings(args)
@@ -161,7 +165,8 @@ def _settings(args: argparse.Namespace) -> Json:
 
     problems = []
     if args.runs is None:
-        args.runs = RUNS_FAILOVER if args.bench_command == "failover" else RUNS_DEFAULT[kind_of(_log(args))]
+        moves = args.bench_command in ("failover", "handover")
+        args.runs = RUNS_FAILOVER if moves else RUNS_DEFAULT[kind_of(_log(args))]
     limits = {"value_bytes": VALUE_MAX_BYTES, "key_bytes": KEY_BYTES_MAX, "batch": 10_000, "versions": args.records}
     # Shorter keys would collide.
     least, limits["tasks"] = {"value_bytes": 0, "key_bytes": 8}, TASKS_MAX

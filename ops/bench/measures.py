@@ -139,6 +139,18 @@ class Bench:
         self.log.forget(self.step.app)
         return measures(found), []
 
+    def handover(self) -> tuple[list[Json], list[Json]]:
+        """Move tasks while they work."""
+        from standfast.ops.bench.handover import between_instances, between_workers, measures
+
+        runs = self.settings["runs"]
+        with self.out.progress(f"move {runs} tasks between two workers", runs) as bar:
+            moved = between_workers(self.step, runs, bar.advance)
+        with self.out.progress(f"move {runs} tasks between two instances", runs) as bar:
+            left, joined = between_instances(self.step, runs, bar.advance)
+        found = {"workers": moved, "instance_joins": joined, "instance_leaves": left}
+        return [one for name, figures in found.items() for one in measures(name, figures)], []
+
     def process(self) -> tuple[list[Json], list[Json]]:
         """A windowed count beside a processor that does nothing; and calls to a service."""
         self._run(replace(self.step, step="source"), "fill the source topic")

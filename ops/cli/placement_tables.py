@@ -75,16 +75,22 @@ def show_copies(task: Json, out: Output) -> None:
 def show_moves(placement: Json, moves: list[Json], out: Output) -> None:
     """Print the newest moves, the newest first."""
     rows = [
-        (out.time(one["at_ms"]), one["move"], one["task"], one["from"], one["to"], one["why"])
+        (out.time(one["at_ms"]), one["move"], one["task"], one["from"], one["to"], _pause(one), one["why"])
         for one in reversed(moves[-MOVES_SHOWN:])
     ]
     if not rows:
         out.line("no moves are recorded")
         return
-    out.table(("time", "move", "task", "from", "to", "why"), rows, fold=("why",))
+    out.table(("time", "move", "task", "from", "to", "pause", "why"), rows, right=("pause",), fold=("why",))
     older = len(moves) - len(rows) + placement["moves_left_out"]
     if older:
         out.line(f"and {older:,} more moves; --json has those that are recorded")
+
+
+def _pause(move: Json) -> str:
+    if move["pause_ms"] is None:
+        return ""
+    return f"{move['pause_ms']} ms" if move["pause_ms"] < 1_000 else duration(move["pause_ms"] / 1_000)
 
 
 def _copies(task: Json, *roles: str) -> str:

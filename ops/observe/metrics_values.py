@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from standfast.replication.placement.pauses import FAILOVER, PLANNED
 from standfast.restore.plan import (
     DIVERGED,
     NO_LOCAL_STATE,
@@ -125,6 +126,12 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
     yield "commit_duration_seconds", (), buckets(counters.commit_seconds)
     yield "gate_wait_seconds", (), buckets(counters.gate_wait_seconds)
     yield "promotion_duration_seconds", (), buckets(counters.promotion_seconds)
+    for kind in (PLANNED, FAILOVER):
+        yield (
+            "task_pause_seconds",
+            (kind,),
+            buckets(counters.pause_seconds.get((kind,)) or Histogram(counters.pause_seconds.bounds)),
+        )
     delays = counters.punctuation_delay_seconds
     for name in (kind.value for kind in PunctuationType):
         yield "punctuation_delay_seconds", (name,), buckets(delays.get((name,)) or Histogram(delays.bounds))

@@ -53,7 +53,11 @@ def move_events(placement: Mapping[str, Any] | None) -> list[Json]:
             "event": move["move"],
             "actor": move["leader"],
             "outcome": "done",
-            "fields": {name: move[name] for name in ("task", "from", "to", "why") if move[name] is not None},
+            "fields": {
+                name: move[name]
+                for name in ("task", "from", "to", "why", "pause_ms", "pause")
+                if move[name] is not None
+            },
         }
         for number, move in _numbered(placement["moves"])
     ]
@@ -114,4 +118,6 @@ def _move(one: SeenMove) -> Json:
         "code": moved.reason.code,
         "facts": dict(moved.reason.facts),
         "why": one.why,
+        "pause_ms": None if one.pause is None else one.pause.ms,
+        "pause": None if one.pause is None else one.pause.kind,
     }

@@ -26,6 +26,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.explained import MOVES, REASONS_KEY
 from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
+from standfast.replication.placement.pauses import Left, Pause
 from standfast.replication.placement.ranges import parse_ranges, task_ranges
 from standfast.replication.shapes import Count, Shape, dump, read
 from standfast.store.errors import Corruption, InvalidRequest
@@ -58,6 +59,7 @@ class Report:
     `lags` are the records that a standby or a warm-up there lacks, `stored` those that closed rows on its disk lack.
     `generation` is the last one that the instance has
     read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report.
+    `left` are tasks that it gave up, by the monotonic clock of `boot`; `pauses` those of tasks that came to it.
     """
 
     running: frozenset[TaskId] = frozenset()
@@ -66,6 +68,9 @@ class Report:
     lags: Mapping[TaskId, int] = field(default_factory=dict)
     generation: int = 0
     stopped: bool = False
+    boot: str = ""
+    left: Mapping[TaskId, Left] = field(default_factory=dict)
+    pauses: Mapping[TaskId, Pause] = field(default_factory=dict)
 
 
 class _Instance(Shape, frozen=True):
@@ -104,6 +109,9 @@ class _Report(Shape, frozen=True, forbid_unknown_fields=False):
     lags: dict[str, Count] = {}  # noqa: RUF012 - msgspec copies it
     generation: Count = 0
     stopped: bool = False
+    boot: str = ""
+    left: dict[str, tuple[Count, Count]] = {}  # noqa: RUF012 - msgspec copies it
+    pauses: dict[str, tuple[Count, str, Count]] = {}  # noqa: RUF012 - msgspec copies it
 
 
 def assignment_records(
@@ -194,7 +202,12 @@ def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
     key = _REPORT + instance.encode()
     running, restoring = map(task_ranges, (report.running, report.restoring))
     stored, lags = ({str(task): lag for task, lag in sorted(one.items())} for one in (report.stored, report.lags))
-    value = dump(_Report(FORMAT, running, restoring, stored, lags, report.generation, report.stopped))
+    left = {str(task): (one.at_ms, one.took_ms) for task, one in report.left.items()}
+    pauses = {str(task): (one.ms, one.kind, one.generation) for task, one in report.pauses.items()}
+    boot = report.boot if left else ""
+    value = dump(
+        _Report(FORMAT, running, restoring, stored, lags, report.generation, report.stopped, boot, left, pauses)
+    )
     return Outgoing(key, _checked(f"the report of instance {instance!r}", value), timestamp_ms)
 
 
@@ -251,9 +264,15 @@ class PlacementState:
             told = read(raw, _Report)
             stored, lags = ({TaskId.parse(task): lag for task, lag in one.items()} for one in (told.stored, told.lags))
             running, restoring = map(parse_ranges, (told.running, told.restoring))
-            return Report(running, restoring, stored, lags, told.generation, told.stopped)
+            left = {TaskId.parse(task): Left(*one) for task, one in told.left.items()}
+            pauses = {TaskId.parse(task): Pause(*one) for task, one in told.pauses.items()}
+            return Report(running, restoring, stored, lags, told.generation, told.stopped, told.boot, left, pauses)
         except ValueError as error:
             raise Corruption(f"{self.topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
+
+    def unread(self, instance: str) -> object:
+        """The last report of an instance as it came, to see whether there is another one."""
+        return self._reports.get(instance)
 
     def reporters(self) -> Iterator[str]:
         """The instances that have a report."""

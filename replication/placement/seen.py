@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.explained import Moved, Reasons, read_moves, read_reasons
 from standfast.replication.placement.model import Assignment, MoveKind, Reason
+from standfast.replication.placement.pauses import Pause
 from standfast.replication.placement.reasons import words_of
 from standfast.replication.placement.records import PlacementState, Report
 from standfast.replication.takeover import Traits
@@ -84,10 +85,14 @@ class SeenTask:
 
 @dataclass(frozen=True, slots=True)
 class SeenMove:
-    """A move of a task; `why` in words."""
+    """A move of a task; `why` in words. `pause`: how long no one processed the task, as its new owner reported it.
+
+    None while the task does not run there yet, for moves without a former owner, and once a later move has come.
+    """
 
     moved: Moved
     why: str
+    pause: Pause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ def seen(app: str, state: PlacementState, members: Members, leader: str | None, 
     reports = {name: state.report(name) for name in state.reporters()}
     reasons, moves, left_out = _explained(state)
     leader = leader if leader in members else None
-    said = _Said()
+    said, pauses = _Said(), _pauses(moves, reports)
     names = sorted({*members, *reports, *_named(assignment)})
     return Seen(
         app=app,
@@ -143,7 +148,7 @@ def seen(app: str, state: PlacementState, members: Members, leader: str | None, 
         assignment=assignment,
         instances=tuple(_instances(names, state, reports, members, leader, now_ms)),
         tasks=tuple(_tasks(assignment, reports, members, reasons, moves)),
-        moves=tuple(SeenMove(one, said(one.reason)) for one in moves),
+        moves=tuple(SeenMove(one, said(one.reason), pauses.get(_arrival(one))) for one in moves),
         moves_left_out=left_out,
         slots_missing=reasons.slots_missing,
         standbys_missing=reasons.standbys_missing,
@@ -187,6 +192,26 @@ def _explained(state: PlacementState) -> tuple[Reasons, list[Moved], int]:
             "standfast that the instances run"
         ) from error
     return reasons, sorted(found, key=lambda one: (one.epoch, one.generation, one.task)), missing
+
+
+def _arrival(move: Moved) -> tuple[int, int, TaskId, str | None]:
+    # The former place of a task is moved in the same generation, to None.
+    return move.epoch, move.generation, move.task, move.target
+
+
+def _pauses(
+    moves: Iterable[Moved], reports: Mapping[str, Report | None]
+) -> dict[tuple[int, int, TaskId, str | None], Pause]:
+    """The pauses of the last arrivals of tasks: an instance reports that of its last one alone."""
+    last = {one.task: one for one in moves if one.kind in ARRIVALS}
+    found = {}
+    for task, move in last.items():
+        report = None if move.target is None else reports.get(move.target)
+        pause = None if report is None else report.pauses.get(task)
+        # The generation of its begin may be a later one than that of the move, never an earlier one.
+        if pause is not None and pause.generation >= move.generation:
+            found[_arrival(move)] = pause
+    return found
 
 
 def _named(assignment: Assignment) -> set[str]:

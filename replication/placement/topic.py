@@ -208,11 +208,11 @@ class PlacementTopic:
         self._reported, self._next_report_ms = report, now_ms + REPORT_INTERVAL_MS
         return True
 
-    def close(self) -> None:
+    def close(self, last: Report | None = None) -> None:
         """Report that this instance has stopped, and close all; the claim ends as the member leaves the group."""
         try:
             if self._reported is not None:
-                self._write(Report(stopped=True))
+                self._write(replace(last or Report(), stopped=True))
         finally:
             self.resign()
             self._forget()

@@ -170,6 +170,7 @@ class App:
         self.log_format: LogFormat | None = log_format
         self.builder = TopologyBuilder(name, self.stores)
         self.session: Session | None = None
+        self.supervisor: Supervisor | None = None  # while run() supervises worker processes
         self.tracing: Tracing | None = open_telemetry(name, log) if tracing else None
         self._defaults = Defaults(default_key_serde, default_value_serde)
         self._log_address = log
@@ -494,6 +495,7 @@ class App:
         try:
             body()
         finally:
+            self.supervisor = None
             # Last, so that a second signal does not break off the last commit or the closing.
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -539,6 +541,7 @@ class App:
             program=program,
             clock=self.clock,
         )
+        self.supervisor = supervisor
         self._told_start(supervisor.instance_id, supervisor.state_path, workers)
         with _closing(f"application {self.name}", supervisor.close):
             runners = self.runner_settings(assembled, self.clock)

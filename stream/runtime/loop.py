@@ -229,6 +229,7 @@ class Loop:
                 # Results of calls in flight come first: then a later round commits it.
                 if self._running.get(task_id) is running and not running.committing:
                     self._leave(task_id)
+                    self._session.follow_now()  # closed and reported now, since its next owner waits for that
 
     def _begin(self, task_id: TaskId, task: Task) -> None:
         group = self._topology.groups[task_id.group]
@@ -579,7 +580,8 @@ class Loop:
         running.committing = not running.runner.ready_to_commit()
         if running.committing:
             return False
-        running.next_commit_ms = self._clock.monotonic_ms() + self._commit_interval_ms
+        running.task.last_commit_ms = self._clock.monotonic_ms()
+        running.next_commit_ms = running.task.last_commit_ms + self._commit_interval_ms
         counters = self._session.counters
         before = counters.commits["committed"]
         running.runner.commit()

@@ -20,6 +20,7 @@ from standfast.replication.lease.progress import WORK
 from standfast.replication.log import LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.model import Settings
+from standfast.replication.placement.pauses import Left
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import MemberPlan, Traits
 from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
@@ -74,6 +75,7 @@ class Instance:
     ) -> None:
         self.app = opener.app
         self.tasks: dict[TaskId, Task] = {}
+        self.left: dict[TaskId, Left] = {}  # tasks that ran here and were given up in order
         self.writers = writers
         self.ownership = writers.ownership
         self.membership = membership
@@ -92,7 +94,7 @@ class Instance:
         if placement_topic is not None:
             self.managed = ManagedPlacement(
                 self,
-                LocalPart(self),
+                LocalPart(self, clock),
                 placement_topic,
                 Settings(
                     settings.standby_replicas,
@@ -172,6 +174,8 @@ class Instance:
         # Each is progress for the lease: closing all tasks together may take longer than `max_stall_ms`.
         self._opener.progress.step(WORK)
         task = self.tasks.pop(task_id)
+        began_ms = self._clock.monotonic_ms() if task.last_commit_ms < 0 else task.last_commit_ms
+        serves = task.role == "active" and task.state is TaskState.RUNNING
         self.membership.stale = True
         try:
             self.readiness.remove(task_id, "revoked")
@@ -183,6 +187,9 @@ class Instance:
                 self._opener.progress.step(WORK)
         finally:  # the task is in no list any more, and an open one would keep the lock of its directory for good
             task.close()
+        if serves:
+            self.left.pop(task_id, None)  # so that the last one is at the end
+            self.left[task_id] = Left(began_ms, self._clock.monotonic_ms() - began_ms)
 
     def adopt(self, added: Iterable[TaskId]) -> None:
         """Make these active here, beside the tasks that are."""
@@ -299,7 +306,8 @@ class Instance:
         restored = readiness.restore_round(now_ms)
         for task_id, error in restored.failed.items():
             self._reinitialise(task_id, error)
-        readiness.run_whole()
+        if readiness.run_whole():
+            self.follow_now()  # reported at once: the leader plans the next moves by it
         # After the restores: standbys get no records while an active task restores.
         tailed = readiness.standby_round()
         for task_id, error in tailed.failed.items():
@@ -308,7 +316,7 @@ class Instance:
         # Tried again each round until the log takes it: other members decide by this instance's plan.
         if membership.stale:
             membership.publish()
-        if now_ms >= self._next_take_over_ms:
+        if now_ms >= self._next_take_over_ms or (self.managed is not None and self.managed.has_news()):
             # Each look reads all members: in a group of hundreds a second of looks would cost more than all else.
             quick_ms = max(RESTORING_TICK_MS if readiness.restorer.tasks else TAKE_OVER_TICK_MS, membership.size)
             self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)

@@ -26,20 +26,24 @@ from typing import NamedTuple, Protocol
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
+from standfast.replication.placement.pauses import FAILOVER, PLANNED, Left, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of
 from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import Traits, plans
 from standfast.restore.verify.on_disk import RowsOnDisk
+from standfast.store.clock import Clock, boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.stream.session.membership import Membership
+from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
+LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
 Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
 
 
@@ -51,14 +55,20 @@ class Placed(Protocol):
     writers: Writers
     membership: Membership
     standbys_missing: int
+    counters: SessionCounters
 
 
 class Facts(NamedTuple):
-    """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks."""
+    """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks.
+
+    `since`: from when on the running ones run, in monotonic milliseconds; `left`: tasks that were given up in order.
+    """
 
     running: frozenset[TaskId]
     restoring: frozenset[TaskId]
     lags: Mapping[TaskId, int]
+    since: Mapping[TaskId, int]
+    left: Mapping[TaskId, Left]
 
 
 class Part(Protocol):
@@ -84,8 +94,10 @@ class Part(Protocol):
 class LocalPart:
     """The tasks of this process."""
 
-    def __init__(self, instance: Holder) -> None:
+    def __init__(self, instance: Holder, clock: Clock) -> None:
         self._instance = instance
+        self._clock = clock
+        self._next_leave_ms = 0
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `Part`."""
@@ -116,7 +128,9 @@ class LocalPart:
         for tailed in self._instance.readiness.tailer.changelogs.values():
             if tailed.task in lags:
                 lags[tailed.task] += tailed.lag
-        return Facts(running, active - running, lags)
+        since = {one: tasks[one].runs_since_ms for one in running}
+        left = {one: left for one, left in dict(self._instance.left).items() if one not in active}
+        return Facts(running, active - running, lags, since, left)
 
     def held(self) -> Collection[TaskId]:
         """As in `Part`."""
@@ -129,7 +143,11 @@ class LocalPart:
     def _give_up(self, task_id: TaskId, task: Task) -> None:
         """Close an active task that is not this process's any more, after its loop has committed it."""
         if task.looped and task.state is TaskState.RUNNING:
-            task.leaving = True
+            # One after the other, each served until its turn: of many that leave at once, the last would stand still
+            # until the first ones are closed here and open there.
+            now_ms = self._clock.monotonic_ms()
+            if not task.leaving and now_ms >= self._next_leave_ms:
+                task.leaving, self._next_leave_ms = True, now_ms + LEAVE_EVERY_MS
             return
         logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
         self._instance.revoke(task_id)
@@ -158,6 +176,7 @@ class ManagedPlacement:
         self._on_disk = on_disk
         self._group: GroupView | None = None  # as of the last tick
         self._members: Members = {}  # those of that view
+        self._boot = boot_id()
         self._stored: Mapping[TaskId, int] = {}
         self._decided_for: object = None
         self._again_ms: int | None = None
@@ -165,6 +184,12 @@ class ManagedPlacement:
         self._waits_for: tuple[str, ...] = ()
         self._leader: str | None = None
         self._part: tuple[Assignment, frozenset[TaskId], frozenset[TaskId]] | None = None
+        self._running: frozenset[TaskId] = frozenset()  # as of the last report
+        self._coming = PauseWatch()
+        self._pauses: dict[TaskId, Pause] = {}  # of the tasks that are active here
+        self._waits_for_owner: dict[
+            str, object
+        ] = {}  # with the report that said no
 
     @property
     def leads(self) -> bool:
@@ -200,8 +225,19 @@ class ManagedPlacement:
         self._look_at_disk()
         self._lead(members, leader, now_ms)
         if self.valid is not None:
-            self._follow(self.valid.assignment, members, owners)
+            self._follow(self.valid.assignment, members, owners, now_ms)
+        self._end_pauses(now_ms)
         self._topic.report(self._own_report())
+
+    def has_news(self) -> bool:
+        """Whether a task waits here for its former owner, and that one has reported since the last tick.
+
+        Such a task is opened as soon as that owner reports that it has closed it, and not after an interval.
+        """
+        if not self._waits_for_owner:
+            return False
+        state = self._topic.look()
+        return any(state.unread(owner) is not report for owner, report in self._waits_for_owner.items())
 
     def snapshot(self, wall_ms: int) -> PlacementSnapshot:
         """The placement as this instance has read it, at a time of its wall clock."""
@@ -213,7 +249,7 @@ class ManagedPlacement:
     def close(self) -> None:
         """Report that this instance has stopped; the lead ends as the member leaves the group."""
         try:
-            self._topic.close()
+            self._topic.close(Report(boot=self._boot, left=newest(self._tasks.facts().left)))
         except StandfastError as error:  # as with leaving the group: all other steps of closing go on
             logger.warning(
                 "%s could not report that it stops: %s",
@@ -309,12 +345,13 @@ class ManagedPlacement:
 
     # -- instance -----------------------------------------------------------------------------------------------------
 
-    def _follow(self, valid: Assignment, members: Members, owners: Mapping[TaskId, str]) -> None:
+    def _follow(self, valid: Assignment, members: Members, owners: Mapping[TaskId, str], now_ms: int) -> None:
         instance = self._instance
         if self._part is None or self._part[0] is not valid:  # else ten ticks a second would look at every task
             self._part = (valid, *_part_of(valid, instance.membership.member))
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
         active, standby = self._part[1] & known, self._part[2] & known
+        self._begin_pauses(active, valid.generation, members, owners, now_ms)
         self._tasks.follow(active, standby, lambda task_id: self._is_free(task_id, valid.generation, members, owners))
 
     def _is_free(self, task_id: TaskId, generation: int, members: Members, owners: Mapping[TaskId, str]) -> bool:
@@ -326,6 +363,47 @@ class ManagedPlacement:
         if report is None or report.generation < generation:
             return False
         return task_id not in report.running | report.restoring
+
+    def _begin_pauses(
+        self,
+        active: frozenset[TaskId],
+        generation: int,
+        members: Members,
+        owners: Mapping[TaskId, str],
+        now_ms: int,
+    ) -> None:
+        """Note since when the tasks are free that come here from another instance."""
+        self._coming.keep(active)
+        me, state = self._instance.membership.member, self._topic.state
+        self._waits_for_owner = {}
+        for task_id in active - self._running:
+            owner = owners.get(task_id)
+            if owner is None or owner == me or task_id in self._coming:
+                continue
+            if not self._is_free(task_id, generation, members, owners):
+                self._waits_for_owner[owner] = state.unread(owner)
+                continue
+            report = state.report(owner)
+            # The last report of a killed owner may be older than its last opening of the task.
+            if owner not in members and not _stopped(report):
+                self._coming.frees(task_id, FAILOVER, now_ms, generation=generation)
+            elif report is not None and task_id in report.left:
+                same = report.boot == self._boot
+                self._coming.left(task_id, report.left[task_id], now_ms, same_clock=same, generation=generation)
+            else:
+                self._coming.frees(task_id, PLANNED, now_ms, generation=generation)
+
+    def _end_pauses(self, now_ms: int) -> None:
+        """Count the pauses of tasks that run by now."""
+        if not self._coming:
+            return
+        found = self._tasks.facts()
+        for task_id in found.running:
+            pause = self._coming.runs(task_id, found.since.get(task_id, now_ms))
+            if pause is not None:
+                self._pauses.pop(task_id, None)  # so that the last one is at the end
+                self._pauses[task_id] = pause
+                note_pause(self._instance.counters, task_id, pause)
 
     def _look_at_disk(self) -> None:
         """Read rows on disk: for a while before the first report, and then one task after the other."""
@@ -342,7 +420,17 @@ class ManagedPlacement:
         generation = 0 if self.valid is None else self.valid.assignment.generation
         held = self._tasks.held()
         stored = {one: lag for one, lag in self._stored.items() if one not in held}
-        return Report(found.running, found.restoring, stored, found.lags, generation)
+        self._running = found.running
+        return Report(
+            found.running,
+            found.restoring,
+            stored,
+            found.lags,
+            generation,
+            boot=self._boot,
+            left=newest(found.left),
+            pauses=newest(self._pauses, found.running),
+        )
 
     def _waits(self, members: Members) -> bool:
         """Whether members that cannot share tasks with this one run them: it takes none until they have stopped."""
@@ -363,6 +451,14 @@ class ManagedPlacement:
             )
         self._waits_for = found
         return bool(found)
+
+
+def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker: int | None = None) -> None:
+    """Count a pause that has ended; `worker`: the number of the worker process that runs the task now, from 1."""
+    counters.pause_seconds[(pause.kind,)].observe(pause.ms / 1_000)
+    where = "this instance" if worker is None else f"worker {worker}"
+    about = as_event("task_arrived", task=task, pause_ms=pause.ms, kind=pause.kind, generation=pause.generation)
+    logger.info("task %s runs on %s, after a %s pause of %d ms", task, where, pause.kind, pause.ms, extra=about)
 
 
 def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:

@@ -122,21 +122,22 @@ class Readiness:
         self._may_write = not self._disk.full
         return self.restorer.poll_once(now_ms) if self._may_write else RestoreRound()
 
-    def run_whole(self) -> None:
-        """Run the restored tasks; also those for which the log did not answer last time."""
+    def run_whole(self) -> int:
+        """Run the restored tasks; also those for which the log did not answer last time. Returns their number."""
         whole = [
             one
             for task_id, one in self._restores.items()
             if one.task.state is TaskState.RESTORING and task_id not in self.restorer.tasks
         ]
         if not whole:
-            return
+            return 0
         # One request for all: each took 4 ms on Kafka. Of their own sources alone: other tasks commit meanwhile.
         committed = self._group.committed(only=lambda at: any(one.task.is_source(at) for one in whole))
         for one in whole:
             self._progress.step(WORK)
             one.task.resume_from_log(committed, local_counts=one.local_counts)
             self._activate(one)
+        return len(whole)
 
     def standby_round(self) -> TailResult:
         """Apply some records to standbys; they get none while an active task of this instance restores."""
@@ -161,6 +162,7 @@ class Readiness:
     def _activate(self, one: _Restore) -> None:
         task_id = one.task.id
         one.task.move(TaskState.RUNNING)
+        one.task.runs_since_ms = self._clock.monotonic_ms()
         del self._restores[task_id]
         # Only now: until a task is whole its old directory may be the last copy of its rows.
         self._state_dir.drop_aside(str(task_id))

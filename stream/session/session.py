@@ -511,6 +511,11 @@ class Session(Closing):
         opening, own = self._unreached.get(task.id, (None, {}))
         return task.ahead(own) if opening is task else {}
 
+    def follow_now(self) -> None:
+        """Have the background work look at once at the tasks that come here or leave."""
+        self._instance.follow_now()
+        self._wake.set()
+
     def poll_once(self) -> int:
         """Run one round of background work, for callers without the background thread."""
         with self._usable():

@@ -20,6 +20,7 @@ from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 DELAY_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
+PAUSE_BUCKETS_S = (0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 CALL_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
@@ -46,6 +47,7 @@ class SessionCounters:
     promotion_seconds: Histogram = field(default_factory=lambda: Histogram(RESTORE_BUCKETS_S))
     restore_seconds: Histogram = field(default_factory=lambda: Histogram(RESTORE_BUCKETS_S))
     promotions: Counter[str] = field(default_factory=Counter)  # outcome
+    pause_seconds: Histograms = field(default_factory=lambda: Histograms(PAUSE_BUCKETS_S))  # kind of the move
     wipes: Counter[str] = field(default_factory=Counter)  # reason
     store_wipes: Counter[tuple[str, str]] = field(default_factory=Counter)  # store, reason
     store_restore_seconds: Histograms = field(default_factory=lambda: Histograms(RESTORE_BUCKETS_S))  # store, reason

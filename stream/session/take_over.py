@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.pauses import Left
 from standfast.replication.takeover import decide, plans, standby_wanted
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.readiness import Readiness
@@ -25,6 +26,7 @@ class Holder(Protocol):
 
     app: str
     tasks: dict[TaskId, Task]
+    left: dict[TaskId, Left]
     shared: frozenset[TaskId] | None
     writers: Writers
     membership: Membership

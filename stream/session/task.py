@@ -132,6 +132,8 @@ class Task:
         self.progress: dict[str, int] = {}
         self.commit_requested = False
         self.looped = False  # an application's loop processes it
+        self.runs_since_ms = -1  # monotonic
+        self.last_commit_ms = -1  # monotonic; when the loop's last commit of it began
         self.leaving = False  # it is another instance's now: the loop commits it and ends its run
         self.keeps_refused = False  # a commit that the log refused before its first byte leaves the task usable
         self.counters = SessionCounters()  # the session's, after `count_in`

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.workers import spread
+from standfast.store.errors import InvalidRequest
 
 RUNNING, RESTORING, STANDBY, LOST = "running", "restoring", "standby", "lost"
 GONE = ("failed", "closed", LOST)
@@ -89,6 +90,18 @@ class Orders:
         where = self._place | {task: number for number, worker in enumerate(self._workers) for task in worker.may_hold}
         count = len(self._workers)
         self._place = spread(active, where, count) | spread(standby, where, count)
+
+    def move(self, task: TaskId, worker: int) -> None:
+        """Place a task of the part at a worker, whatever the balance says, until the part changes.
+
+        InvalidRequest for a task or worker that this instance does not have; nothing changes then.
+        """
+        if task not in self._place or not 0 <= worker < len(self._workers):
+            raise InvalidRequest(
+                f"task {task} cannot go to worker {worker}: this instance has {len(self._place)} tasks and "
+                f"workers 0 to {len(self._workers) - 1}"
+            )
+        self._place[task] = worker
 
     def next(self, is_free: Callable[[TaskId], bool]) -> dict[int, Order]:
         """The new orders, by worker; a worker that has its order already gets none.

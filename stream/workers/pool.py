@@ -19,15 +19,17 @@ from pathlib import Path
 
 from standfast.replication.lease.progress import ALLOWED, LeaseProgress
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.pauses import FAILOVER, Left, PauseWatch
 from standfast.store import errors
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed
 from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.session.managed import Facts
+from standfast.stream.session.managed import Facts, note_pause
+from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.workers.command import Program
-from standfast.stream.workers.orders import Orders
+from standfast.stream.workers.orders import ACTIVE, RUNNING, Orders
 from standfast.stream.workers.protocol import (
     Failed,
     Open,
@@ -41,6 +43,7 @@ from standfast.stream.workers.protocol import (
     hold,
     parse_report,
     tasks_of,
+    times_of,
 )
 from standfast.stream.workers.watch import Look, ProcessFacts, Watch, WorkerRestarts
 
@@ -86,7 +89,7 @@ class PoolSettings:
 class Pool:
     """See the head of this file."""
 
-    def __init__(self, settings: PoolSettings, clock: Clock) -> None:
+    def __init__(self, settings: PoolSettings, clock: Clock, counters: SessionCounters) -> None:
         self.orders = Orders(settings.workers)
         self.changed = False  # reports or ends came since the last `follow`
         self.error: BaseException | None = None  # ends the run
@@ -95,6 +98,10 @@ class Pool:
         self._slots = [_Slot(number, WorkerRestarts(settings.restart)) for number in range(settings.workers)]
         self._paused = False
         self._stopping = False
+        self._counters = counters
+        self._between = PauseWatch()  # tasks on their way from one worker to another, or to the process of a dead one
+        self._since: dict[TaskId, int] = {}
+        self._left: dict[TaskId, Left] = {}
 
     @property
     def pids(self) -> list[int | None]:
@@ -106,15 +113,23 @@ class Pool:
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `Part`."""
         self.changed = False
+        self._between.keep(active)
         self.orders.want(active, standby)
         for number, order in self.orders.next(is_free).items():
             child = self._slots[number].child
             assert child is not None, "only a ready worker has an order"
             child.order(command_line(hold(order)))
 
+    def move(self, task: TaskId, worker: int) -> None:
+        """As `Orders.move`, from any thread; carried out by the next round."""
+        self.orders.move(task, worker)
+        self.changed = True
+
     def facts(self) -> Facts:
         """As in `Part`."""
-        return Facts(*self.orders.facts())
+        running, restoring, lags = self.orders.facts()
+        left = {task: one for task, one in self._left.items() if task not in running and task not in restoring}
+        return Facts(running, restoring, lags, self._since, left)
 
     def held(self) -> frozenset[TaskId]:
         """As in `Part`."""
@@ -252,12 +267,30 @@ class Pool:
 
     def _report(self, slot: _Slot, child: ProgramProcess[Report], report: State) -> None:
         try:
-            tasks = tasks_of(report)
+            tasks, (since, left) = tasks_of(report), times_of(report)
         except ValueError as error:
             child.give_up(f"it reported a task that there cannot be: {error}")
             return
         self.orders.reported(slot.number, report.round, tasks)
+        self._note_times(slot, since, left)
         self.changed = True
+
+    def _note_times(self, slot: _Slot, since: Mapping[TaskId, int], left: Mapping[TaskId, Left]) -> None:
+        """Begin and end the pauses of tasks that move between workers; they share the clock of this process."""
+        now_ms = self._clock.monotonic_ms()
+        for task, one in left.items():
+            known = self._left.get(task)
+            if known is None or one.at_ms > known.at_ms:  # else it is in every report since
+                self._left.pop(task, None)
+                self._left[task] = one
+                self._between.left(task, one, now_ms, same_clock=True)
+        for task, at_ms in since.items():
+            if task in self._left and at_ms < self._left[task].at_ms:
+                continue  # a report of before the task left
+            self._since[task] = at_ms
+            pause = self._between.runs(task, at_ms)
+            if pause is not None:
+                note_pause(self._counters, task, pause, worker=slot.name)
 
     def _ended(self, slot: _Slot, child: ProgramProcess[Report]) -> None:
         assert child.ended is not None
@@ -307,6 +340,10 @@ class Pool:
         if slot.progress is not None:
             slot.progress.close()
             slot.progress = None
+        if not self._stopping:
+            ran = self.orders.tasks(slot.number).items()
+            for task in [task for task, one in ran if one.role == ACTIVE and one.state == RUNNING]:
+                self._between.frees(task, FAILOVER, self._clock.monotonic_ms())
         self.orders.ended(slot.number)
         self.changed = True
 

@@ -10,9 +10,11 @@ environment.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.pauses import Left
 from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
 from standfast.stream.workers.orders import HeldTask, Order
@@ -68,11 +70,14 @@ class Opened(Shape, frozen=True, tag_field="say", tag=True):
 class State(Shape, frozen=True, tag_field="say", tag=True):
     """All tasks of the worker, and the round of the last Hold that it follows, 0 for none.
 
-    Each task as in `HeldTask`: role, state, lag, opening.
+    Each task as in `HeldTask`: role, state, lag, opening. `since`: from when on the running ones run; `left`: the tasks
+    that it gave up in order, as in `Left`. Both by the machine's monotonic clock, in milliseconds.
     """
 
     round: int
     tasks: Mapping[str, tuple[str, str, int, int]]
+    since: Mapping[str, int]
+    left: Mapping[str, tuple[int, int]]
 
 
 class Failed(Shape, frozen=True, tag_field="say", tag=True):
@@ -101,16 +106,30 @@ def order_of(message: Hold) -> Order:
     return Order(message.round, active, frozenset(map(TaskId.parse, message.standby)))
 
 
-def state(round_: int, tasks: Mapping[TaskId, HeldTask]) -> State:
+def state(
+    round_: int,
+    tasks: Mapping[TaskId, HeldTask],
+    since: Mapping[TaskId, int] = MappingProxyType({}),
+    left: Mapping[TaskId, Left] = MappingProxyType({}),
+) -> State:
     """The message of a worker's tasks."""
     return State(
-        round_, {str(task): (one.role, one.state, one.lag, one.opening) for task, one in sorted(tasks.items())}
+        round_,
+        {str(task): (one.role, one.state, one.lag, one.opening) for task, one in sorted(tasks.items())},
+        {str(task): at_ms for task, at_ms in since.items()},
+        {str(task): (one.at_ms, one.took_ms) for task, one in left.items()},
     )
 
 
 def tasks_of(message: State) -> dict[TaskId, HeldTask]:
     """Inverse of `state`. Raises ValueError."""
     return {TaskId.parse(task): HeldTask(*one) for task, one in message.tasks.items()}
+
+
+def times_of(message: State) -> tuple[dict[TaskId, int], dict[TaskId, Left]]:
+    """`since` and `left` of a message, as `state` takes them. Raises ValueError."""
+    since = {TaskId.parse(task): at_ms for task, at_ms in message.since.items()}
+    return since, {TaskId.parse(task): Left(*one) for task, one in message.left.items()}
 
 
 def parse_command(raw: bytes) -> Command:

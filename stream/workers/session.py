@@ -17,14 +17,17 @@ from typing import Any
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.log import Group, GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.pauses import Left, newest
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.managed import LocalPart
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.session import Session
-from standfast.stream.session.task import Task
+from standfast.stream.session.task import Task, TaskState
 from standfast.stream.workers.orders import ACTIVE, LOST, HeldTask, Order
+
+SETTLED = frozenset({TaskState.RUNNING, TaskState.STANDBY, TaskState.FAILED})  # no state on the way to another one
 
 
 class LentMembership(Membership):
@@ -78,6 +81,18 @@ class WorkerSession(Session):
                     found[task_id] = HeldTask(ACTIVE, LOST, 0, opening)
             return order.round, found
 
+    def times(self) -> tuple[dict[TaskId, int], dict[TaskId, Left]]:
+        """Since when tasks run here, and those given up in order; also of a session that is closed."""
+        with self._lock:
+            facts = self._part.facts()
+            return dict(facts.since), newest(facts.left)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the order is carried out: no further task leaves or comes soon."""
+        order, tasks = self._order, dict(self._instance.tasks)
+        return tasks.keys() == order.tasks and all(task.state in SETTLED for task in tasks.values())
+
     def _follow(self) -> None:
         """One round; called under the session's lock."""
         order, writers, known = self._order, self._instance.writers, self._instance.shared or frozenset()
@@ -98,7 +113,7 @@ class WorkerSession(Session):
 
     def _make_instance(self) -> Instance:
         instance = super()._make_instance()
-        self._part = LocalPart(instance)
+        self._part = LocalPart(instance, self.clock)
         instance.ordered = self._follow
         return instance
 

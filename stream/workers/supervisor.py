@@ -82,8 +82,8 @@ class Supervisor(Closing):
         self._settings = settings = SessionSettings.of(options)
         settings.check(app, (), groups)
         address = with_settings(log, settings.kafka)
-        self._counters = SessionCounters()
-        self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self._counters)
+        self.counters = SessionCounters()
+        self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self.counters)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None  # of a thread
@@ -104,10 +104,12 @@ class Supervisor(Closing):
             traits = Traits(workers, settings.tags, program_of(groups))
             self.writers = Writers(self.log, self._group, app, member)
             self.membership = Membership(
-                self._group, member, settings.lease_ms, self._keeper, self._counters, self._state.path
+                self._group, member, settings.lease_ms, self._keeper, self.counters, self._state.path
             )
             self.membership.plan = lambda: MemberPlan(managed=traits)
-            self.pool = Pool(self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock)
+            self.pool = Pool(
+                self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock, self.counters
+            )
             undo.callback(self.pool.kill)
             self.managed = ManagedPlacement(
                 self,
@@ -156,10 +158,10 @@ class Supervisor(Closing):
             if error is not None:
                 raise error
         now_ms = self.clock.monotonic_ms()
-        if now_ms < self._next_tick_ms and not self.pool.changed:
-            return
-        self._next_tick_ms = now_ms + max(TICK_MS, self.membership.size)  # each look reads all members
         try:
+            if now_ms < self._next_tick_ms and not self.pool.changed and not self.managed.has_news():
+                return
+            self._next_tick_ms = now_ms + max(TICK_MS, self.membership.size)  # each look reads all members
             if self.membership.stale:
                 self.membership.publish()
             self.managed.tick(now_ms)

@@ -49,7 +49,7 @@ from standfast.stream.workers.session import WorkerSession
 from standfast.stream.workers.watch import beat_ms
 
 POLL_MS = 50
-LOOK_MS = 20
+LOOK_MS, QUICK_LOOK_MS = 20, 2  # between two looks at the tasks; while an order is being carried out
 LAGS_MS = 500  # at most so often a report that has new lags and nothing else
 PARTITIONS_MS = 1_000  # between two looks for partitions that the supervisor has found
 NOTE_MAX = 8_000  # characters of a traceback in a message
@@ -165,6 +165,8 @@ class _Worker:
                                  extra=as_event("close_failed"))  # fmt: skip
             raise
         session.close()
+        # For the next owners, which count their pauses from the last commits here.
+        self._tell(state(0, {}, *session.times()))
 
     def _work(self, session: WorkerSession, loop: Loop) -> None:
         self._tell(Opened())
@@ -198,7 +200,7 @@ class _Worker:
         """The body of the orders thread."""
         try:
             while not self._stop.is_set():
-                for line in self._parent.orders(LOOK_MS):
+                for line in self._parent.orders(LOOK_MS if session.settled else QUICK_LOOK_MS):
                     self._obey(session, line)
                 self._look(session)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
@@ -225,7 +227,7 @@ class _Worker:
         if told == self._told and not lags_due:
             return
         self._told, self._told_tasks, self._lags_ms = told, dict(tasks), now_ms + LAGS_MS
-        self._tell(state(round_, tasks))
+        self._tell(state(round_, tasks, *session.times()))
 
     def _tell(self, report: Report) -> None:
         self._parent.tell(report_line(report))

@@ -13,6 +13,8 @@ import signal
 import sys
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.pauses import Left
+from standfast.store.clock import SystemClock
 from standfast.store.process.parent import Parent, lent_channel
 from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
 from standfast.stream.workers.protocol import (
@@ -40,6 +42,8 @@ class Child:
         assert channel is not None
         self.parent = Parent(20, channel)
         self.held: dict[TaskId, HeldTask] = {}
+        self.since: dict[TaskId, int] = {}
+        self.left: dict[TaskId, Left] = {}
 
     def tell(self, report: Report) -> None:
         self.parent.tell(report_line(report))
@@ -72,8 +76,12 @@ class Child:
             tasks |= {task: HeldTask("standby", STANDBY, 3) for task in order.standby}
             if self.how == "holds":
                 tasks = {**{task: one for task, one in self.held.items() if task not in tasks}, **tasks}
+            now_ms = SystemClock().monotonic_ms()
+            gone = [task for task, one in self.held.items() if one.role == ACTIVE and task not in tasks]
+            self.left |= {task: Left(now_ms, 0) for task in gone}
+            self.since = {task: self.since.get(task, now_ms) for task in order.active}
             self.held = dict(tasks)
-            self.tell(state(order.round, tasks))
+            self.tell(state(order.round, tasks, self.since, self.left))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
+from standfast.stream.session.managed import LEAVE_EVERY_MS, LocalPart
 from standfast.stream.session.task import TaskState
 from support.apps import Running
 from support.loops import Seen
@@ -93,6 +94,22 @@ def test_a_task_is_committed_before_it_leaves_so_that_no_record_is_processed_twi
     cluster.rounds(5)
     assert len(seen["b"].keys) == 10 * 3
     assert set(Counter(seen["a"].keys + seen["b"].keys).values()) == {1}
+
+
+def test_tasks_leave_one_after_the_other_and_are_served_until_their_turn(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    one = cluster.start("a")
+    cluster.rounds(3)
+    part = LocalPart(one.session._instance, bench.clock)
+    wanted = frozenset(TaskId(0, number) for number in range(3, TASKS))
+    left = []
+    for _ in range(3):
+        part.follow(wanted, frozenset(), lambda task_id: True)
+        part.follow(wanted, frozenset(), lambda task_id: True)  # a second round at the same time lets no further one go
+        one.loop.poll_once()
+        left.append(TASKS - len(one.loop._running))
+        bench.clock.advance(LEAVE_EVERY_MS)
+    assert left == [1, 2, 3]
 
 
 def test_task_whose_move_is_taken_back_is_processed_on(bench: Bench) -> None:

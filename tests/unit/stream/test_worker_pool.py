@@ -16,9 +16,11 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.pauses import FAILOVER, PLANNED
 from standfast.store.clock import SystemClock
-from standfast.store.errors import WorkerFailed
+from standfast.store.errors import InvalidRequest, WorkerFailed
 from standfast.stream.restart import RestartStrategy
+from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.pool import Pool, PoolSettings
 from support import pool_child
@@ -40,7 +42,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start(how: str, workers: int = 2, restart: RestartStrategy | None = None, lease_ms: int = 3_000) -> Pool:
         program = Program((sys.executable, pool_child.__file__, how), str(ROOT))
         settings = PoolSettings(program, workers, lease_ms, 30_000, restart or sf.FixedDelay(2, 10), OPENED, lock)
-        pools.append(Pool(settings, SystemClock()))
+        pools.append(Pool(settings, SystemClock(), SessionCounters()))
         return pools[-1]
 
     yield start
@@ -73,7 +75,7 @@ def test_tasks_are_spread_over_the_workers_and_their_reports_are_the_facts_of_th
     standby = frozenset({TaskId(1, 0)})
     until(pool, lambda: len(pool.facts().lags) == 1 and pool.facts().running == TASKS, standby=standby)
     assert [len(pool.orders.may_hold(number) & TASKS) for number in (0, 1)] == [2, 2]
-    assert pool.facts() == (TASKS, frozenset(), {TaskId(1, 0): 3})
+    assert pool.facts()[:3] == (TASKS, frozenset(), {TaskId(1, 0): 3})
     assert pool.held() == TASKS | standby
 
 
@@ -91,6 +93,43 @@ def test_killed_worker_is_replaced_and_its_tasks_are_opened_there_under_new_numb
     assert {task for task in TASKS if after[task].opening != before[task].opening} == hit
     assert pool.pids[1] == pids[1]
     assert pool.pids[0] not in (None, pids[0])
+
+
+def counted(pool: Pool) -> dict[str, int]:
+    return {kind: sum(found.counts) for (kind,), found in pool._counters.pause_seconds.items()}
+
+
+def test_task_that_moves_to_another_worker_has_a_planned_pause(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    assert counted(pool) == {}, "a task that begins comes from no other worker"
+    task = min(pool.orders.tasks(0))
+    pool.move(task, 1)
+    until(pool, lambda: task in pool.orders.tasks(1) and not pool.orders.may_hold(0) & {task})
+    run(pool)
+    assert counted(pool) == {PLANNED: 1}
+    assert pool.facts().left == {}, "it runs in this instance"
+    left = TASKS - {task}
+    until(pool, lambda: pool.facts().running == left, active=left)
+    until(pool, lambda: task in pool.facts().left, active=left)
+    assert counted(pool) == {PLANNED: 1}, "the next owner counts the pause of a task that left the instance"
+
+
+def test_tasks_of_a_killed_worker_have_a_failover_pause_each(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    pid = pool.pids[0]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(pool, lambda: counted(pool) == {FAILOVER: 2})
+
+
+@pytest.mark.parametrize(("task", "worker"), [(TaskId(7, 7), 1), (TaskId(0, 0), 2), (TaskId(0, 0), -1)])
+def test_move_of_an_unknown_task_or_worker_is_refused(start: Start, task: TaskId, worker: int) -> None:
+    pool = start("obey")
+    run(pool)
+    with pytest.raises(InvalidRequest, match=f"task {task} cannot go to worker {worker}: this instance has 4 tasks"):
+        pool.move(task, worker)
 
 
 def test_task_that_a_worker_does_not_give_back_goes_to_no_other_worker(start: Start) -> None:
