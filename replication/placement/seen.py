@@ -34,7 +34,7 @@ class SeenInstance:
     `state`: live, `waits` (live, and of another version, program or placement), `stopped` (it closed cleanly) or
     `gone`. `slots` and `tags` are known of live ones. `generation` is the last one that it reported to follow.
     `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of each of its worker
-    processes; empty for an instance of one process.
+    processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it reported.
     """
 
     id: str
@@ -49,6 +49,7 @@ class SeenInstance:
     warmups: int
     stored: int
     workers: tuple[int, ...]
+    waits: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,7 @@ def _instances(
             warmups=warmups[name],
             stored=0 if report is None else len(report.stored),
             workers=() if report is None else tuple(map(len, report.workers)),
+            waits=report.waits if report is not None and is_ == "waits" else "",
         )
 
 
