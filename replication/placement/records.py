@@ -57,7 +57,8 @@ class Report:
 
     `lags` are the records that a standby or a warm-up there lacks, `stored` those that closed rows on its disk lack.
     `generation` is the last one that the instance has
-    read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report.
+    read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report. `workers` are the tasks of
+    each of its worker processes, in order of their numbers; empty for an instance of one process.
     """
 
     running: frozenset[TaskId] = frozenset()
@@ -66,6 +67,11 @@ class Report:
     lags: Mapping[TaskId, int] = field(default_factory=dict)
     generation: int = 0
     stopped: bool = False
+    workers: tuple[frozenset[TaskId], ...] = ()
+
+    def worker_of(self, task: TaskId) -> int | None:
+        """Number, from 1, of the worker process that has a task; None if none has it."""
+        return next((number for number, tasks in enumerate(self.workers, 1) if task in tasks), None)
 
 
 class _Instance(Shape, frozen=True):
@@ -104,6 +110,7 @@ class _Report(Shape, frozen=True, forbid_unknown_fields=False):
     lags: dict[str, Count] = {}  # noqa: RUF012 - msgspec copies it
     generation: Count = 0
     stopped: bool = False
+    workers: tuple[str, ...] = ()
 
 
 def assignment_records(
@@ -194,7 +201,8 @@ def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
     key = _REPORT + instance.encode()
     running, restoring = map(task_ranges, (report.running, report.restoring))
     stored, lags = ({str(task): lag for task, lag in sorted(one.items())} for one in (report.stored, report.lags))
-    value = dump(_Report(FORMAT, running, restoring, stored, lags, report.generation, report.stopped))
+    workers = tuple(map(task_ranges, report.workers))
+    value = dump(_Report(FORMAT, running, restoring, stored, lags, report.generation, report.stopped, workers))
     return Outgoing(key, _checked(f"the report of instance {instance!r}", value), timestamp_ms)
 
 
@@ -251,7 +259,8 @@ class PlacementState:
             told = read(raw, _Report)
             stored, lags = ({TaskId.parse(task): lag for task, lag in one.items()} for one in (told.stored, told.lags))
             running, restoring = map(parse_ranges, (told.running, told.restoring))
-            return Report(running, restoring, stored, lags, told.generation, told.stopped)
+            workers = tuple(map(parse_ranges, told.workers))
+            return Report(running, restoring, stored, lags, told.generation, told.stopped, workers)
         except ValueError as error:
             raise Corruption(f"{self.topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
 

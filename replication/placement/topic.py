@@ -281,4 +281,4 @@ class PlacementTopic:
 
 
 def _tasks(report: Report) -> tuple[object, ...]:
-    return report.running, report.restoring, report.lags.keys(), report.generation
+    return report.running, report.restoring, report.lags.keys(), report.generation, report.workers

@@ -54,11 +54,15 @@ class Placed(Protocol):
 
 
 class Facts(NamedTuple):
-    """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks."""
+    """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks.
+
+    `workers` are the tasks of each worker process; empty if the instance is one process.
+    """
 
     running: frozenset[TaskId]
     restoring: frozenset[TaskId]
     lags: Mapping[TaskId, int]
+    workers: tuple[frozenset[TaskId], ...] = ()
 
 
 class Part(Protocol):
@@ -342,7 +346,7 @@ class ManagedPlacement:
         generation = 0 if self.valid is None else self.valid.assignment.generation
         held = self._tasks.held()
         stored = {one: lag for one, lag in self._stored.items() if one not in held}
-        return Report(found.running, found.restoring, stored, found.lags, generation)
+        return Report(found.running, found.restoring, stored, found.lags, generation, workers=found.workers)
 
     def _waits(self, members: Members) -> bool:
         """Whether members that cannot share tasks with this one run them: it takes none until they have stopped."""

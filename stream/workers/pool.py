@@ -114,7 +114,7 @@ class Pool:
 
     def facts(self) -> Facts:
         """As in `Part`."""
-        return Facts(*self.orders.facts())
+        return Facts(*self.orders.facts(), self.orders.places())
 
     def held(self) -> frozenset[TaskId]:
         """As in `Part`."""
