@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 MOVES_SHOWN = 10
+BY_WORKER = "tasks by worker"
 
 
 def show_placed_instances(placement: Json, out: Output) -> None:
@@ -30,14 +31,24 @@ def show_placed_instances(placement: Json, out: Output) -> None:
             f"{one['state']}, leader" if one["leads"] else one["state"],
             one["slots"],
             " ".join(f"{key}={value}" for key, value in sorted(one["tags"].items())),
+            _by_worker(one),
             *(one[name] for name in ("actives", "standbys", "warmups", "stored", "generation")),
             "none" if one["report_ms"] is None else f"{duration(one['report_ms'] / 1_000)} ago",
         )
         for one in placement["instances"]
     ]
     numbers = ("slots", "active", "standby", "warm-up", "on disk", "follows")
-    columns = ("instance", "state", "slots", "tags", *numbers[1:], "report")
-    out.table(columns, rows, right=numbers, fold=("tags",), wide=("warm-up", "on disk"))
+    columns = ("instance", "state", "slots", "tags", BY_WORKER, *numbers[1:], "report")
+    # The usual application has no worker processes: without any its table has no empty column.
+    hidden = () if any(row[4] for row in rows) else (BY_WORKER,)
+    shown = [at for at, column in enumerate(columns) if column not in hidden]
+    out.table(
+        [columns[at] for at in shown],
+        [[row[at] for at in shown] for row in rows],
+        right=numbers,
+        fold=("tags",),
+        wide=("warm-up", "on disk"),
+    )
     if placement["slots_missing"]:
         out.text(
             f"WAITING_FOR_SLOTS: {placement['slots_missing']:,} more slots are needed; no task without an owner starts."
@@ -51,7 +62,7 @@ def show_placed_tasks(tasks: Iterable[Json], out: Output) -> None:
     rows = [
         (
             one["task"],
-            one["active"],
+            _at(one["active"], one),
             f"moving from {one['after']}" if one["state"] == "moving" else one["state"],
             _copies(one, "standby", "leaving"),
             _copies(one, "warm-up"),
@@ -66,7 +77,7 @@ def show_placed_tasks(tasks: Iterable[Json], out: Output) -> None:
 
 def show_copies(task: Json, out: Output) -> None:
     """Print the copies of one task, with the reason for each."""
-    rows = [(one["instance"], one["role"], one["lag"], one["why"]) for one in task["copies"]]
+    rows = [(_at(one["instance"], one), one["role"], one["lag"], one["why"]) for one in task["copies"]]
     if rows:
         out.line()
         out.table(("copy on", "role", "lag", "why"), rows, right=("lag",), fold=("why",))
@@ -98,5 +109,15 @@ def _copies(task: Json, *roles: str) -> str:
     for one in task["copies"]:
         if one["role"] in roles:
             lag = "?" if one["lag"] is None else f"{one['lag']:,}"
-            shown.append(f"{one['instance']} ({lag}{', leaving' if one['role'] == 'leaving' else ''})")
+            shown.append(f"{_at(one['instance'], one)} ({lag}{', leaving' if one['role'] == 'leaving' else ''})")
     return " ".join(shown)
+
+
+def _at(instance: str | None, held: Json) -> str | None:
+    """An instance, with the number of its worker process that holds a task or a copy: `a:2`."""
+    worker = held.get("worker")  # an instance of an earlier version reports none
+    return instance if instance is None or worker is None else f"{instance}:{worker}"
+
+
+def _by_worker(instance: Json) -> str:
+    return ", ".join(f"{number}: {tasks:,}" for number, tasks in enumerate(instance.get("workers", ()), 1))

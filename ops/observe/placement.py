@@ -90,6 +90,7 @@ def _parts(seen: Seen) -> Json:
                 "code": one.code,
                 "why": one.why,
                 "since_ms": one.since_ms,
+                "worker": one.worker,
                 "copies": [_copy(copy) for copy in one.copies],
             }
             for one in seen.tasks
@@ -101,7 +102,14 @@ def _parts(seen: Seen) -> Json:
 
 def _copy(one: SeenCopy) -> Json:
     # Not by `asdict`, which copies deeply: a placement may have ten thousands of them.
-    return {"instance": one.instance, "role": one.role, "lag": one.lag, "code": one.code, "why": one.why}
+    return {
+        "instance": one.instance,
+        "role": one.role,
+        "lag": one.lag,
+        "code": one.code,
+        "why": one.why,
+        "worker": one.worker,
+    }
 
 
 def _move(one: SeenMove) -> Json:

@@ -80,13 +80,18 @@ TABLES = (
     TableSpec(
         *("instances", "Instances", "The instances that share the tasks, as their leader sees them."),
         (
-            *("instance", "leads", "state", "#slots", "tags", "#actives", "#standbys", "#warm-ups"),
+            *("instance", "leads", "state", "#slots", "tags", "tasks by worker", "#actives", "#standbys", "#warm-ups"),
             *("#on disk", "#follows generation", "last report"),
         ),
         "",
     ),
     TableSpec(
-        *("placement", "Placement", "Every task of the application: its owner, its copies, and why it is there."),
+        *(
+            "placement",
+            "Placement",
+            "Every task of the application: its owner, its copies, and why it is there. An instance with worker "
+            "processes stands as instance:worker.",
+        ),
         ("task", "active", "state", "standbys (records behind)", "warm-up", "since (UTC)", "why"),
         "",
     ),

@@ -27,6 +27,7 @@ from standfast.replication.placement.explained import MOVES, REASONS_KEY
 from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
 from standfast.replication.placement.pauses import Left, Pause
+from standfast.replication.placement.programs import GroupShape, Shapes, bounded
 from standfast.replication.placement.ranges import parse_ranges, task_ranges
 from standfast.replication.shapes import Count, Shape, dump, read
 from standfast.store.errors import Corruption, InvalidRequest
@@ -40,11 +41,18 @@ _PLAIN = ("active", "warmups", "held", "homes")  # fields of an assignment that 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A valid generation: the assignment, the epoch of its leader's claim, and the leader's program (`Traits`)."""
+    """A valid generation: the assignment, the epoch of its leader's claim, and the leader's program (`Traits`).
+
+    `shapes` are those of the program. `replaced` is the program that gave way to it; `drains`: no instance is to have a
+    task, until those of the replaced program have given theirs up.
+    """
 
     epoch: int
     assignment: Assignment
     program: str = ""
+    shapes: Shapes = field(default_factory=dict)
+    replaced: str = ""
+    drains: bool = False
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -58,8 +66,10 @@ class Report:
 
     `lags` are the records that a standby or a warm-up there lacks, `stored` those that closed rows on its disk lack.
     `generation` is the last one that the instance has
-    read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report.
-    `left` are tasks that it gave up, by the monotonic clock of `boot`; `pauses` those of tasks that came to it.
+    read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report. `workers` are the tasks of
+    each of its worker processes, in order of their numbers; empty for an instance of one process. `waits`: why it holds
+    no tasks, in words; empty for one that takes its part. `left` are tasks that it gave up, by the monotonic clock of
+    `boot`; `pauses` those of tasks that came to it.
     """
 
     running: frozenset[TaskId] = frozenset()
@@ -71,6 +81,12 @@ class Report:
     boot: str = ""
     left: Mapping[TaskId, Left] = field(default_factory=dict)
     pauses: Mapping[TaskId, Pause] = field(default_factory=dict)
+    workers: tuple[frozenset[TaskId], ...] = ()
+    waits: str = ""
+
+    def worker_of(self, task: TaskId) -> int | None:
+        """Number, from 1, of the worker process that has a task; None if none has it."""
+        return next((number for number, tasks in enumerate(self.workers, 1) if task in tasks), None)
 
 
 class _Instance(Shape, frozen=True):
@@ -97,6 +113,9 @@ class _Generation(Shape, frozen=True):
     generation: Count
     instances: tuple[str, ...]
     program: str = ""
+    shapes: dict[str, GroupShape] = {}  # noqa: RUF012 - msgspec copies it
+    replaced: str = ""
+    drains: bool = False
 
 
 class _Report(Shape, frozen=True, forbid_unknown_fields=False):
@@ -112,6 +131,8 @@ class _Report(Shape, frozen=True, forbid_unknown_fields=False):
     boot: str = ""
     left: dict[str, tuple[Count, Count]] = {}  # noqa: RUF012 - msgspec copies it
     pauses: dict[str, tuple[Count, str, Count]] = {}  # noqa: RUF012 - msgspec copies it
+    workers: tuple[str, ...] = ()
+    waits: str = ""
 
 
 def assignment_records(
@@ -136,7 +157,8 @@ def assignment_records(
         records.append(
             Outgoing(_INSTANCE + name.encode(), _checked(f"the tasks of instance {name!r}", value), timestamp_ms)
         )
-    last = dump(_Generation(FORMAT, epoch, number, tuple(sorted(named)), generation.program))
+    shapes, replaced, drains = bounded(generation.shapes), generation.replaced, generation.drains
+    last = dump(_Generation(FORMAT, epoch, number, tuple(sorted(named)), generation.program, shapes, replaced, drains))
     return [
         *records,
         *explained,
@@ -202,12 +224,12 @@ def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
     key = _REPORT + instance.encode()
     running, restoring = map(task_ranges, (report.running, report.restoring))
     stored, lags = ({str(task): lag for task, lag in sorted(one.items())} for one in (report.stored, report.lags))
+    workers = tuple(map(task_ranges, report.workers))
     left = {str(task): (one.at_ms, one.took_ms) for task, one in report.left.items()}
     pauses = {str(task): (one.ms, one.kind, one.generation) for task, one in report.pauses.items()}
-    boot = report.boot if left else ""
-    value = dump(
-        _Report(FORMAT, running, restoring, stored, lags, report.generation, report.stopped, boot, left, pauses)
-    )
+    moves = (report.boot if left else "", left, pauses)
+    told = (report.generation, report.stopped, *moves, workers, report.waits)
+    value = dump(_Report(FORMAT, running, restoring, stored, lags, *told))
     return Outgoing(key, _checked(f"the report of instance {instance!r}", value), timestamp_ms)
 
 
@@ -266,7 +288,19 @@ class PlacementState:
             running, restoring = map(parse_ranges, (told.running, told.restoring))
             left = {TaskId.parse(task): Left(*one) for task, one in told.left.items()}
             pauses = {TaskId.parse(task): Pause(*one) for task, one in told.pauses.items()}
-            return Report(running, restoring, stored, lags, told.generation, told.stopped, told.boot, left, pauses)
+            return Report(
+                running,
+                restoring,
+                stored,
+                lags,
+                told.generation,
+                told.stopped,
+                told.boot,
+                left,
+                pauses,
+                tuple(map(parse_ranges, told.workers)),
+                told.waits,
+            )
         except ValueError as error:
             raise Corruption(f"{self.topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
 
@@ -310,7 +344,8 @@ class PlacementState:
         if len(whole) < len(last.instances):
             self.unfinished += 1
             return
-        self.valid = Generation(last.epoch, _assignment(last.generation, whole), last.program)
+        assignment = _assignment(last.generation, whole)
+        self.valid = Generation(last.epoch, assignment, last.program, last.shapes, last.replaced, last.drains)
         self.valid_ms = timestamp_ms
 
     def _report(self, instance: str, record: Record) -> None:

@@ -34,7 +34,8 @@ class SeenInstance:
 
     `state`: live, `waits` (live, and of another version, program or placement), `stopped` (it closed cleanly) or
     `gone`. `slots` and `tags` are known of live ones. `generation` is the last one that it reported to follow.
-    `report_ms` is the age of its report; None without one.
+    `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of each of its worker
+    processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it reported.
     """
 
     id: str
@@ -48,6 +49,8 @@ class SeenInstance:
     standbys: int
     warmups: int
     stored: int
+    workers: tuple[int, ...]
+    waits: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class SeenCopy:
     """A copy beside the active: `role` is standby, warm-up, `leaving` (a new standby replaces it), or stored.
 
     `lag` are the records that it lacks, None before it was reported; `why` is empty for closed rows on a disk.
+    `worker` is the number, from 1, of the worker process that has it; None in an instance of one process.
     """
 
     instance: str
@@ -62,6 +66,7 @@ class SeenCopy:
     lag: int | None
     code: str
     why: str
+    worker: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,9 @@ class SeenTask:
 
     `state`: running, restoring, opening, moving (`after` has not closed it), held (the owner is expected back), waiting
     (no instance has it), or lost (its instance is not live, and no leader has decided yet). `since_ms` is the time of
-    the move that brought it to `active`; None if that is longer ago than the moves that are kept.
+    the move that brought it to `active`; None if that is longer ago than the moves that are kept. `worker` is the
+    number, from 1, of the worker process of `active` that has it, which may close it for another worker; None while
+    none has it, and in an instance of one process.
     """
 
     task: TaskId
@@ -81,6 +88,7 @@ class SeenTask:
     why: str
     since_ms: int | None
     copies: tuple[SeenCopy, ...]
+    worker: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +264,8 @@ def _instances(
             standbys=standbys[name],
             warmups=warmups[name],
             stored=0 if report is None else len(report.stored),
+            workers=() if report is None else tuple(map(len, report.workers)),
+            waits=report.waits if report is not None and is_ == "waits" else "",
         )
 
 
@@ -288,6 +298,7 @@ def _tasks(
             why=said(reason),
             since_ms=None if arrival is None else arrival.at_ms,
             copies=tuple(_copies(task, assignment, reports, reasons, stored.get(task, ()), said)),
+            worker=_worker(task, active, reports),
         )
 
 
@@ -325,8 +336,14 @@ def _copies(
     for name, role in roles.items():
         report = reports.get(name)
         reason = reasons.copies.get((task, name)) or said.usual("STAYS", None if reasons.left_out else name)
-        yield SeenCopy(name, role, None if report is None else report.lags.get(task), reason.code, said(reason))
+        lag = None if report is None else report.lags.get(task)
+        yield SeenCopy(name, role, lag, reason.code, said(reason), _worker(task, name, reports))
     for name in stored:
         report = reports.get(name)
         if name not in roles and name != assignment.active.get(task):
-            yield SeenCopy(name, "stored", None if report is None else report.stored.get(task), "", "")
+            yield SeenCopy(name, "stored", None if report is None else report.stored.get(task), "", "", None)
+
+
+def _worker(task: TaskId, instance: str | None, reports: Mapping[str, Report | None]) -> int | None:
+    report = None if instance is None else reports.get(instance)
+    return None if report is None else report.worker_of(task)

@@ -19,6 +19,7 @@ from standfast.replication.log import Log, LogReader, LogWriter, Outgoing, Topic
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.explained import Codes, codes_of, moves_record, reasons_record
 from standfast.replication.placement.model import Assignment, Round
+from standfast.replication.placement.programs import Shapes, bounded
 from standfast.replication.placement.records import (
     Generation,
     PlacementState,
@@ -97,21 +98,31 @@ class PlacementTopic:
 
         Raises Unavailable, Corruption.
         """
-        if self._reader is None and self._open() is None:
+        try:
+            if self._reader is None and self._open() is None:
+                return None
+            self._read_whole()
+        except (StateLost, UnknownStore):  # deleted meanwhile
+            self._forget()
             return None
-        self._read_whole()
         return self.state
 
-    def claim(self) -> bool:
+    @property
+    def claimed(self) -> bool:
+        """Whether this instance claimed the lead after the leader of the valid generation did."""
+        return self._leader is not None and (self.state.valid is None or self._leader.epoch > self.state.valid.epoch)
+
+    def claim(self, *, if_free: bool = True) -> bool:
         """Become the leader unless a live member is; then read the whole topic, to go on from its last generation.
 
-        Returns whether this instance leads. Raises Fenced if another one claims at the same time.
+        Without `if_free` a live leader is fenced. Returns whether this instance leads. Raises Fenced if another one
+        claims at the same time.
         """
         if self._leader is not None:
             return True
         self._create()
         try:
-            writer = self._log.writer(self.leader_id, group=self._app, owner=self._instance, if_free=True)
+            writer = self._log.writer(self.leader_id, group=self._app, owner=self._instance, if_free=if_free)
         except Held:
             return False
         try:
@@ -125,17 +136,26 @@ class PlacementTopic:
         return True
 
     def publish(
-        self, assignment: Assignment, members: Collection[str] = (), program: str = "", *, why: Round | None = None
+        self,
+        assignment: Assignment,
+        members: Collection[str] = (),
+        program: str = "",
+        *,
+        why: Round | None = None,
+        shapes: Shapes | None = None,
+        replaced: str = "",
+        drains: bool = False,
     ) -> Generation:
         """Make this the assignment, under the next number, in one transaction; `why` is the round that led to it.
 
-        Reports of instances that are neither `members` nor named by the assignment are deleted.
-        Raises Fenced once another instance leads: this one does not any more; InvalidRequest if it never did, and for
-        tasks that do not fit into records; nothing was published then.
+        `shapes`, `replaced` and `drains` as in Generation. Reports of instances that are neither `members` nor named by
+        the assignment are deleted. Raises Fenced once another instance leads: this one does not any more;
+        InvalidRequest if it never did, and for tasks that do not fit into records; nothing was published then.
         """
         if self._leader is None:
             raise InvalidRequest(f"instance {self._instance!r} does not lead application {self._app!r}: claim first")
-        published = Generation(self._leader.epoch, replace(assignment, generation=self._generation + 1), program)
+        numbered = replace(assignment, generation=self._generation + 1)
+        published = Generation(self._leader.epoch, numbered, program, bounded(shapes or {}), replaced, drains)
         named, now_ms = instances_of(assignment), self._clock.wall_ms()
         explained: list[Outgoing] = []
         if why is not None:
@@ -281,4 +301,5 @@ class PlacementTopic:
 
 
 def _tasks(report: Report) -> tuple[object, ...]:
-    return report.running, report.restoring, report.lags.keys(), report.generation
+    parts = report.running, report.restoring, report.lags.keys()
+    return *parts, report.generation, report.workers, report.waits

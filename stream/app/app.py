@@ -417,6 +417,7 @@ class App:
         options: SessionOptions = {**self.settings}
         if alone:
             options["placement"] = "shared"
+            options.pop("replace", None)
         if not background:
             options.pop("http_port", None)
         if not log.startswith("kafka://"):

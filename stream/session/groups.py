@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.programs import GroupShape
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import check_topic
 from standfast.store.specs import StoreSpec
@@ -27,12 +28,14 @@ class TaskGroup:
     """One sub-topology: `partitions` tasks with the same stores.
 
     `topics` are the source topics whose committed offsets belong to these tasks; None: any topic, allowed only for the
-    one group of an application without sub-topologies.
+    one group of an application without sub-topologies. `declared`: the program declares the number of partitions,
+    which else is that of topics of the log, and grows with them.
     """
 
     partitions: int
     specs: tuple[StoreSpec, ...]
     topics: frozenset[str] | None = None
+    declared: bool = False
 
 
 def all_task_ids(groups: Mapping[int, TaskGroup]) -> frozenset[TaskId]:
@@ -41,7 +44,7 @@ def all_task_ids(groups: Mapping[int, TaskGroup]) -> frozenset[TaskId]:
 
 
 def program_of(groups: Mapping[int, TaskGroup]) -> str:
-    """A short text that is equal for equal groups: their numbers, source topics and stores, but not their partitions.
+    """A short text that is equal for equal groups: their numbers, source topics, stores, and declared partitions.
 
     Instances of one application may share tasks if it is equal, whatever their functions do.
     """
@@ -49,10 +52,23 @@ def program_of(groups: Mapping[int, TaskGroup]) -> str:
         str(number): {
             "topics": None if one.topics is None else sorted(one.topics),
             "stores": sorted((spec.name, spec.definition()) for spec in one.specs),
+            **({"partitions": one.partitions} if one.declared else {}),
         }
         for number, one in groups.items()
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def shapes_of(groups: Mapping[int, TaskGroup]) -> dict[str, GroupShape]:
+    """The facts that `program_of` stands for, so that a difference can be named."""
+    return {
+        str(number): GroupShape(
+            None if one.topics is None else tuple(sorted(one.topics)),
+            {spec.name: spec.definition() for spec in one.specs},
+            one.partitions if one.declared else None,
+        )
+        for number, one in sorted(groups.items())
+    }
 
 
 def all_specs(groups: Mapping[int, TaskGroup]) -> tuple[StoreSpec, ...]:

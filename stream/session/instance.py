@@ -39,7 +39,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
-from standfast.stream.session.groups import all_task_ids, program_of
+from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.mending import Loss
@@ -105,6 +105,8 @@ class Instance:
                 self._traits,
                 frozenset(number for number, group in opener.groups.items() if not group.specs),
                 opener.rows_on_disk(),
+                shapes=shapes_of(opener.groups),
+                replace=settings.replace,
             )
         self.ordered: Callable[[], None] | None = None  # in a worker process: the round that follows its supervisor
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)

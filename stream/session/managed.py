@@ -28,6 +28,8 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.pauses import FAILOVER, PLANNED, Left, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
+from standfast.replication.placement.program_choice import Members, Programs
+from standfast.replication.placement.programs import Shapes
 from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of
 from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.replication.placement.topic import PlacementTopic
@@ -44,7 +46,8 @@ from standfast.stream.session.writers import Writers
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
-Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
+FENCED_MOST = 50  # writers in one round: each is a round trip to a broker, and the lease must be renewed meanwhile
+WAITS_CHARS = 2_000
 
 
 class Placed(Protocol):
@@ -62,6 +65,7 @@ class Facts(NamedTuple):
     """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks.
 
     `since`: from when on the running ones run, in monotonic milliseconds; `left`: tasks that were given up in order.
+    `workers` are the tasks of each worker process; empty if the instance is one process.
     """
 
     running: frozenset[TaskId]
@@ -69,6 +73,7 @@ class Facts(NamedTuple):
     lags: Mapping[TaskId, int]
     since: Mapping[TaskId, int]
     left: Mapping[TaskId, Left]
+    workers: tuple[frozenset[TaskId], ...] = ()
 
 
 class Part(Protocol):
@@ -154,7 +159,10 @@ class LocalPart:
 
 
 class ManagedPlacement:
-    """One instance's part in managed placement. `tasks` holds its tasks; `stateless`: groups without stores."""
+    """One instance's part in managed placement. `tasks` holds its tasks; `stateless`: groups without stores.
+
+    `shapes`: what its program declares; `replace`: it takes the application over from live instances of another one.
+    """
 
     def __init__(
         self,
@@ -165,13 +173,24 @@ class ManagedPlacement:
         traits: Traits,
         stateless: frozenset[int],
         on_disk: RowsOnDisk,
+        *,
+        shapes: Shapes | None = None,
+        replace: bool = False,
     ) -> None:
         self.round: Round | None = None  # the last decision, of a leader
         self._instance = instance
         self._tasks = tasks
         self._topic = topic
         self._settings = settings
-        self._program = traits.program
+        self._programs = Programs(
+            instance.app,
+            instance.membership.member,
+            traits.program,
+            shapes or {},
+            replace=replace,
+            grace_ms=settings.restart_grace_ms,
+        )
+        self._has_looked = False
         self._stateless = stateless
         self._on_disk = on_disk
         self._group: GroupView | None = None  # as of the last tick
@@ -181,15 +200,12 @@ class ManagedPlacement:
         self._decided_for: object = None
         self._again_ms: int | None = None
         self._gone_since: dict[str, int] = {}
-        self._waits_for: tuple[str, ...] = ()
         self._leader: str | None = None
         self._part: tuple[Assignment, frozenset[TaskId], frozenset[TaskId]] | None = None
         self._running: frozenset[TaskId] = frozenset()  # as of the last report
         self._coming = PauseWatch()
         self._pauses: dict[TaskId, Pause] = {}  # of the tasks that are active here
-        self._waits_for_owner: dict[
-            str, object
-        ] = {}  # with the report that said no
+        self._waits_for_owner: dict[str, object] = {}  # with the report that said no
 
     @property
     def leads(self) -> bool:
@@ -203,9 +219,7 @@ class ManagedPlacement:
 
     def unplaced(self) -> str:
         """Why this instance follows no placement yet; empty once it does."""
-        if self._waits_for:
-            return f"this instance waits until {', '.join(self._waits_for)} have stopped"
-        return "" if self._part is not None else "no placement of this instance is known yet"
+        return self._programs.waits or ("" if self._part is not None else "no placement of this instance is known yet")
 
     def tick(self, now_ms: int) -> None:
         """Read the topic; decide, if this instance leads; follow its part, and report."""
@@ -216,15 +230,20 @@ class ManagedPlacement:
         members = self._members
         if instance.membership.member not in members:
             return  # the lease ran out: the next heartbeat joins again
+        if not self._has_looked:
+            # Half of the topic may end with a generation that was replaced since, of another program even.
+            self._topic.look_whole()
+            self._has_looked = True
         self._topic.look()
         owners, leader = writers.owners_and_leader(instance.shared or frozenset(), self._topic.leader_id)
         self._leader = leader
         self._tasks.give_way(owners)
-        if self._waits(members):
+        if self._programs.look(self.valid, members, now_ms, claimed=self._topic.claimed):
+            self._wait()
             return
         self._look_at_disk()
         self._lead(members, leader, now_ms)
-        if self.valid is not None:
+        if self.valid is not None and self._programs.runs(self.valid):
             self._follow(self.valid.assignment, members, owners, now_ms)
         self._end_pauses(now_ms)
         self._topic.report(self._own_report())
@@ -262,16 +281,18 @@ class ManagedPlacement:
 
     def _lead(self, members: Members, leader: str | None, now_ms: int) -> None:
         member, topic = self._instance.membership.member, self._topic
-        if leader is not None and leader != member and leader in members:
+        replaces = self._programs.replaces(self.valid)
+        if leader is not None and leader != member and leader in members and not replaces:
             if topic.leads:
                 self._told("lead_lost", "%s leads application %s now: this instance follows", leader)
                 topic.resign()
             return
         try:
             led = topic.leads
-            if not topic.claim():
+            if not topic.claim(if_free=not replaces):
                 return
             if not led:
+                self._note_program(replaces=replaces)
                 self._told("lead_claimed", "this instance (%s) leads application %s", member)
                 self._gone_since, self._decided_for, self.round = {}, None, None
             self._decide(members, now_ms)
@@ -289,9 +310,46 @@ class ManagedPlacement:
         app = self._instance.app
         logger.info(text, leader, app, extra=as_event(event, app=app, leader=leader))
 
+    def _note_program(self, *, replaces: bool) -> None:
+        if not replaces:
+            return
+        self._programs.replaced()
+        if self.valid is None or self._programs.runs(self.valid):
+            return  # another instance of this program was faster
+        logger.warning(
+            "application %s: this instance (%s) replaces another program: %s",
+            self._instance.app,
+            self._instance.membership.member,
+            self._programs.difference(self.valid),
+            extra=as_event("program_replaced", app=self._instance.app),
+        )
+
+    def _may_place(self, members: Members) -> bool:
+        """Whether tasks may be placed: none of another program may be open beside them."""
+        valid, programs = self.valid, self._programs
+        if valid is None or (programs.runs(valid) and not valid.drains):
+            return True
+        if not programs.runs(valid) and programs.others(members):
+            self._publish(Assignment(), members, replaced=valid.program, drains=True)
+            return False
+        if valid.drains and not programs.is_drained(valid, self._topic.state, members):
+            return False
+        mine = {name for name, one in members.items() if one is not None and one.program == programs.program}
+        return self._instance.writers.fence_others(mine, FENCED_MOST)
+
+    def _publish(
+        self, assignment: Assignment, members: Members, why: Round | None = None, *, replaced: str, drains: bool = False
+    ) -> None:
+        mine = self._programs
+        self._topic.publish(
+            assignment, members, mine.program, why=why, shapes=mine.shapes, replaced=replaced, drains=drains
+        )
+
     def _decide(self, members: Members, now_ms: int) -> None:
         """Decide again if anything was reported since, or copies were to catch up meanwhile."""
-        mine, state = self._own_report(), self._topic.state
+        if not self._may_place(members):
+            return
+        mine, state, valid = self._own_report(), self._topic.state, self.valid
         basis = (state.changes, sorted(members), mine, self._instance.shared)
         due = self._again_ms is not None and now_ms >= self._again_ms
         if basis == self._decided_for and not due:
@@ -301,8 +359,11 @@ class ManagedPlacement:
         self._decided_for = basis
         self._again_ms = None if self.round.again_ms is None else now_ms + self.round.again_ms
         self._instance.standbys_missing = self.round.standbys_missing
-        if view.previous is None or is_changed(view.previous, self.round.assignment):
-            self._topic.publish(self.round.assignment, members, self._program, why=self.round)
+        # Also for the program alone: an unchanged assignment of the program before is none of this one.
+        begins = valid is None or valid.drains or valid.program != self._programs.program
+        if begins or view.previous is None or is_changed(view.previous, self.round.assignment):
+            replaced = valid.replaced if valid is not None and self._programs.runs(valid) else ""
+            self._publish(self.round.assignment, members, self.round, replaced=replaced)
 
     def _view(self, members: Members, mine: Report, now_ms: int) -> View:
         state, me = self._topic.state, self._instance.membership.member
@@ -311,7 +372,7 @@ class ManagedPlacement:
         warmups = {} if previous is None else previous.warmups
         # Also one that only has standby places, or had tasks that were taken over: it is expected back as well.
         known = set() if previous is None else instances_of(previous)
-        if state.valid is not None and state.valid.program != self._program:
+        if not self._programs.runs(state.valid):
             known = set()  # instances of another program are not expected back
         gone = known - members.keys()
         self._gone_since = {name: self._gone_since.get(name, now_ms) for name in gone}
@@ -322,7 +383,7 @@ class ManagedPlacement:
                 _member(name, traits, mine if name == me else state.report(name), warmups)
                 for name, traits in sorted(members.items())
                 # One with another program waits by itself, and holds nothing that could be given to others.
-                if traits is not None and traits.program == self._program
+                if traits is not None and traits.program == self._programs.program
             ),
             tasks=tuple(sorted(self._instance.shared or ())),
             settings=self._settings,
@@ -430,27 +491,20 @@ class ManagedPlacement:
             boot=self._boot,
             left=newest(found.left),
             pauses=newest(self._pauses, found.running),
+            workers=found.workers,
+            waits=self._programs.waits[:WAITS_CHARS],
         )
 
-    def _waits(self, members: Members) -> bool:
-        """Whether members that cannot share tasks with this one run them: it takes none until they have stopped."""
-        older = [name for name, traits in members.items() if traits is None]
-        program = "" if self.valid is None else self.valid.program
-        different = program and program != self._program
-        others = [name for name, one in members.items() if different and one is not None and one.program == program]
-        found = tuple(sorted(older or others))
-        if found and found != self._waits_for:
-            logger.warning(
-                "application %s: %s run %s: this instance waits until they have stopped",
-                self._instance.app,
-                ", ".join(found),
-                "a version without managed placement and share the tasks out by themselves"
-                if older
-                else "another program, with other groups, source topics or stores, under the same name",
-                extra=as_event("instance_waits", app=self._instance.app, others=list(found)),
-            )
-        self._waits_for = found
-        return bool(found)
+    def _wait(self) -> None:
+        """Give up all tasks, each once its loop has committed it, and report that; another program runs."""
+        if self._topic.leads:
+            self._topic.resign()
+        if self.valid is None:
+            return  # instances of a version without managed placement, which read no reports
+        self._part, self.round = None, None
+        self._tasks.follow(frozenset(), frozenset(), lambda _: False)
+        self._look_at_disk()
+        self._topic.report(self._own_report())
 
 
 def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker: int | None = None) -> None:

@@ -42,7 +42,7 @@ RESTORE_MEMORY_MIN_BYTES = 16 << 20
 PORT_MAX = 65_535
 TAGS_BYTES_MAX = 2_000  # a member's metadata has 4,096 bytes
 WARM_LAG_RECORDS = 10_000  # Kafka Streams' acceptable.recovery.lag
-_FLAGS = ("take_over", "accept_empty_log", "accept_missing_history", "accept_unreadable_rows")
+_FLAGS = ("take_over", "accept_empty_log", "accept_missing_history", "accept_unreadable_rows", "replace")
 
 
 class SessionOptions(TypedDict, total=False):
@@ -72,6 +72,7 @@ class SessionOptions(TypedDict, total=False):
     acceptable_lag: int
     restart_grace_ms: int
     tags: Mapping[str, str]
+    replace: bool
     kafka: Mapping[str, Any] | None
 
 
@@ -118,6 +119,9 @@ class SessionSettings:
                             for it
     tags                    of this instance, such as {"rack": "a", "zone": "north"}: standbys are spread over their
                             values
+    replace                 of an application: whether this instance, at its start and once, takes the application over
+                            from live instances of another program (other groups, topics or stores), which give up
+                            their tasks and wait. False: it waits until they have stopped
     kafka                   settings of the Kafka clients beside those of the log's address: text, numbers, and the
                             functions oauth_cb, error_cb and throttle_cb. With oauth_cb no other process can log in: a
                             thread renews the lease, and restores run in this process
@@ -147,6 +151,7 @@ class SessionSettings:
     acceptable_lag: int = WARM_LAG_RECORDS
     restart_grace_ms: int = 30_000
     tags: Mapping[str, str] = field(default_factory=dict)
+    replace: bool = False
     kafka: Mapping[str, Any] | None = None
 
     @classmethod
@@ -206,6 +211,8 @@ class SessionSettings:
             )
         elif self.placement == "shared" and self.partitions is None:
             problems.append('placement="shared" needs partitions: the number of tasks to share out')
+        if self.replace and self.placement != "managed":
+            problems.append("replace=True is for an App whose tasks a leader places: leave it out")
         specs = tuple(stores) if groups is None else all_specs(groups)
         problems += _store_problems(specs) or source_topic_problems(specs, app)
         if problems:

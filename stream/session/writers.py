@@ -11,7 +11,8 @@ Rules of this file: it opens writers and compares owners; the instance closes lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 
 from standfast.replication.log import Group, Log, LogWriter
 from standfast.replication.offsets import TaskId
@@ -57,6 +58,20 @@ class Writers:
             runs = task is not None and task.role == "active" and task.state not in GONE
             if task is not None and runs and task.error is None and owner != self._member:
                 task.fail(Fenced(f"{owner} owns task {task_id} now"))
+
+    def fence_others(self, members: Collection[str], most: int) -> bool:
+        """Fence the writers of this application's tasks whose last owner is none of `members`: at most so many.
+
+        Returns whether none is left. Also those of tasks that this program does not have: their stalled owner could
+        else still commit offsets of topics that tasks of this program read.
+        """
+        task = re.compile(rf"{re.escape(self._app)}-\d+-\d+")
+        found = [name for name, owner in sorted(self._group.owners().items())
+                 if owner not in members and task.fullmatch(name)]  # fmt: skip
+        self._log.prepare(found[:most])
+        for name in found[:most]:
+            self._log.writer(name, group=self._app, owner=self._member).close()
+        return len(found) <= most
 
     def _id(self, task_id: TaskId) -> str:
         # On Kafka the transactional id, by which the broker fences.

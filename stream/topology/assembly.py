@@ -75,7 +75,10 @@ def assemble(
     return Assembled(
         topology,
         {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal, **own},
-        {one.group: TaskGroup(one.partitions, one.specs, one.topics) for one in topology.groups},
+        {
+            one.group: TaskGroup(one.partitions, one.specs, one.topics, declared=bool(one.own_sources))
+            for one in topology.groups
+        },
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
         event_time,
         (*created, *left.lines),

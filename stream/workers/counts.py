@@ -88,6 +88,7 @@ def worker_options(options: SessionOptions, workers: int) -> SessionOptions:
         else max(min(settings.bulk().workers, RESTORE_WORKERS_MAX) // workers, min(settings.bulk().workers, 1)),
     }
     share.pop("http_port", None)
+    share.pop("replace", None)
     return share
 
 

@@ -165,6 +165,10 @@ class Orders:
         """Tasks of a worker's last report."""
         return self._workers[worker].tasks
 
+    def places(self) -> tuple[frozenset[TaskId], ...]:
+        """The tasks that each worker has or may open; no task is of two workers."""
+        return tuple(worker.may_hold for worker in self._workers)
+
     def facts(self) -> tuple[frozenset[TaskId], frozenset[TaskId], dict[TaskId, int]]:
         """Tasks that run, active tasks that may be open and do not run, and the lags of standbys: all workers'."""
         running: set[TaskId] = set()

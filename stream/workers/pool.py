@@ -129,7 +129,7 @@ class Pool:
         """As in `Part`."""
         running, restoring, lags = self.orders.facts()
         left = {task: one for task, one in self._left.items() if task not in running and task not in restoring}
-        return Facts(running, restoring, lags, self._since, left)
+        return Facts(running, restoring, lags, self._since, left, self.orders.places())
 
     def held(self) -> frozenset[TaskId]:
         """As in `Part`."""

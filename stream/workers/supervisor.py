@@ -38,7 +38,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.session.groups import TaskGroup, all_task_ids, program_of
+from standfast.stream.session.groups import TaskGroup, all_task_ids, program_of, shapes_of
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership
@@ -124,6 +124,8 @@ class Supervisor(Closing):
                 traits,
                 frozenset(number for number, group in groups.items() if not group.specs),
                 self._rows_on_disk(undo),
+                shapes=shapes_of(groups),
+                replace=settings.replace,
             )
             self.membership.publish()
             self._keeper.begin(self.membership, app, self._lease_group)

@@ -171,6 +171,10 @@ class Workers(RuleBasedStateMachine):
         assert len(set(self.openings)) == len(self.openings), self.openings
         running, restoring, _ = self.orders.facts()
         assert not running & restoring
+        places = self.orders.places()
+        assert len(frozenset().union(*places)) == sum(map(len, places)), "a task is shown in two workers"
+        for place, process in zip(places, self.processes, strict=True):
+            assert process is None or place >= process.held.keys()
 
     def teardown(self) -> None:
         if not hasattr(self, "orders"):

@@ -53,7 +53,10 @@ def run_seen(args: argparse.Namespace, out: Output) -> int:
         show_copies(document["tasks"][0], out)
     out.line()
     show_moves(document, document["moves"], out)
-    waiting = [one["id"] for one in document["instances"] if one["state"] == "waits"]
+    waiting = [one["id"] for one in document["instances"] if one["state"] == "waits" and not one["waits"]]
+    for one in document["instances"]:
+        if one["waits"]:
+            out.note(f"{one['id']} waits: {one['waits']}")
     if waiting:
         out.note(f"{', '.join(waiting[:5])}: live, with another version, program or placement than the leader's")
     homeless = [one["task"] for one in document["tasks"] if one["state"] not in HAS_OWNER]

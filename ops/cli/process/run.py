@@ -59,6 +59,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--workers", metavar="N", help='worker processes of this instance, or "auto": one for each core (as App says)'
     )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="take the application over from live instances of a program with other groups, topics or stores, which "
+        "give up their tasks and wait",
+    )
     add_flags(parser, "config", "set")
     parser.set_defaults(handler=run_app)
 
@@ -74,7 +80,7 @@ def run_app(args: argparse.Namespace) -> int:
     named = loaded.config.app.name
     if named is not None and named != app.name:
         raise BadConfig([f"{loaded.origins['app.name']}: app.name is {named!r}, but {args.target} is {app.name!r}"])
-    app.configure(overrides)
+    app.configure({**overrides, **({"replace": True} if args.replace else {})})
     # As this process was started by a script, or by another program that calls the command.
     app.program = program_of_command("standfast", _arguments(args))
     app.run(workers=workers)

@@ -2,7 +2,7 @@
 
     argv   a JSON object: log, state_dir, app, guarantee, and workers for worker processes
            `poison`: a key whose record kills the process; `raises`: one whose record raises;
-           `restart`: a name of RESTARTS; `discovery_ms`
+           `restart`: a name of RESTARTS; `discovery_ms`; `other`: it also counts in a store of that name; `replace`
     exit   0 after SIGTERM
 
 Rules of this file: the cache is off, so that each record has a result of its own.
@@ -34,11 +34,14 @@ class Restores(sf.Listener):
 def main() -> None:
     settings = json.loads(sys.argv[1])
     signal.alarm(LIFE_MAX_S)
+    other = settings.get("other")
+    names = ["counts", *([] if other is None else [other])]
     app = sf.App(
         settings["app"],
         log=settings["log"],
         state_dir=settings["state_dir"],
-        stores=[sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)],
+        stores=[sf.KeyValueStore(name, sf.serde.string, sf.serde.int64) for name in names],
+        replace=settings.get("replace", False),
         guarantee=settings["guarantee"],
         standby_replicas=1,
         lease_ms=LEASE_MS,
@@ -61,6 +64,8 @@ def main() -> None:
 
     stream = app.stream(f"{settings['app']}-in", key=sf.serde.string, value=sf.serde.bytes).filter(passes)
     stream.group_by_key().count("counts").to(f"{settings['app']}-out")
+    if other is not None:
+        stream.group_by_key().count(other)
     app.run(workers=settings.get("workers", 1))
 
 

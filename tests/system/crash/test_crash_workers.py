@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from standfast.ops.cli.process.placement_seen import look
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
@@ -59,6 +60,15 @@ def end(cluster: Cluster) -> None:
     assert cluster.results() == cluster.expected()
 
 
+def shown_workers(cluster: Cluster) -> dict[int | None, set[int]]:
+    """The partitions of the tasks by the worker that has them, as `standfast placement` reads them from the log."""
+    found: dict[int | None, set[int]] = {}
+    with closing(open_log(cluster.address)) as log:
+        for one in look(log, cluster.app).tasks:
+            found.setdefault(one.worker, set()).add(one.task.partition)
+    return found
+
+
 def runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -79,6 +89,7 @@ def test_workers_share_the_tasks_evenly_and_each_uses_a_core_of_its_own(cluster:
     first, second = cluster.workers(NAME).values()
     assert len(held_by(first)) == len(held_by(second)) == TASKS // 2
     assert held_by(first) | held_by(second) == set(range(TASKS))
+    assert shown_workers(cluster) == {1: held_by(first), 2: held_by(second)}
     before = [process_facts(pid).cpu_ms for pid in (first, second)]
     for _ in range(20):
         cluster.feed(200)
@@ -105,6 +116,7 @@ def test_killed_worker_costs_only_its_own_tasks_which_are_opened_under_a_new_epo
     assert again[1] != workers[1]
     assert again[2] == workers[2]
     assert held_by(again[1]) == lost
+    assert shown_workers(cluster) == {1: lost, 2: kept}, "the replacement of a worker has its number"
     end(cluster)
 
 

@@ -55,6 +55,18 @@ def test_target_that_names_no_application_is_refused(target: str, problem: str) 
     assert main(["run", target]) == 2
 
 
+@pytest.mark.parametrize(("flags", "wanted"), [([], False), (["--replace"], True)])
+def test_replace_is_given_to_the_application_and_not_to_its_workers(
+    flags: list[str], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[sf.App] = []
+    monkeypatch.setattr(sf.App, "run", lambda app, *, workers: ran.append(app))
+    assert main(["run", "shop_of_run:app", *flags]) == 0
+    (app,) = ran
+    assert app.settings.get("replace", False) is wanted
+    assert app.program is not None and "--replace" not in app.program.command
+
+
 def test_module_that_imports_an_absent_one_shows_its_own_error() -> None:
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_absent"):
         find_app("broken_of_run:app")

@@ -15,6 +15,7 @@ from standfast.ops.cli.command_line import main
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.document import read_view
+from standfast.replication.placement.records import Report
 from standfast.replication.takeover import MemberPlan
 from support.placed import PLACED, PlacedLog
 
@@ -193,3 +194,26 @@ def test_placement_of_an_application_that_is_managed_no_more_is_shown_as_lost(
     assert code == 1
     assert [line.split()[2] for line in out.splitlines() if line.startswith("0_")] == ["lost"] * 4
     assert "note: a, b: live, with another version, program or placement" in err
+
+
+def test_worker_process_that_has_a_task_or_a_copy_is_shown_behind_its_instance(
+    placed: PlacedLog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    t = PLACED
+    lags = {t[2]: 41, t[3]: 0}
+    places = (frozenset({t[2]}), frozenset({t[0], t[3]}))
+    placed.report("b", Report(frozenset(t[:1]), frozenset(t[1:2]), lags=lags, generation=2, workers=places))
+    _, out, _ = run(capsys, placed)
+    lines = [line.split() for line in out.splitlines()]
+    assert any(line[:5] == ["b", "live", "2", "rack=r-b", "1:"] and line[5:8] == ["1,", "2:", "2"] for line in lines)
+    assert any(line[:4] == ["0_0", "b:2", "running", "a"] for line in lines)
+    assert any(line[:5] == ["0_1", "b", "moving", "from", "a"] for line in lines), "no worker of b has it yet"
+    assert any(line[:5] == ["0_2", "a", "running", "b:1", "(41)"] for line in lines)
+    _, out, _ = run(capsys, placed, "--json")
+    found = json.loads(out)
+    assert {one["id"]: one["workers"] for one in found["instances"]} == {"a": [], "b": [1, 2], "c": []}
+    assert [one["worker"] for one in found["tasks"]] == [2, None, None, None]
+    copies = {one["task"]: {copy["instance"]: copy["worker"] for copy in one["copies"]} for one in found["tasks"]}
+    assert copies["0_2"]["b"] == 1 and copies["0_3"]["b"] == 2 and copies["0_0"] == {"a": None, "c": None}
+    _, out, _ = run(capsys, placed, "--task", "0_2")
+    assert any(line.split()[:3] == ["b:1", "standby", "41"] for line in out.splitlines())

@@ -182,3 +182,16 @@ def test_missing_slots_are_the_verdict(bench: Bench) -> None:
     status = status_of(two(bench), "a")
     status["placement"]["slots_missing"] = 2
     assert verdict(status).text == "WAITING_FOR_SLOTS: 2 more are needed"
+
+
+def test_page_shows_the_worker_process_of_tasks_and_copies(bench: Bench) -> None:
+    cluster = two(bench)
+    status = status_of(cluster, "a")
+    status["placement"]["instances"][0]["workers"] = [2, 1]
+    task = status["placement"]["tasks"][0]
+    task["worker"] = task["copies"][0]["worker"] = 2
+    page = render(status, History(), bench.clock.wall_ms())
+    assert "1: 2, 2: 1" in page.tables["instances"][status["placement"]["instances"][0]["id"]]
+    row, other = (page.tables["placement"][f"0_{number}"] for number in (0, 1))
+    assert f"{task['active']}:2" in row and f"{task['copies'][0]['instance']}:2 (0)" in row
+    assert ":2" not in other

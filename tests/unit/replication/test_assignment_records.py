@@ -13,7 +13,15 @@ from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment
 from standfast.replication.placement.ranges import parse_ranges, task_ranges
-from standfast.replication.placement.records import Generation, PlacementState, assignment_records, instances_of
+from standfast.replication.placement.records import (
+    Generation,
+    PlacementState,
+    Report,
+    assignment_records,
+    instances_of,
+    report_record,
+)
+from standfast.store.errors import Corruption
 
 TASKS = st.frozensets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 40)))
 
@@ -98,3 +106,34 @@ def test_the_newest_epoch_wins_in_whatever_order_generations_come(stamps: list[t
         one = Generation(epoch, Assignment(number, active={TaskId(epoch, number): "a"}))
         state.apply([record._replace(offset=next(offsets)) for record in as_read(assignment_records(one, (), 1))])
     assert state.valid == Generation(4, Assignment(1, active={TaskId(4, 1): "a"}))
+
+
+def reported(value: bytes) -> PlacementState:
+    state = PlacementState("t")
+    state.apply([Record(0, 1, b"report/a", value)])
+    return state
+
+
+def test_report_has_the_tasks_of_each_worker_process_by_its_number() -> None:
+    one, two, standby = TaskId(0, 1), TaskId(0, 2), TaskId(1, 0)
+    workers = (frozenset({one, standby}), frozenset({two}), frozenset[TaskId]())
+    report = Report(frozenset({one, two}), lags={standby: 7}, generation=3, workers=workers)
+    value = report_record("a", report, 5).value
+    assert value is not None
+    found = reported(value).report("a")
+    assert found is not None and found == report
+    assert [found.worker_of(task) for task in (one, two, standby, TaskId(0, 9))] == [1, 2, 1, None]
+
+
+def test_report_of_a_version_without_workers_is_read_and_so_is_one_of_a_later_version() -> None:
+    old = b'{"standfast":1,"running":"0_1","generation":3}'
+    assert reported(old).report("a") == Report(frozenset({TaskId(0, 1)}), generation=3)
+    later = b'{"standfast":1,"running":"0_1","generation":3,"workers":["0_1"],"colours":["red"]}'
+    found = reported(later).report("a")
+    assert found is not None and found.worker_of(TaskId(0, 1)) == 1
+
+
+def test_workers_that_cannot_be_read_are_corrupt_with_topic_and_instance() -> None:
+    for wrong in (b'"workers":["0_5-2"]', b'"workers":"0_1"'):
+        with pytest.raises(Corruption, match="t-0: the report of instance 'a' cannot be read"):
+            reported(b'{"standfast":1,%s}' % wrong).report("a")

@@ -76,6 +76,7 @@ def test_tasks_are_spread_over_the_workers_and_their_reports_are_the_facts_of_th
     until(pool, lambda: len(pool.facts().lags) == 1 and pool.facts().running == TASKS, standby=standby)
     assert [len(pool.orders.may_hold(number) & TASKS) for number in (0, 1)] == [2, 2]
     assert pool.facts()[:3] == (TASKS, frozenset(), {TaskId(1, 0): 3})
+    assert pool.facts().workers == tuple(pool.orders.may_hold(number) for number in (0, 1))
     assert pool.held() == TASKS | standby
 
 
