@@ -40,7 +40,7 @@ def test_state_equals_the_log_after_kills_of_a_bulk_restore(tmp_path: Path, numb
 def test_kill_around_an_ingest_is_met_and_made_good(tmp_path: Path, place: str) -> None:
     crash = written(tmp_path, 7)
     for times in (1, 3, 6):
-        crash.kill_once("loader", "b", f"{place}=kill:{times}")
+        crash.kill_once("loader", "b", f"{place}=kill:{times}", within_s=PATIENCE_S)
     assert crash.met == 3
     crash.check_restored(["b", "a", "cold"])
 
