@@ -10,8 +10,8 @@
                                                   └─> final-delays   one hour, when it closes ──> hour-results
 
 Rules of this file: the application and nothing of processes or comparison. Delays are in minutes, times in
-milliseconds. Rows must not depend on when a process was killed: `aircraft` holds the latest departure only, and rows
-that an additional retirement deletes would have gone with the next one of the six-hour grid as well.
+milliseconds. Rows must not depend on when a task was opened again: `aircraft` holds the latest departure only, and each
+time of the six-hour grid has one retirement.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
             self.aircraft: KeyValueState[str, Any] = context.store("aircraft")
             # Kept with every commit, so that a take-over goes on counting where the last commit was.
             self.counts = context.progress
-            for name in ("flights", "retired"):
+            for name in ("flights", "retired", "retired_for"):
                 self.counts.setdefault(name, 0)
             # Departure times, so that retiring need not scan the store: an index of it, built again in each process.
             with self.aircraft.all() as rows:
@@ -207,7 +207,11 @@ def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
             tally.count(self.context.task_id)
 
         def retire(self, now_ms: int) -> None:
-            """Delete aircraft that did not leave within the last day."""
+            """Delete aircraft that did not leave within the last day, once in each six hours of stream time."""
+            # A task that was opened again fires at its first record, whatever the grid: see `punctuation.first_due`.
+            if self.counts["retired_for"] == now_ms // RETIRE_EVERY_MS:
+                return
+            self.counts["retired_for"] = now_ms // RETIRE_EVERY_MS
             gone = [tail for tail, departed in self.departed.items() if departed < now_ms - RETIRE_AFTER_MS]
             for tail in gone:
                 self.aircraft.delete(tail)

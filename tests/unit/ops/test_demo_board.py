@@ -175,6 +175,20 @@ def test_aircraft_are_retired_by_stream_time_and_counted() -> None:
         assert [key for _, key in rows_of(driver, "aircraft")] == sorted(tails[2:4])
 
 
+@pytest.mark.slow
+def test_task_that_is_opened_again_retires_at_the_times_of_the_grid_alone() -> None:
+    tails = [tail for tail in (f"N{number}" for number in range(50)) if partition_of(tail.encode(), PARTITIONS) == 0]
+    left = dict(zip(tails, (1, 24, 26, 30), strict=False))
+    kept = []
+    with driver_for(SETTINGS) as driver:
+        for tail, hour in left.items():
+            pipe(driver, Flight(tail, "UA", 1, "JFK", "IAH", hour * HOUR_MS, hour * HOUR_MS, 0))
+            driver.commit()
+            driver.restart()
+            kept.append([left[key] for _, key in rows_of(driver, "aircraft")])
+    assert [sorted(hours) for hours in kept] == [[1], [1, 24], [1, 24, 26], [24, 26, 30]]
+
+
 def test_latest_keeps_the_worst_flight_of_three_hours() -> None:
     latest = Latest()
     assert latest.worst() is None

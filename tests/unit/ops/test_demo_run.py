@@ -42,7 +42,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """A folder after a run over the first flights, and the command's output."""
     folder = tmp_path_factory.mktemp("demo") / "kept"
     command = [sys.executable, "-m", "standfast.ops.cli", "demo", "--limit", str(LIMIT), "--dir", str(folder)]
-    command += ["--no-spark", "--json"]
+    # A lease that is longer than a busy machine may stall a process.
+    command += ["--no-spark", "--json", "--lease-ms", "4000"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
     return folder, json.loads(ended.stdout)
