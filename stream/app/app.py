@@ -503,7 +503,7 @@ class App:
 
     def _run_caught(self) -> None:
         session = self.open()
-        if self.settings["placement"] == "static" and not session.all_tasks():
+        if self.settings.get("placement") == "static" and not session.all_tasks():
             session.close()
             self.session = None
             raise InvalidRequest(
