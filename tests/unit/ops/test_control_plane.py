@@ -35,7 +35,7 @@ from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.task.state_dir import StateDir
 
 T = TypeVar("T")
-WAIT_S = 20.0
+WAIT_S = 60.0  # a starved machine takes its time
 AT_200 = CommitRequest(seq=1, offsets={("t", 0): 200})
 
 
