@@ -168,7 +168,10 @@ def held_by(pid: int) -> set[int]:
     """The partitions of the tasks whose database a process has open, active or standby."""
     found = set()
     for handle in Path(f"/proc/{pid}/fd").iterdir():
-        path = handle.readlink() if handle.is_symlink() else Path()
+        try:
+            path = handle.readlink()
+        except OSError:  # it was closed meanwhile
+            continue
         if path.name == "LOCK" and path.parent.name.startswith("0_"):
             found.add(int(path.parent.name[2:]))
     return found

@@ -70,7 +70,7 @@ def test_each_line_of_a_run_is_an_event_for_programs(tmp_path: Path, form: str, 
     found: list[dict[str, Any]] = [json.loads(line) for line in lines_of(tmp_path)]
     events = [one["event"] for one in found]
     assert events == [
-        *("app_started", *["task_started"] * 4),
+        *("app_started", "lead_claimed", *["task_started"] * 4),
         *("task_failed", "task_started", "task_given_up", "app_failed"),
     ]
     failed = found[events.index("task_failed")]

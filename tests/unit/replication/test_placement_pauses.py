@@ -1,4 +1,4 @@
-"""Pauses of tasks that move: what they count from, and what reports carry of them."""
+"""Pauses of tasks that move: the moments between which they count, and their way through reports."""
 
 from __future__ import annotations
 

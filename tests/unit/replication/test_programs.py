@@ -1,4 +1,4 @@
-"""The programs of one application: how two of them differ, in words, and the bound of what a generation says of one."""
+"""The programs of one application: how two of them differ, in words, and the bound of their text in a generation."""
 
 from __future__ import annotations
 

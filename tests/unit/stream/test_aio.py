@@ -39,6 +39,7 @@ def test_async_session_is_opened_by_its_block() -> None:
 # Names of a session that an asyncio session lacks, with the reason.
 LACKS = {
     "commit_tasks": "its `commit` calls it, since that is where the consumer is asked",
+    "follow_now": "an application's loop calls it, which has no asynchronous session",
     "own_sources": "an application's loop sets it, which has no asynchronous session",
 }
 
