@@ -30,7 +30,7 @@ from standfast.store.clock import SystemClock
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 LIMIT = 800
 LEASE_MS = 4_000
-RUN_S_MAX = 110
+RUN_S_MAX = 140
 Run = Callable[..., tuple[int, str, str]]
 
 
