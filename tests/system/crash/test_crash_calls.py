@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.failpoint import VARIABLE
 from support.crash.calls_child import APP, INT, PARTITIONS, TEXT, Row, plain
+from support.crash.seeds import seed_of_run
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_CALLS_RUNS", "1"))
 CHILD = Path(__file__).resolve().parents[2] / "support/crash/calls_child.py"
@@ -160,7 +160,7 @@ def by_key(rows: list[Row]) -> dict[str, list[int]]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_outputs_equal_the_plain_computation_after_kills_with_calls_in_flight(tmp_path: Path, number: int) -> None:
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    seed = seed_of_run()
     crash = CallsCrash(tmp_path, seed)
     print(f"run {number}: seed {seed}", end="", flush=True)
     started = time.monotonic()
