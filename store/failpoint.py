@@ -19,6 +19,8 @@
     mending.copied    readable rows of a damaged store are copied back, its mark is still there
     mending.aside     a lost directory is set aside, its replacement is not in its place
     worker.run        a worker of a bulk restore has written files and not reported them
+    rebuild.written   every file of a rebuild on Spark is written, its manifest is not
+    pipeline.judged   a pipeline on Spark has rebuilt and verified every store, its report is not written
 
 Rules of this file: without the variable a failpoint costs one look at an empty dictionary. It can only kill and stop:
 a failpoint must do nothing that a machine cannot do at any time. The process refuses an unusable name or count at its
@@ -51,6 +53,8 @@ NAMES = (
     "mending.copied",
     "mending.aside",
     "worker.run",
+    "rebuild.written",
+    "pipeline.judged",
 )
 _FORM = re.compile(r"([a-z.]+)=(kill|stop):([1-9][0-9]{0,8})")
 

@@ -47,6 +47,7 @@ from standfast.restore.spark.verify import (
 from standfast.restore.verify.preflight import Preflight, preflight
 from standfast.restore.verify.verify import StoreVerdict
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
+from standfast.store.failpoint import reach
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import written_name
 from standfast.store.types.kinds import definition_spec
@@ -254,6 +255,7 @@ def run_pipeline(
         for job in jobs
     ]
     done = each_store(spark, works, progress, at_once=reader.at_once, tell=steps.note)
+    reach("pipeline.judged")
     return PipelineDone(tuple(done), sum(one.inspect_ms for one in done), now_ms() - began_ms)
 
 

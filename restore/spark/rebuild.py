@@ -47,6 +47,7 @@ from standfast.restore.verify.import_tasks import link_files
 from standfast.restore.verify.preflight import Preflight
 from standfast.restore.verify.store_rows import rows_in_order
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
+from standfast.store.failpoint import reach
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
@@ -157,6 +158,7 @@ def complete(
         ),
         made=Made("rebuild", done_ms, __version__, rocksdict_version(), COMPRESSION),
     )
+    reach("rebuild.written")
     # Last, since a manifest says that its folder is whole.
     folder.write(FILE_NAME, dump_manifest(manifest).encode())
     took_ms = done_ms - began_ms

@@ -1,6 +1,7 @@
 """One Spark session for all tests that need it.
 
-    spark          a session on local[2], started once
+    spark           a session on local[2], started once
+    killed_driver   run a command on a Spark of its own that dies at a failpoint
 
 Rules of this file: a real Spark from the development requirements; Java is the machine's or fetched. Only the session's
 fixtures import Spark, so that other tests do not pay for it.
@@ -9,8 +10,14 @@ fixtures import Spark, so that other tests do not pay for it.
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +57,17 @@ def spark_session() -> Iterator[Any]:
         session = open_session("tests", SparkPlace("local[2]", java.home, java.major, jars, settings=SETTINGS))
     yield session
     close_session(session)
+
+
+def killed_driver(failpoint: str, words: Sequence[str], cwd: Path) -> None:
+    """Run `standfast WORDS` until its driver is killed at this failpoint; its Java ends with it."""
+    command = [sys.executable, "-P", "-m", "standfast", *words, "--json", "--master", "local[2]"]
+    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    env = {**os.environ, "STANDFAST_FAILPOINT": f"{failpoint}=kill:1"}
+    log = cwd / "driver.log"
+    with log.open("wb") as out:
+        driver = subprocess.Popen(command, start_new_session=True, cwd=cwd, env=env, stdout=out, stderr=out)
+        code = driver.wait()
+    with suppress(ProcessLookupError):  # Java may have ended already: its input has
+        os.killpg(driver.pid, signal.SIGKILL)
+    assert code == -signal.SIGKILL, f"ended with {code} before {failpoint}: {log.read_text(errors='replace')[-2000:]}"

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from support.crash import managed_child
 from support.crash.managed_child import LEASE_MS
+from support.crash.seeds import seed_of_run
 
 TASKS = 12
 KEYS = 60
@@ -159,7 +159,7 @@ class Cluster:
 
 def seeded(number: int) -> int:
     """The seed of a run, which is printed."""
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    seed = seed_of_run()
     print(f"run {number}: seed {seed}", end="", flush=True)
     return seed
 

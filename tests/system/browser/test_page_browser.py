@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 WAIT_MS = 15_000
-LOOP_S = 0.06
 EVIL = '<img src=x onerror="document.title=1">'
 
 
@@ -195,19 +195,19 @@ def many(count: int) -> dict[str, Any]:
     return {**NOTHING, "tasks": tasks, "restores": restores}
 
 
-def loop_s() -> float:
-    """Processor time of a plain loop, which a quiet core runs in LOOP_S."""
-    before, total = process_time(), 0
-    for number in range(1_000_000):
-        total += number
-    return process_time() - before
+def without_script(page: str) -> str:
+    """The same page as a plain document, styles and rows."""
+    found = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert found != page
+    return found
 
 
 @pytest.mark.long
-def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> None:
+def test_a_thousand_tasks_cost_at_most_twice_and_a_half_their_plain_document(serve: Serve, tab: Page) -> None:
     document = many(1_000)
     with serve(lambda: document) as address:
         tab.goto(address)  # the browser itself is warm from now on
+        plain = without_script(tab.request.get(address).text())
         protocol = tab.context.new_cdp_session(tab)
         protocol.send("Performance.enable")
 
@@ -216,18 +216,22 @@ def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> 
             told = {one["name"]: one["value"] for one in protocol.send("Performance.getMetrics")["metrics"]}
             return float(told["ProcessTime"]) + process_time()
 
-        took: list[float] = []
-        # The same work takes up to twice the processor time while other work shares the core: the best of some counts,
-        # and on a slower core a second is as much longer as a plain loop takes.
-        while len(took) < 15 and min(took, default=1.0) >= 1.0:
-            pace = loop_s() / LOOP_S
+        def cost_s(show: Callable[[], Any]) -> float:
+            """Processor time until the document is shown with all its rows."""
             before = used_s()
-            tab.reload(wait_until="load")
-            rows = tab.locator('tbody[data-table="tasks"] tr').count()
+            show()
+            assert tab.locator('tbody[data-table="tasks"] tr').count() == 1_000
             tab.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(() => done(1))))")
-            took.append((used_s() - before) / max(pace, 1.0))
-            assert rows == 1_000
-        assert 0.0 < min(took) < 1.0, took
+            return used_s() - before
+
+        # The same work takes up to twice the processor time while other work shares the core, so both sides take turns
+        # and the best of some counts.
+        ours: list[float] = []
+        bare: list[float] = []
+        while len(ours) < 10 and (len(ours) < 3 or min(ours) > 2.5 * min(bare)):
+            bare.append(cost_s(lambda: tab.set_content(plain, wait_until="load")))
+            ours.append(cost_s(lambda: tab.goto(address, wait_until="load")))
+        assert 0.0 < min(ours) <= 2.5 * min(bare), (ours, bare)
         document["tasks"][999]["epoch"] = 4711
         expect(row(tab, "tasks", "0_999")).to_contain_text("4,711", timeout=WAIT_MS)
 

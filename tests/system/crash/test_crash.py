@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -41,6 +40,7 @@ from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position
 from support.crash.child import APP, EXIT_FENCED, LEASE_MS, MEMORY_BYTES, PARTITIONS, open_session, open_task
 from support.crash.damage import Damage, store_of, wrong_consequences
 from support.crash.run import CHILD, PATIENCE_S, Crash, Reasons
+from support.crash.seeds import seed_of_run
 from support.crash.stores import COUNTS
 from support.crash.stories import GUARANTEES, kill_racers, run
 
@@ -51,7 +51,7 @@ RUNS = int(os.environ.get("STANDFAST_CRASH_RUNS", "1"))
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_state_equals_the_log_after_kills(tmp_path: Path, number: int) -> None:
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    seed = seed_of_run()
     run(Crash(tmp_path, seed, GUARANTEES[number % 2], mixed=True), number)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ import pytest
 from support.crash.app_child import LIFE_MAX_S
 from support.crash.app_oracle import Expected, Outputs, Row, Stores, compare, expect, make_inputs
 from support.crash.app_run import LEASE_MS, MAX_STALL_MS, NO_STRIKE, AppCrash, Strike
+from support.crash.seeds import seed_of_run
 from support.groups import costly
 
 DAMAGED = 0.4  # how often a byte is flipped where a story may do so
@@ -156,7 +156,7 @@ STORIES: tuple[Callable[[AppCrash, str, Strike], None], ...] = (taken_over, rest
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_killed_application_gives_what_an_uninterrupted_one_gives(tmp_path: Path, number: int) -> None:
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    seed = seed_of_run()
     crash = AppCrash(tmp_path, seed, "at_least_once" if number % 7 == 3 else "exactly_once")
     failpoint, place, most = PLACES[number % len(PLACES)]
     times = crash.random.randint(1, most)

@@ -7,7 +7,6 @@ position, and in the end the killed directory and a fresh one hold the writer's 
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from standfast.restore.replay.worker_pool import MODULE
 from standfast.store.task.state_dir import BULK_FOLDER
 from support.crash.run import PATIENCE_S, Crash
+from support.crash.seeds import seed_of_run
 from support.crash.stories import BULK_STRIKES, GUARANTEES, run
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "1"))
@@ -25,7 +25,7 @@ RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "1"))
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_state_equals_the_log_after_kills_of_a_bulk_restore(tmp_path: Path, number: int) -> None:
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    seed = seed_of_run()
     run(Crash(tmp_path, seed, GUARANTEES[number % 2], mixed=True), number, BULK_STRIKES, most=8)
 
 

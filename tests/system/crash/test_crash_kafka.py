@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from support.crash.run import Crash
+from support.crash.seeds import seed_of_run
 from support.crash.stories import GUARANTEES, run
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_KAFKA_RUNS", "1"))
@@ -38,7 +39,7 @@ STRIKES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_state_equals_the_changelog_after_kills_on_kafka(tmp_path: Path, number: int, kafka_address: str) -> None:
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    seed = seed_of_run()
     crash = Crash(
         tmp_path,
         seed,

@@ -36,9 +36,8 @@ from support.serve import wait_for
 ASKED = os.environ.get("STANDFAST_CRASH_MANAGED_RUNS")
 RUNS = int(ASKED or 1)
 KAFKA_RUNS = max(1, RUNS // 3)
-VICTIMS = (
-    ("instance",) if ASKED is None else ("instance", "worker")
-)  # nine processes on two cores are a lane of their own
+# Workers make it nine processes, which on two cores are a lane of their own.
+VICTIMS = ("instance",) if ASKED is None else ("instance", "worker")
 ROWS = 2_000  # of each task
 EVERY_S = 0.02
 PAUSE_MS_MAX = 2_000  # beside the detection of the end, which takes a lease for an instance

@@ -27,6 +27,7 @@ import standfast as sf
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import Fenced, InvalidRequest, NotReady, Unavailable
+from support.crash.seeds import seed_of_run
 from support.serve import Sidecar, Sidecars
 
 ASKED = os.environ.get("STANDFAST_CRASH_SERVE_RUNS")
@@ -205,7 +206,7 @@ def test_acknowledged_commits_survive_kills_of_the_sidecar_on_kafka(
 
 def crash(sidecar: Sidecar, number: int, source: str, *, exactly_once: bool) -> None:
     """One run: lives with a kill in each, then a check of everything."""
-    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    seed = seed_of_run()
     rng = random.Random(f"{seed}-{number}")
     print(f"crash run {number} of the sidecar: STANDFAST_CRASH_SEED={seed}")
     load = Load(sidecar, rng, source, exactly_once=exactly_once)

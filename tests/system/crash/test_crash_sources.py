@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from support.crash.seeds import seed_of_run
 from support.crash.source_run import SourceCrash
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_SOURCE_RUNS", "1"))
@@ -70,15 +71,11 @@ def run(crash: SourceCrash, number: int, log: str) -> None:
     )
 
 
-def seed() -> int:
-    return int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
-
-
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_killed_application_reads_each_line_of_its_source_once(tmp_path: Path, number: int) -> None:
-    run(SourceCrash(tmp_path, seed(), logged=number % 4 != 3), number, "the embedded log")
+    run(SourceCrash(tmp_path, seed_of_run(), logged=number % 4 != 3), number, "the embedded log")
 
 
 @pytest.mark.crash
@@ -89,7 +86,7 @@ def test_killed_application_reads_each_line_of_its_source_once_on_kafka(
     tmp_path: Path, number: int, kafka_address: str
 ) -> None:
     name = f"source-{secrets.token_hex(4)}"
-    run(SourceCrash(tmp_path, seed(), f"kafka://{kafka_address}", name, lines=200), number, "Kafka")
+    run(SourceCrash(tmp_path, seed_of_run(), f"kafka://{kafka_address}", name, lines=200), number, "Kafka")
 
 
 # --- the proof that the harness can fail ------------------------------------------------------------------------------

@@ -87,8 +87,7 @@ class Counting:
         assert not self.thread.is_alive()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_application_and_its_producer_log_in_with_every_client_and_refresh_tokens(
     address: str, name: str, tmp_path: Path, guarantee: Any
 ) -> None:

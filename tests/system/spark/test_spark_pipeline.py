@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +37,7 @@ from standfast.restore.verify.preflight import preflight
 from standfast.store.errors import InvalidRequest
 from standfast.stream.session.task import Task
 from support.sessions import HOUR_MS, KINDS, START_MS, Bench, four_stores, operate
+from support.spark import killed_driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -240,17 +239,8 @@ def test_rebuild_that_a_run_completed_before_it_was_cut_short_is_kept(spark: Any
 def test_killed_run_leaves_no_report_and_spark_submit_ends_it(bench: Bench, tmp_path: Path) -> None:
     small(bench)
     out = tmp_path / "out"
-    words = [*arguments(bench, out, *state_of(bench)), "--json", "--master", "local[2]"]
-    words += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
-    command = [sys.executable, "-P", "-m", "standfast", *words]
-    driver = subprocess.Popen(
-        command, start_new_session=True, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 240
-    while not list(out.glob("rebuilt/kv/manifest.json")) and driver.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
+    killed_driver("pipeline.judged", arguments(bench, out, *state_of(bench)), tmp_path)
+    assert {one.parent.name for one in out.glob(f"rebuilt/*/{FILE_NAME}")} == set(SMALL)
     assert not any((out / name).exists() for name in FILES)
     programs = Path(sys.executable).parent
     script = Path(next(iter(__import__("standfast").__path__))) / "__main__.py"

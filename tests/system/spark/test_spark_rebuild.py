@@ -9,8 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -37,6 +35,7 @@ from standfast.restore.verify.preflight import preflight
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.stream.session.task import Task
 from support.sessions import KINDS, START_MS, Bench, four_stores, operate
+from support.spark import killed_driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -217,13 +216,6 @@ def test_killed_worker_leaves_no_manifest_and_a_second_run_succeeds(spark: Any, 
     assert {one.name for one in orphans(Folder(str(out)))} == left
 
 
-DRIVER = """
-import sys
-from standfast.ops.cli.command_line import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.long
 def test_killed_driver_leaves_no_manifest_and_a_second_run_succeeds(spark: Any, bench: Bench, tmp_path: Path) -> None:
     bench.active(partitions=(0,)).close()
@@ -233,14 +225,8 @@ def test_killed_driver_leaves_no_manifest_and_a_second_run_succeeds(spark: Any, 
         writer.append({source: [Outgoing(b"k%d" % n, b"v" * 50, START_MS) for n in range(start, start + 5_000)]})
     out = tmp_path / "out"
     arguments = ["rebuild", "--log", bench.address, "--app", "app", "--store", "kv:keyvalue:key=string,value=string"]
-    arguments += ["--out", str(out), "--master", "local[2]", "--partition", "0", "--json"]
-    arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
-    driver = subprocess.Popen([sys.executable, "-P", "-c", DRIVER, *arguments], start_new_session=True, cwd=tmp_path)
-    deadline = time.monotonic() + 240
-    while not list(out.glob("*.sst")) and driver.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
+    killed_driver("rebuild.written", [*arguments, "--out", str(out), "--partition", "0"], tmp_path)
+    assert list(out.glob("*.sst"))
     assert not (out / FILE_NAME).exists()
     done = rebuilt(spark, bench, "kv", out)
     manifest = read_manifest(out)

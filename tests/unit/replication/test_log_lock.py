@@ -133,7 +133,7 @@ def test_what_is_tried_again_anyway_is_unavailable_and_at_once_the_second_time(
     began_s = time.monotonic()
     with pytest.raises(Unavailable, match=f"process {holder.pid}"):
         group.heartbeat("me")
-    assert time.monotonic() - began_s < 0.5
+    assert time.monotonic() - began_s < 1.5  # at once, where the first call waited two seconds
     assert [member.member_id for member in group.view().members] == ["me"]
     with pytest.raises(Unavailable, match=f"process {holder.pid}"):
         EmbeddedLog(log.path)
