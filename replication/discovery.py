@@ -36,7 +36,7 @@ class Discovered:
 
 
 class Discovery:
-    """The known source topics of each group, described again every `interval_ms`; None is never.
+    """The known source topics of each group, described again every `interval_ms` (None: only after `hurry`).
 
     Raises InvalidRequest for an interval below 1 ms and for a topic of two groups.
     """
@@ -61,7 +61,7 @@ class Discovery:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Time of the next description of the topics; None if discovery is off."""
+        """Time of the next description of the topics; None if discovery is off and nothing asked for one."""
         return self._next_due_ms
 
     @property
@@ -70,8 +70,8 @@ class Discovery:
         return {name: info.partitions for name, info in self._known.items()}
 
     def hurry(self) -> None:
-        """Make the next `poll` name the topics, unless discovery is off: they are known to have grown."""
-        self._next_due_ms = None if self._interval_ms is None else 0
+        """Make the next `poll` name the topics, also if discovery is off: they are known to have grown."""
+        self._next_due_ms = 0
 
     def poll(self, now_ms: int) -> tuple[str, ...]:
         """Topics to describe now and give to `described`; empty before the time, or if discovery is off.
@@ -79,9 +79,9 @@ class Discovery:
         The next time is one interval from now, also if this attempt fails: a log that does not answer must not be
         asked in a loop.
         """
-        if self._interval_ms is None or self._next_due_ms is None or now_ms < self._next_due_ms:
+        if self._next_due_ms is None or now_ms < self._next_due_ms:
             return ()
-        self._next_due_ms = now_ms + self._interval_ms
+        self._next_due_ms = None if self._interval_ms is None else now_ms + self._interval_ms
         self._asked = bool(self._known)
         return tuple(self._known)
 

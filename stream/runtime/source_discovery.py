@@ -1,5 +1,8 @@
 """New partitions of an application's source topics: found at an interval, passed to session and runners.
 
+Another instance may find them first and lead the application: tasks that it places here are looked for at once, also
+where the interval is off, since no other instance would process them.
+
     describe source topics ──> Discovery (pure) ──> session: changelogs grow, then tasks are shared out
                                                 └─> runners: further upstream tasks to wait for
 
@@ -28,16 +31,21 @@ from standfast.stream.topology.nodes import SubTopology
 from standfast.stream.topology.topology import Topology
 
 
+SEARCH_MS = 1_000  # between checks for partitions that another instance has found and this one has not
+
+
 class Growing(Protocol):
     """The session, or the supervisor of worker processes, whose tasks grow."""
 
     log: Log
 
+    @property
+    def misses_partitions(self) -> bool: ...
     def grow(self, partitions: Mapping[int, int]) -> None: ...
 
 
 class SourceDiscovery:
-    """Checks every `interval_ms`; None: never. Raises BadConfig for a source topic that was deleted."""
+    """Checks every `interval_ms` (None: not by time). Raises BadConfig for a source topic that was deleted."""
 
     def __init__(
         self, session: Growing, topology: Topology, runners: RunnerSettings, interval_ms: int | None, clock: Clock
@@ -52,7 +60,7 @@ class SourceDiscovery:
             group.group: sorted(one.topic for one in group.sources if not one.internal and one.own is None)
             for group in topology.groups
         }
-        names = [name for names in self._external.values() for name in names if interval_ms is not None]
+        names = [name for names in self._external.values() for name in names]
         found = {name: self._admin.describe_topic(name) for name in names}
         gone = [name for name, info in found.items() if info is None]
         if gone:
@@ -65,6 +73,7 @@ class SourceDiscovery:
         }
         groups = {number: [infos[name] for name in names if name in infos] for number, names in self._external.items()}
         self._discovery = Discovery(groups, interval_ms, clock.monotonic_ms())
+        self._next_search_ms = 0
 
     def hurry(self) -> None:
         """Check at the next `poll`, whatever the interval."""
@@ -72,7 +81,11 @@ class SourceDiscovery:
 
     def poll(self) -> bool:
         """Check if the interval has passed; return whether there are more tasks now."""
-        names = self._discovery.poll(self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        if self._session.misses_partitions and now_ms >= self._next_search_ms:
+            self._next_search_ms = now_ms + SEARCH_MS
+            self.hurry()
+        names = self._discovery.poll(now_ms)
         if not names:
             return False
         try:

@@ -321,6 +321,12 @@ class Session(Closing):
             grow_groups(self._instance, self._groups, partitions)
         self._wake.set()
 
+    @property
+    def misses_partitions(self) -> bool:
+        """Whether a leader has placed tasks here of partitions that this session has not found yet."""
+        managed = self._instance.managed
+        return managed is not None and managed.misses_partitions
+
     def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """For `consumer.subscribe(on_assign=...)`: active at once, paused until `commit` finds the gate open."""
         self.external_consumer.on_assign(consumer, source_partitions("on_assign", partitions))

@@ -151,6 +151,11 @@ class Supervisor(Closing):
                 self._groups[number] = replace(group, partitions=count)
         self.shared = all_task_ids(self._groups)
 
+    @property
+    def misses_partitions(self) -> bool:
+        """Whether a leader has placed tasks here of partitions that this supervisor has not found yet."""
+        return self.managed.misses_partitions
+
     def poll_once(self) -> None:
         """One round: wait for a worker's word, and follow the group. Raises the error that ends the run."""
         self._keeper.progress.step(WORK)

@@ -44,6 +44,10 @@ def test_it_can_be_off() -> None:
     found = discovery(interval_ms=None)
     assert found.next_due_ms is None
     assert found.poll(10**15) == ()
+    found.hurry()  # another instance has found partitions
+    assert found.poll(10**15) == ("flights", "weather", "between")
+    assert found.next_due_ms is None
+    assert found.poll(10**15 + 1) == ()
 
 
 def test_log_that_does_not_answer_is_asked_again_one_interval_later() -> None:

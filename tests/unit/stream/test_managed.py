@@ -10,7 +10,7 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
-from standfast.stream.session.managed import LEAVE_EVERY_MS, LocalPart
+from standfast.stream.session.managed import LEAVE_EVERY_MS, LocalPart, leaving_at_once
 from standfast.stream.session.task import TaskState
 from support.apps import Running
 from support.loops import Seen
@@ -110,6 +110,16 @@ def test_tasks_leave_one_after_the_other_and_are_served_until_their_turn(bench: 
         left.append(TASKS - len(one.loop._running))
         bench.clock.advance(LEAVE_EVERY_MS)
     assert left == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("tasks", "seconds"), [(1, 0.1), (50, 5), (200, 12), (1_000, 20), (20_000, 36)])
+def test_many_tasks_leave_within_seconds_and_few_of_them_one_by_one(tasks: int, seconds: float) -> None:
+    steps, left = 0, tasks
+    while left:
+        now = leaving_at_once(left)
+        assert 0 < now <= max(1, -(-left // 50))
+        steps, left = steps + 1, left - now
+    assert steps * LEAVE_EVERY_MS <= seconds * 1_000
 
 
 def test_task_whose_move_is_taken_back_is_processed_on(bench: Bench) -> None:

@@ -232,6 +232,24 @@ def test_two_instances_share_the_new_tasks_and_stand_by_for_them(place: Place) -
     assert not set.intersection(*owners)
 
 
+def test_instance_that_does_not_look_for_partitions_finds_those_of_tasks_that_the_leader_gives_it(place: Place) -> None:
+    place.create(place.source, 2)
+    stores = [sf.KeyValueStore("visits", TEXT, sf.serde.int64)]
+    leader = place.run(counting(place.source), "a", stores=stores)
+    other = place.run(counting(place.source), "b", stores=stores, discovery_interval_ms=None)
+    until(lambda: [len(one.active()) for one in (leader, other)] == [1, 1], "a task each", leader, other)
+    place.log.admin.add_partitions(place.source, 4)
+    for partition in range(4):
+        place.write(place.source, partition, "k")
+    until(lambda: [len(one.active()) for one in (leader, other)] == [2, 2], "two tasks each", leader, other)
+    until(
+        lambda: all({"k": 1} in [one.rows("visits", at) for one in (leader, other)] for at in range(4)),
+        "a record of each partition",
+        leader,
+        other,
+    )
+
+
 def test_topic_that_is_processed_together_with_one_that_did_not_grow_waits_for_it(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
