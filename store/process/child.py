@@ -22,11 +22,13 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Generic, Self, TypeVar
 
@@ -43,6 +45,8 @@ LINE_BYTES_MAX = 32 << 20  # a page of rows has a mebibyte, a status of thousand
 ORDERS_BYTES_MAX = 1 << 20  # bytes that wait for the child; past it the child is killed
 WORDS_BYTES = 4_000  # the end of its standard error
 DRAIN_MS = 5
+VMSTAT = Path("/proc/vmstat")
+KILLS_MS = 5_000  # how old the count of kills may be with which the count after an end is compared
 RESTART_MS = 200
 WELL_MS = 30_000
 
@@ -62,9 +66,19 @@ class Ended:
     code: int
     why: str = ""
     words: str = ""  # the end of its standard error; "" if this process shares that
+    # By how much the kernel's count of kills for want of memory grew about when it ended (measured: twice for one process
+    # of a cgroup). Whom it killed is in the kernel's log alone, which takes rights to read.
+    memory_kills: int = 0
+
+    @property
+    def for_memory(self) -> bool:
+        """Whether the kernel may have killed it for want of memory."""
+        return self.code == -signal.SIGKILL and not self.why and self.memory_kills > 0
 
     def __str__(self) -> str:
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        if self.for_memory:
+            return f"{how}, when the kernel killed processes of this machine for want of memory"
         return f"{how}: {self.why}" if self.why else how
 
 
@@ -143,7 +157,8 @@ class ChildProcess(Generic[Answer]):
                 os.close(handle)
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
-        self.started_ms = self.heard_ms = clock.monotonic_ms()
+        self.started_ms = self.heard_ms = self._kills_ms = clock.monotonic_ms()
+        self._kills = memory_kills()
 
     @property
     def pid(self) -> int:
@@ -165,6 +180,9 @@ class ChildProcess(Generic[Answer]):
         """Answers since the last call, after at most `wait_ms` for the first; sets `ended` when no more can come."""
         if self.ended is not None:
             return []
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._kills_ms >= KILLS_MS and self._process.poll() is None:
+            self._kills, self._kills_ms = memory_kills(), now_ms
         with self._ordering:
             self._write_orders()
         if wait_ms:
@@ -292,7 +310,7 @@ class ChildProcess(Generic[Answer]):
         with contextlib.suppress(OSError), self._ordering:
             self._stdin.close()
         self._stdout.close()
-        self.ended = Ended(code, self._why, self._last_words())
+        self.ended = Ended(code, self._why, self._last_words(), memory_kills() - self._kills)
 
     def _last_words(self) -> str:
         """The end of its standard error, once it has ended; "" if this process shares that."""
@@ -300,6 +318,15 @@ class ChildProcess(Generic[Answer]):
             return ""
         with self._stderr as file:
             return last_words(file)
+
+
+def memory_kills(path: Path = VMSTAT) -> int:
+    """The kernel's count of its kills for want of memory since it started; 0 where it does not say."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def last_words(file: BinaryIO) -> str:

@@ -30,7 +30,6 @@ from standfast.stream.runtime.runner import RunnerSettings
 from standfast.stream.topology.nodes import SubTopology
 from standfast.stream.topology.topology import Topology
 
-
 SEARCH_MS = 1_000  # between checks for partitions that another instance has found and this one has not
 
 

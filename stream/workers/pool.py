@@ -312,6 +312,8 @@ class Pool:
         else:
             if not came and child.ended.code == 0:
                 how += ", without a call of run()"
+            if child.ended.for_memory:
+                how += ": run fewer workers, lower memory_bytes or cache_max_bytes, or give the machine more memory"
             self._give_up_or_restart(slot, lived_ms, how, words)
 
     def _give_up_or_restart(self, slot: _Slot, lived_ms: int, how: str, words: str) -> None:

@@ -27,10 +27,12 @@ from standfast.store.process.child import (
     WELL_MS,
     WORDS_BYTES,
     ChildProcess,
+    Ended,
     Restarts,
     Silence,
     json_line,
     json_object,
+    memory_kills,
 )
 from support.child_program import FLOOD_LINES, MODULE
 from support.places import TESTS
@@ -270,6 +272,29 @@ def test_child_ends_with_its_parent_and_lets_go_of_the_lent_lock(
             parent.kill()
             if forked is not None:
                 os.kill(forked, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (
+            Ended(-9, memory_kills=2),
+            "signal 9, when the kernel killed processes of this machine for want of memory",
+        ),
+        (Ended(-9), "signal 9"),
+        (Ended(-15, memory_kills=1), "signal 15"),
+        (Ended(1, memory_kills=1), "exit code 1"),
+        (Ended(-9, "it is stopped", memory_kills=1), "signal 9: it is stopped"),
+    ],
+)
+def test_end_names_the_want_of_memory_only_where_the_kernel_may_have_killed_the_child(end: Ended, says: str) -> None:
+    assert (str(end), end.for_memory) == (says, "memory" in says)
+
+
+def test_kills_for_want_of_memory_are_the_kernels_count(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 17\nballoon_inflate 0\n")
+    (tmp_path / "old").write_text("nr_free_pages 5\n")
+    assert [memory_kills(tmp_path / name) for name in ("vmstat", "old", "absent")] == [17, 0, 0]
 
 
 def test_pause_before_a_restart_doubles_until_a_child_lives_long() -> None:
