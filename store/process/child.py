@@ -66,8 +66,8 @@ class Ended:
     code: int
     why: str = ""
     words: str = ""  # the end of its standard error; "" if this process shares that
-    # By how much the kernel's count of kills for want of memory grew about when it ended (measured: twice for one process
-    # of a cgroup). Whom it killed is in the kernel's log alone, which takes rights to read.
+    # By how much the kernel's count of kills for want of memory grew about when it ended (measured: by two for one
+    # process of a cgroup). Whom it killed is in the kernel's log alone, which takes rights to read.
     memory_kills: int = 0
 
     @property
