@@ -1,13 +1,15 @@
 """A real small file system for tests of full disks: a tmpfs of its own, which only root can mount.
 
     small_disk(48) -> Path      a mount of 48 MiB; fill(path, left) leaves so many bytes free
+    read_only                   a folder in which nothing can be written
 
-Rules of this file: the fixture unmounts its file systems, whatever files a test left open there. Without the right to
+Rules of this file: a fixture unmounts its file systems, whatever files a test left open there. Without the right to
 mount, a test is skipped with that reason, and with CI set it fails: no substitute stands in for a full file system.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import pytest
 from support.missing import missing
 
 PIECE = bytes(64 << 10)
+MS_RDONLY, MNT_DETACH = 1, 2
 
 
 def free_bytes(path: Path) -> int:
@@ -57,3 +60,19 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield mount
     for path in mounted:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system that is mounted read-only; where mounting is impossible, a folder of mode 0500."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    mounted = libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", MS_RDONLY, None) == 0
+    if not mounted:
+        if os.geteuid() == 0:
+            missing("a read-only file system must be mounted: root may write into every other folder")
+        folder.chmod(0o500)
+    yield folder
+    if mounted:
+        libc.umount2(os.fsencode(folder), MNT_DETACH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,6 +270,22 @@ def test_instance_with_other_stores_waits_until_the_others_have_stopped(
     cluster.rounds()
     assert cluster.active() == {"new": list(range(TASKS))}
     assert placement_of(new).valid.program != ""
+
+
+def test_instance_with_a_read_only_state_directory_is_refused_and_takes_nothing_from_the_others(
+    bench: Bench, read_only: Path
+) -> None:
+    cluster = Cluster(bench)
+    one = cluster.start("a")
+    cluster.rounds()
+    view = one.session._group.view()
+    with pytest.raises(sf.InvalidRequest, match=rf"{read_only}.*(mounted read-only: mount it for writing|chown)"):
+        cluster.start(str(read_only / "b"))
+    cluster.fill(10)
+    cluster.rounds()
+    assert one.session._group.view() == view
+    assert cluster.active() == {"a": list(range(TASKS))}
+    assert sum(len(one.rows("count", at)) for at in range(TASKS)) == 10 * TASKS
 
 
 def test_grown_source_gets_its_tasks_spread(bench: Bench) -> None:
