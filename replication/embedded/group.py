@@ -12,7 +12,6 @@ of records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.embedded.db import Database, Transaction
@@ -21,20 +20,6 @@ from standfast.replication.log import Committed, ConsumerMember, EnteredView, Gr
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced
-
-
-class _Lease(NamedTuple):
-    """A member as stored."""
-
-    member_id: str
-    metadata: str
-    boot_id: str
-    lease_ms: int
-    deadline_ms: int
-
-    def live(self, now_ms: int, boot: str) -> bool:
-        # The monotonic clock starts over with each boot, so a deadline of another boot means nothing.
-        return self.boot_id == boot and now_ms < self.deadline_ms
 
 
 class EmbeddedGroup:
@@ -55,18 +40,16 @@ class EmbeddedGroup:
         # Not patient, like every call about leases: the background thread that calls it also reads for standbys.
         with self._db.write(patient=False) as run:
             now_ms = self._clock.monotonic_ms()
-            leases = self._expire(run, now_ms)
-            lease = _Lease(member_id, metadata, self._boot, lease_ms, now_ms + lease_ms)
+            self._expire(run, now_ms)
+            entered = lease_left_ms(run, self._name, member_id, now_ms, self._boot) is None
             run.execute(
                 "INSERT OR REPLACE INTO members (group_name, member_id, metadata, boot_id, lease_ms, deadline_ms) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                (self._name, *lease),
+                (self._name, member_id, metadata, self._boot, lease_ms, now_ms + lease_ms),
             )
-            entered = member_id not in leases
             if entered:
                 self._grow(run, 1)
-            leases[member_id] = lease
-            view = _view(self._generation(run), _members(leases))
+            view = self._view(run, now_ms)
             return EnteredView(*view) if entered else view
 
     def heartbeat(self, member_id: str) -> GroupView:
@@ -74,15 +57,13 @@ class EmbeddedGroup:
         # No lease survives the boot after a power loss, so this write need not wait for the disk.
         with self._db.write(durable=False, patient=False) as run:
             now_ms = self._clock.monotonic_ms()
-            leases = self._expire(run, now_ms)
-            lease = leases.get(member_id)
-            if lease is not None:
-                run.execute(
-                    "UPDATE members SET deadline_ms = ? WHERE group_name = ? AND member_id = ?",
-                    (now_ms + lease.lease_ms, self._name, member_id),
-                )
-            view = _view(self._generation(run), _members(leases))
-        if lease is None:  # raised after the transaction: within it, it would roll back the removal of other members
+            self._expire(run, now_ms)
+            renewed = run.execute(
+                "UPDATE members SET deadline_ms = lease_ms + ? WHERE group_name = ? AND member_id = ?",
+                (now_ms, self._name, member_id),
+            ).rowcount
+            view = self._view(run, now_ms)
+        if not renewed:  # raised after the transaction: within it, it would roll back the removal of other members
             raise Fenced(
                 f"{member_id!r} is not a member of group {self._name!r} (its lease ran out, or it never joined): "
                 "give up its tasks and join again"
@@ -92,22 +73,14 @@ class EmbeddedGroup:
     def view(self) -> GroupView:
         """Live members now."""
         with self._db.read() as run:
-            now_ms = self._clock.monotonic_ms()
-            # The database picks the live ones: a large group is looked at several times a second by each member.
-            live = run.execute(
-                "SELECT member_id, metadata FROM members WHERE group_name = ? AND boot_id = ? AND deadline_ms > ? "
-                "ORDER BY member_id",
-                (self._name, self._boot, now_ms),
-            ).fetchall()
-            stored = run.execute("SELECT count(*) FROM members WHERE group_name = ?", (self._name,)).fetchone()[0]
-            # The next write removes the members that ran out; counting them already keeps generation and members equal.
-            return _view(self._generation(run) + stored - len(live), live)
+            return self._view(run, self._clock.monotonic_ms())
 
     def leave(self, member_id: str) -> None:
         """Stop being a member; no error for an id that is not a member."""
         with self._db.write(patient=False) as run:
-            if member_id in self._expire(run, self._clock.monotonic_ms()):
-                self._remove(run, [member_id])
+            self._expire(run, self._clock.monotonic_ms())
+            left = run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
+            self._grow(run, left.rowcount)
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""
@@ -161,40 +134,48 @@ class EmbeddedGroup:
         self._db.close()
         self._closed(self)
 
-    def _expire(self, run: Transaction, now_ms: int) -> dict[str, _Lease]:
-        """Remove members whose lease ran out; returns the live ones."""
-        leases = stored_leases(run, self._name)
-        live = {lease.member_id: lease for lease in leases if lease.live(now_ms, self._boot)}
-        if len(live) < len(leases):
-            self._remove(run, [lease.member_id for lease in leases if lease.member_id not in live])
-        return live
-
-    def _remove(self, run: Transaction, members: list[str]) -> None:
-        run.executemany(
-            "DELETE FROM members WHERE group_name = ? AND member_id = ?", [(self._name, member) for member in members]
+    def _expire(self, run: Transaction, now_ms: int) -> None:
+        """Remove members whose lease ran out."""
+        # The monotonic clock starts over with each boot, so a deadline of another boot means nothing.
+        gone = run.execute(
+            "DELETE FROM members WHERE group_name = ? AND NOT (boot_id = ? AND deadline_ms > ?)",
+            (self._name, self._boot, now_ms),
         )
-        self._grow(run, len(members))
+        self._grow(run, gone.rowcount)
 
     def _grow(self, run: Transaction, by: int) -> None:
-        run.execute(
-            "INSERT INTO groups (name, generation) VALUES (?1, ?2) "
-            "ON CONFLICT (name) DO UPDATE SET generation = generation + ?2",
-            (self._name, by),
-        )
+        if by:
+            run.execute(
+                "INSERT INTO groups (name, generation) VALUES (?1, ?2) "
+                "ON CONFLICT (name) DO UPDATE SET generation = generation + ?2",
+                (self._name, by),
+            )
+
+    def _view(self, run: Transaction, now_ms: int) -> GroupView:
+        # The database picks the live ones: a large group is looked at several times a second by each member.
+        live = run.execute(
+            "SELECT member_id, metadata FROM members WHERE group_name = ? AND boot_id = ? AND deadline_ms > ? "
+            "ORDER BY member_id",
+            (self._name, self._boot, now_ms),
+        ).fetchall()
+        stored = run.execute("SELECT count(*) FROM members WHERE group_name = ?", (self._name,)).fetchone()[0]
+        members = tuple(map(Member._make, live))
+        # The next write removes the members that ran out; counting them already keeps generation and members equal.
+        generation = self._generation(run) + stored - len(members)
+        return GroupView(generation, members[0].member_id if members else None, members)
 
     def _generation(self, run: Transaction) -> int:
         row = run.execute("SELECT generation FROM groups WHERE name = ?", (self._name,)).fetchone()
         return 0 if row is None else int(row[0])
 
 
-def stored_leases(run: Transaction, group: str) -> list[_Lease]:
-    """All members by id, with or without a live lease."""
-    rows = run.execute(
-        "SELECT member_id, metadata, boot_id, lease_ms, deadline_ms FROM members WHERE group_name = ? "
-        "ORDER BY member_id",
-        (group,),
-    ).fetchall()
-    return [_Lease._make(row) for row in rows]
+def lease_left_ms(run: Transaction, group: str, member_id: str, now_ms: int, boot: str) -> int | None:
+    """Milliseconds until the lease of a live member runs out; None if it is none."""
+    row = run.execute(
+        "SELECT deadline_ms FROM members WHERE group_name = ? AND member_id = ? AND boot_id = ? AND deadline_ms > ?",
+        (group, member_id, boot, now_ms),
+    ).fetchone()
+    return None if row is None else int(row[0]) - now_ms
 
 
 def check_claim(run: Transaction, claim: WriterClaim) -> None:
@@ -231,13 +212,3 @@ def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, 
             "ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = ?4, metadata = ?5, seal = ?6",
             (*columns, seal(*columns)),
         )
-
-
-def _members(leases: Mapping[str, _Lease]) -> list[tuple[str, str]]:
-    return [(name, lease.metadata) for name, lease in sorted(leases.items())]
-
-
-def _view(generation: int, live: Iterable[tuple[str, str]]) -> GroupView:
-    """The view of members by id, each with its metadata."""
-    members = tuple(map(Member._make, live))
-    return GroupView(generation, members[0].member_id if members else None, members)

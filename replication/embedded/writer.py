@@ -12,7 +12,7 @@ from collections.abc import Callable
 from standfast.replication.checks import check_commit, check_text
 from standfast.replication.embedded.blocks import append_blocks
 from standfast.replication.embedded.db import Database, Transaction
-from standfast.replication.embedded.group import check_claim, find_writer, store_commit, stored_leases
+from standfast.replication.embedded.group import check_claim, find_writer, lease_left_ms, store_commit
 from standfast.replication.embedded.rows import OFFSET_MAX, Prepared, first_id, insert, prepare
 from standfast.replication.embedded.sums import seal
 from standfast.replication.embedded.topics import PartitionRow, partition_by_name, store_partition
@@ -122,14 +122,12 @@ def open_epoch(
         row = find_writer(run, transactional_id)
         last_owner, last_epoch = row if row is not None else (owner, 0)
         if if_free and last_owner != owner:
-            now_ms = clock.monotonic_ms()
-            for lease in stored_leases(run, group):
-                if lease.member_id == last_owner and lease.live(now_ms, boot):
-                    raise Held(
-                        f"{transactional_id!r} belongs to {last_owner!r}, a live member of group {group!r} with "
-                        f"{lease.deadline_ms - now_ms} ms of lease left: claim it when that member has left or its "
-                        "lease has run out"
-                    )
+            left_ms = lease_left_ms(run, group, last_owner, clock.monotonic_ms(), boot)
+            if left_ms is not None:
+                raise Held(
+                    f"{transactional_id!r} belongs to {last_owner!r}, a live member of group {group!r} with "
+                    f"{left_ms} ms of lease left: claim it when that member has left or its lease has run out"
+                )
         columns = (transactional_id, group, owner, last_epoch + 1, boot)
         run.execute(
             "INSERT OR REPLACE INTO writers (transactional_id, group_name, owner, epoch, boot_id, seal) "
