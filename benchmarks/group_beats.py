@@ -2,7 +2,7 @@
 
     python benchmarks/group_beats.py [--members 500] [--log embedded|kafka] [--seconds 20] [--rounds 3]
 
-    this program    joins N - 1 members, and renews their leases every third of the lease
+    this program    joins N - 1 members, and renews their leases as often as members of so large a group do
     the member      an application by the public path (App.run), its lease process included, without records
 
 Each round measures the member alone in its group, and then beside the others; the difference is what they cost. On the
@@ -30,6 +30,7 @@ from confluent_kafka import Producer
 
 from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.members import MEMBERS_SUFFIX, member_key, member_value
+from standfast.replication.lease.renewal import lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Process, Traits
@@ -37,6 +38,7 @@ from standfast.replication.takeover import MemberPlan, Process, Traits
 APP = "beats"
 LEASE_MS = 1_500  # the default
 LONG_LEASE_MS = 3_600_000
+JOIN_LEASE_MS = 60_000  # until the first renewal
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 SETTLE_S = 5.0
 PROGRAM = """
@@ -69,23 +71,23 @@ def others(address: str, app: str, count: int) -> Iterator[None]:
             return
         producer = Producer({"bootstrap.servers": address.removeprefix("kafka://"), "linger.ms": 5})
 
-        def write(kind: str) -> None:
+        def write(kind: str, lease_ms: int) -> None:
             for name, text in texts.items():
                 producer.produce(
                     app + MEMBERS_SUFFIX,
                     key=member_key(name),
-                    value=member_value(kind, f"s-{name}", LEASE_MS, 1, text, 1),
+                    value=member_value(kind, f"s-{name}", lease_ms, 1, text, 1),
                     partition=0,
                 )
             producer.flush()
 
-        stop = threading.Event()
+        stop, lease_ms = threading.Event(), lease_in_group_ms(LEASE_MS, count + 1)
 
         def beat() -> None:
-            while not stop.wait(LEASE_MS / 3_000):
-                write("beat")
+            while not stop.wait(renewal_interval_ms(lease_ms) / 1_000):
+                write("beat", lease_ms)
 
-        write("join")
+        write("join", JOIN_LEASE_MS)
         thread = threading.Thread(target=beat)
         thread.start()
         try:

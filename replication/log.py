@@ -364,12 +364,15 @@ class Group(Protocol):
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
 
-        Returns an EnteredView if it was no member just before.
+        A longer lease that still runs keeps its length. Returns an EnteredView if it was no member just before.
         """
         ...
 
-    def heartbeat(self, member_id: str) -> GroupView:
-        """Renew the lease. Raises Fenced if it had run out and the member was removed: join again."""
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
+        """Renew the lease, for `lease_ms` from now on (None: as it is).
+
+        Raises Fenced if it had run out and the member was removed: join again.
+        """
         ...
 
     def view(self) -> GroupView:

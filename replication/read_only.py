@@ -150,7 +150,7 @@ class ReadOnlyGroup:
         self._members = (Member(member_id, metadata),)
         return self.view()
 
-    def heartbeat(self, member_id: str) -> GroupView:
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
         """The view; there is no lease to renew."""
         return self.view()
 

@@ -35,13 +35,20 @@ class EmbeddedGroup:
         self._closed = closed
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
-        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
+        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
+
+        A longer lease that still runs keeps its length: the process that renews it may not know of a shorter one yet.
+        """
         check_join(member_id, metadata, lease_ms)
         # Not patient, like every call about leases: the background thread that calls it also reads for standbys.
         with self._db.write(patient=False) as run:
             now_ms = self._clock.monotonic_ms()
             self._expire(run, now_ms)
-            entered = lease_left_ms(run, self._name, member_id, now_ms, self._boot) is None
+            row = run.execute(
+                "SELECT lease_ms FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id)
+            ).fetchone()
+            entered = row is None
+            lease_ms = lease_ms if entered else max(lease_ms, int(row[0]))
             run.execute(
                 "INSERT OR REPLACE INTO members (group_name, member_id, metadata, boot_id, lease_ms, deadline_ms) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
@@ -52,15 +59,16 @@ class EmbeddedGroup:
             view = self._view(run, now_ms)
             return EnteredView(*view) if entered else view
 
-    def heartbeat(self, member_id: str) -> GroupView:
-        """Renew the lease. Raises Fenced if it had run out: join again."""
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
+        """Renew the lease, for `lease_ms` from now on (None: as it is). Raises Fenced if it had run out: join again."""
         # No lease survives the boot after a power loss, so this write need not wait for the disk.
         with self._db.write(durable=False, patient=False) as run:
             now_ms = self._clock.monotonic_ms()
             self._expire(run, now_ms)
             renewed = run.execute(
-                "UPDATE members SET deadline_ms = lease_ms + ? WHERE group_name = ? AND member_id = ?",
-                (now_ms, self._name, member_id),
+                "UPDATE members SET lease_ms = coalesce(?1, lease_ms), deadline_ms = ?2 + coalesce(?1, lease_ms) "
+                "WHERE group_name = ?3 AND member_id = ?4",
+                (lease_ms, now_ms, self._name, member_id),
             ).rowcount
             view = self._view(run, now_ms)
         if not renewed:  # raised after the transaction: within it, it would roll back the removal of other members

@@ -72,7 +72,10 @@ class KafkaGroup:
         self._closed = False
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
-        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
+        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
+
+        A longer lease of this member's session that still runs keeps its length.
+        """
         self._check_open()
         check_join(member_id, metadata, lease_ms)
         self._joined = True
@@ -80,10 +83,10 @@ class KafkaGroup:
             self._ready_asker()  # a member soon asks for offsets, so the client can connect meanwhile
         return self._board.join(member_id, metadata, lease_ms)
 
-    def heartbeat(self, member_id: str) -> GroupView:
-        """Renew the lease. Raises Fenced if the member was removed: join again."""
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
+        """Renew the lease, for `lease_ms` from now on (None: as it is). Raises Fenced if it had run out: join again."""
         self._check_open()
-        return self._board.beat(member_id)
+        return self._board.beat(member_id, lease_ms)
 
     def view(self) -> GroupView:
         """Live members now."""

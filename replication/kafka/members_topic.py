@@ -94,14 +94,16 @@ class Board:
             session = self._sessions.get(member_id)
             if session is None or lease is None or lease.session != session:
                 session = self._sessions[member_id] = uuid.uuid4().hex[:12]
+            elif lease.lease_ms > lease_ms:
+                lease_ms = lease.lease_ms  # the process that renews it may not know of a shorter one yet
             plan = lease.plan + 1 if lease is not None else 1
             value = member_value("join", session, lease_ms, self._members.generation, metadata, plan)
             self._write(member_key(member_id), value)
             view = self._members.view()
             return EnteredView(*view) if lease is None else view
 
-    def beat(self, member_id: str) -> GroupView:
-        """Renew a lease. Raises Fenced if the member was removed."""
+    def beat(self, member_id: str, lease_ms: int | None) -> GroupView:
+        """Renew a lease, for `lease_ms` from now on. Raises Fenced if the member was removed."""
         with self._lock:
             if not self._can_beat(member_id):
                 self._refresh()
@@ -109,7 +111,8 @@ class Board:
             session = self._sessions.get(member_id, lease.session if lease is not None else None)
             if lease is not None and lease.session == session:
                 generation, plan = self._members.generation, lease.plan
-                value = member_value("beat", lease.session, lease.lease_ms, generation, lease.metadata, plan)
+                lease_ms = lease.lease_ms if lease_ms is None else lease_ms
+                value = member_value("beat", lease.session, lease_ms, generation, lease.metadata, plan)
                 self._write(member_key(member_id), value)
                 lease = self._members.leases.get(member_id)
             self._remove_run_out()

@@ -7,8 +7,9 @@
     stdout   one line of text for each new difficulty
     words    see progress.py
 
-The process only renews. It counts a lease that ran out in LOST, and the parent decides to join again. It ends with its
-parent: the kernel kills it when the parent's thread ends, also by SIGKILL; so does the end of stdin.
+The lease is that of a group as large as the last renewal found it (`lease_in_group_ms`). The process only renews. It
+counts a lease that ran out in LOST, and the parent decides to join again. It ends with its parent: the kernel kills it
+when the parent's thread ends, also by SIGKILL; so does the end of stdin.
 
 Rules of this file: the process renews only while the parent makes progress, so that a parent that is stopped or hangs
 does not keep its tasks. It must not import RocksDB, a session or user code.
@@ -24,7 +25,7 @@ import sys
 from typing import Any
 
 from standfast.replication.lease.progress import ALLOWED, GAP, LOST, RENEWED, STALLED, STALLS, TRIES, LeaseProgress
-from standfast.replication.lease.renewal import StallWatch, renewal_interval_ms
+from standfast.replication.lease.renewal import StallWatch, lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import Group, Log
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
@@ -70,6 +71,7 @@ class Renewer:
         self._log: Log | None = None
         self._group: Group | None = None
         self._renewed_ms = -1
+        self._size = 0  # of the group, as of the last renewal
         self._said = ""
 
     def connect(self) -> bool:
@@ -81,8 +83,14 @@ class Renewer:
             self._say(str(error))
         return self._log is not None
 
-    def renew(self, group: str, member: str) -> None:
-        """Renew once, unless the parent makes no progress."""
+    def renew(self, group: str, member: str, lease_ms: int) -> int:
+        """Renew once, unless the parent makes no progress; returns the milliseconds until the next renewal."""
+        given_ms = lease_in_group_ms(lease_ms, self._size)
+        self._renew(group, member, given_ms)
+        # A group that is larger now gets a longer lease by the next renewal, which must come within this one.
+        return renewal_interval_ms(min(given_ms, lease_in_group_ms(lease_ms, self._size)))
+
+    def _renew(self, group: str, member: str, lease_ms: int) -> None:
         words = self._progress.words
         still = self._watch.look(self._progress.counts(), words[ALLOWED], self._clock.monotonic_ms())
         if still and not words[STALLED]:
@@ -95,10 +103,11 @@ class Renewer:
         try:
             if self._group is None:
                 self._group = self._log.group(group)
-            self._group.heartbeat(member)
+            self._size = len(self._group.heartbeat(member, lease_ms=lease_ms).members)
         except Fenced:
             words[LOST] += 1
             self._renewed_ms = -1  # LOST counts this gap, so GAP must not
+            self._size = 0  # the parent joins again, perhaps with a shorter lease
         except (Unavailable, Corruption) as error:  # also damage: an operator may put the log back
             self._say(str(error))
         else:
@@ -141,10 +150,9 @@ def main() -> int:
     renewer.connect()
     while target is None:
         target = orders.next(RETRY_MS)
-    interval_ms = renewal_interval_ms(target["lease_ms"])
     next_ms = clock.monotonic_ms()
     while True:
-        renewer.renew(target["group"], target["member"])
+        interval_ms = renewer.renew(target["group"], target["member"], target["lease_ms"])
         # After a delay, such as a log that hung, one renewal now is enough: missed ones are not made up.
         next_ms = max(next_ms + interval_ms, clock.monotonic_ms())
         orders.next(max(next_ms - clock.monotonic_ms(), 1))  # a pause that the end of stdin cuts short

@@ -32,6 +32,8 @@ class LeaseHolder(Protocol):
 
     @property
     def member(self) -> str: ...
+    @property
+    def lease_ms(self) -> int: ...
     def heartbeat(self, group: Group) -> None: ...
 
 
@@ -90,7 +92,7 @@ class LeaseKeeper:
                 self._process.start()
             self._started.set()
             self._began.wait()
-            while not self._stop.wait(renewal_interval_ms(self._lease_ms) / 1_000):
+            while not self._stop.wait(renewal_interval_ms(self._holder_lease_ms) / 1_000):
                 self._round()
         finally:
             self._started.set()
@@ -102,6 +104,10 @@ class LeaseKeeper:
         """End the thread soon."""
         self._stop.set()
         self._began.set()
+
+    @property
+    def _holder_lease_ms(self) -> int:
+        return self._lease_ms if self._holder is None else self._holder[0].lease_ms
 
     def _round(self) -> None:
         now_ms, words = self._clock.monotonic_ms(), self.progress.words
@@ -119,7 +125,7 @@ class LeaseKeeper:
         self._withheld |= bool(still)
         process = self._process
         if process is not None:
-            by_process, lost = process.poll(self._lease_ms // 2), process.lost()
+            by_process, lost = process.poll(self._holder_lease_ms // 2), process.lost()
             self._counters.lease_gap_ms = max(self._counters.lease_gap_ms, words[GAP])
             if by_process:
                 self._renewed_ms = -1  # the process measures the gaps between its renewals itself

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from standfast.replication.lease.renewal import lease_in_group_ms
 from standfast.replication.log import EnteredView, Group, GroupView
 from standfast.replication.takeover import MemberPlan, Process
 from standfast.store.errors import BadConfig, Fenced, Unavailable
@@ -63,6 +64,11 @@ class Membership:
         """The number of live members, as the group was last read."""
         return 0 if self.view is None else len(self.view.members)
 
+    @property
+    def lease_ms(self) -> int:
+        """The length of the lease in a group of that size, in milliseconds."""
+        return lease_in_group_ms(self._lease_ms, self.size)
+
     def publish(self) -> None:
         """Join, or publish the tasks that are held here now."""
         # First, so that a join that fails is repeated by the next round.
@@ -73,7 +79,7 @@ class Membership:
     def heartbeat(self, group: Group) -> None:
         """Renew the lease; after it ran out, join again (tasks lost meanwhile are fenced at the log)."""
         try:
-            self.view = group.heartbeat(self.member)
+            self.view = group.heartbeat(self.member, lease_ms=self.lease_ms)
         except Fenced:
             self._join(group)
 
@@ -93,7 +99,7 @@ class Membership:
         if not self._joined:
             self._before = self._process_in(group.view())
         self._written = replace(self.plan(), process=self._process).to_json()
-        self.view = group.join(self.member, self._written, lease_ms=self._lease_ms)
+        self.view = group.join(self.member, self._written, lease_ms=self.lease_ms)
         # The group did not hold this member any more, although it had joined before.
         if isinstance(self.view, EnteredView) and self._joined:
             reason = LEASE_STALLED if self._keeper.was_stalled() else LEASE_LATE

@@ -90,7 +90,8 @@ class SessionSettings:
     memory_bytes            bytes of block cache and write buffers of all stores together
     cache_max_bytes         bytes of the record caches of all tasks together; 0: every put is logged
     value_max_bytes         largest value a store accepts, in bytes
-    lease_ms                milliseconds that a member may be silent before other members take its tasks
+    lease_ms                milliseconds that a member may be silent before other members take its tasks; in a group of
+                            more members than one for each 15 of them, a multiple of it
     max_stall_ms            milliseconds that the background work or the application's loop may make no progress before
                             the lease is not renewed any more: longer than one record, callback or commit ever takes
     take_over               whether a standby takes its task when the owner is gone

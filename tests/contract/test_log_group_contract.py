@@ -257,6 +257,28 @@ def test_member_whose_lease_ran_out_is_gone(log: Log, pass_time_ms: Callable[[in
     assert group.join("a", lease_ms=LEASE_MS).generation > seen.generation
 
 
+def test_heartbeat_may_change_the_length_of_a_lease_and_joining_again_never_shortens_it(
+    log: Log, pass_time_ms: Callable[[int], None]
+) -> None:
+    group = log.group("board")
+    group.join("a", lease_ms=LEASE_MS)
+    group.heartbeat("a", lease_ms=3 * LEASE_MS)
+    group.join("a", "other metadata", lease_ms=LEASE_MS)
+    pass_time_ms(3 * LEASE_MS - 1)
+    assert group.view().members == (Member("a", "other metadata"),)
+    group.heartbeat("a")
+    pass_time_ms(3 * LEASE_MS - 1)
+    assert len(group.view().members) == 1
+    group.heartbeat("a", lease_ms=LEASE_MS)
+    pass_time_ms(LEASE_MS)
+    assert group.view().members == ()
+    with pytest.raises(Fenced, match="'a'"):
+        group.heartbeat("a", lease_ms=LEASE_MS)
+    group.join("a", lease_ms=LEASE_MS)
+    pass_time_ms(LEASE_MS)
+    assert group.view().members == ()
+
+
 def test_heartbeat_of_one_who_never_joined_is_fenced(log: Log) -> None:
     with pytest.raises(Fenced, match="'ghost'"):
         log.group("board").heartbeat("ghost")

@@ -17,7 +17,14 @@ import standfast as sf
 from standfast.replication.kafka.members import Members, member_key, member_value, removal_headers
 from standfast.replication.lease.process import SILENT_MS, LeaseProcess
 from standfast.replication.lease.progress import ALLOWED, RENEWED, TRIES, LeaseProgress
-from standfast.replication.lease.renewal import StallWatch, replay_allowance_ms
+from standfast.replication.lease.renewal import (
+    MEMBER_MS,
+    RENEWALS_PER_LEASE,
+    StallWatch,
+    lease_in_group_ms,
+    renewal_interval_ms,
+    replay_allowance_ms,
+)
 from standfast.replication.log import Record
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
@@ -33,6 +40,24 @@ GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_onc
 
 
 # -- when to renew ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lease_ms", "members", "expected"),
+    [
+        *((1_500, members, 1_500) for members in (0, 1, 100)),
+        *((1_500, members, 3_000) for members in (101, 200)),
+        (1_500, 500, 7_500),
+        (10_000, 500, 10_000),
+        (10_000, 700, 20_000),
+    ],
+)
+def test_lease_is_as_many_times_its_length_as_the_size_of_the_group_takes(
+    lease_ms: int, members: int, expected: int
+) -> None:
+    assert lease_in_group_ms(lease_ms, members) == expected
+    # The group's renewals together, each of which every member reads.
+    assert members / renewal_interval_ms(expected) <= RENEWALS_PER_LEASE / MEMBER_MS or expected == lease_ms
 
 
 def test_part_that_counts_is_no_stall() -> None:
