@@ -155,11 +155,6 @@ class Loop:
         self.records_total += processed
         return processed
 
-    def look_for_partitions(self) -> None:
-        """Check the source topics for new partitions in the next round."""
-        if self._discovery is not None:
-            self._discovery.hurry()
-
     def commit_all(self) -> None:
         """Commit every task now; one whose calls have no result after LAST_CALLS_MS is left uncommitted."""
         self._commit_all()

@@ -74,16 +74,12 @@ class SourceDiscovery:
         self._discovery = Discovery(groups, interval_ms, clock.monotonic_ms())
         self._next_search_ms = 0
 
-    def hurry(self) -> None:
-        """Check at the next `poll`, whatever the interval."""
-        self._discovery.hurry()
-
     def poll(self) -> bool:
         """Check if the interval has passed; return whether there are more tasks now."""
         now_ms = self._clock.monotonic_ms()
         if self._session.misses_partitions and now_ms >= self._next_search_ms:
             self._next_search_ms = now_ms + SEARCH_MS
-            self.hurry()
+            self._discovery.hurry()
         names = self._discovery.poll(now_ms)
         if not names:
             return False

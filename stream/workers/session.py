@@ -56,7 +56,7 @@ class WorkerSession(Session):
     def __init__(self, app: str, *, state_dir: StateDir, progress: LeaseProgress, **arguments: Any) -> None:
         self._shared_progress = progress
         self._order = Order()
-        self.unknown: frozenset[TaskId] = frozenset()  # ordered tasks of partitions that are not known here yet
+        self._misses_partitions = False
         self._begun: dict[TaskId, int] = {}  # the number of each active task's last opening
         super().__init__(app, state_dir=state_dir, **arguments)
 
@@ -88,6 +88,11 @@ class WorkerSession(Session):
             return dict(facts.since), newest(facts.left)
 
     @property
+    def misses_partitions(self) -> bool:
+        """Whether the supervisor ordered tasks of partitions that this process has not found yet."""
+        return self._misses_partitions
+
+    @property
     def settled(self) -> bool:
         """Whether the order is carried out: no further task leaves or comes soon."""
         order, tasks = self._order, dict(self._instance.tasks)
@@ -99,8 +104,7 @@ class WorkerSession(Session):
         held = [task_id for task_id, task in self._instance.tasks.items() if task.role == ACTIVE]
         if held:
             self._part.give_way(writers.owners(held))
-        # The supervisor may have found new partitions of a source before this process has.
-        self.unknown = order.tasks - known
+        self._misses_partitions = not known >= order.tasks
         self._part.follow(known.intersection(order.active), known & order.standby, self._may_open)
 
     def _may_open(self, task_id: TaskId) -> bool:

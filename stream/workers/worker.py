@@ -51,7 +51,6 @@ from standfast.stream.workers.watch import beat_ms
 POLL_MS = 50
 LOOK_MS, QUICK_LOOK_MS = 20, 2  # between two looks at the tasks; while an order is being carried out
 LAGS_MS = 500  # at most so often a report that has new lags and nothing else
-PARTITIONS_MS = 1_000  # between two looks for partitions that the supervisor has found
 NOTE_MAX = 8_000  # characters of a traceback in a message
 
 
@@ -170,14 +169,10 @@ class _Worker:
 
     def _work(self, session: WorkerSession, loop: Loop) -> None:
         self._tell(Opened())
-        next_look_ms = 0
         threading.Thread(target=self._follow, args=(session,), name="standfast-orders", daemon=True).start()
         try:
             while not self._stop.is_set():
                 loop.paused = self._paused
-                if session.unknown and self._host.clock.monotonic_ms() >= next_look_ms:
-                    next_look_ms = self._host.clock.monotonic_ms() + PARTITIONS_MS
-                    loop.look_for_partitions()
                 loop.poll_once(POLL_MS)
             if self._error is not None:
                 raise self._error
