@@ -92,5 +92,5 @@ class PauseWatch:
 
 def newest(found: Mapping[TaskId, V], among: Iterable[TaskId] | None = None) -> dict[TaskId, V]:
     """The last KEPT_MAX entries of a mapping in order of insertion; `among`: of these tasks alone."""
-    kept = found if among is None else {task: found[task] for task in found if task in set(among)}
-    return dict(list(kept.items())[-KEPT_MAX:])
+    wanted = found.keys() if among is None else found.keys() & set(among)
+    return dict([(task, one) for task, one in found.items() if task in wanted][-KEPT_MAX:])
