@@ -463,7 +463,7 @@ class App:
         no handler for them, they are printed to stderr, in the form of `log_format`.
 
         With several workers the program runs once more in each, from its first line to this call, which *is* the
-        worker there and does not return: every line before the call runs once per process. This
+        worker there and does not return: every line before the call runs once per process, a spare one included. This
         process then only supervises. Raises BadConfig for a notebook, a REPL or `-c`, WorkerFailed for a worker that
         dies again and again.
         """

@@ -3,6 +3,7 @@
     ProgramProcess (the program again) <── Open, Hold ── Pool ── State ──> Orders (pure): which worker holds what
 
 As the part of a managed instance (`stream/session/managed.py`): `follow` turns it into orders, `facts` are its tasks.
+Once all workers have opened, a spare process is kept ready (`spare.py`), which takes the place of the next that ends.
 
 Rules of this file: one thread, which must live as long as the processes: the kernel binds them to it. No call waits but
 `wait` and `stop`. A task leaves a worker by its report, or by its end, which `ChildProcess` has waited for.
@@ -45,6 +46,7 @@ from standfast.stream.workers.protocol import (
     tasks_of,
     times_of,
 )
+from standfast.stream.workers.spare import Process, Spare
 from standfast.stream.workers.watch import Look, ProcessFacts, Watch, WorkerRestarts
 
 TICK_HZ = os.sysconf("SC_CLK_TCK")
@@ -62,8 +64,10 @@ class _Slot:
     progress: LeaseProgress | None = None
     watch: Watch | None = None
     ready: bool = False  # it has come to run()
+    opened: bool = False  # it has opened its session
     failed: Failed | None = None
     start_ms: int | None = 0  # when to start the next process; None: never
+    began_ms: int = 0  # when its process became this worker; a spare was started before
     starts: int = 0
 
     @property
@@ -102,11 +106,17 @@ class Pool:
         self._between = PauseWatch()  # tasks on their way from one worker to another, or to the process of a dead one
         self._since: dict[TaskId, int] = {}
         self._left: dict[TaskId, Left] = {}
+        self._spare = Spare(self._process, clock)
 
     @property
     def pids(self) -> list[int | None]:
         """Process ids of the workers."""
         return [None if slot.child is None else slot.child.pid for slot in self._slots]
+
+    @property
+    def spare_pid(self) -> int | None:
+        """Process id of the spare that waits; None if there is none."""
+        return self._spare.pid
 
     # -- part of a managed instance -----------------------------------------------------------------------------------
 
@@ -154,16 +164,22 @@ class Pool:
         for slot in self._slots:
             if slot.child is not None:
                 waiting.register(slot.child.fileno(), select.POLLIN)
+        if self._spare.fileno is not None:
+            waiting.register(self._spare.fileno, select.POLLIN)
         waiting.poll(wait_ms)
 
     def poll(self) -> None:
-        """Start due workers, take reports, end workers that hang. `error` is set once a worker is given up."""
-        now_ms = self._clock.monotonic_ms()
+        """Take reports, end workers that hang, start due ones. `error` is set once a worker is given up."""
         for slot in self._slots:
-            if slot.child is None and slot.start_ms is not None and now_ms >= slot.start_ms and not self._stopping:
-                self._start(slot, now_ms)
             if slot.child is not None:
                 self._hear(slot)
+            # After that: the tasks of a worker that has just ended wait for its replacement.
+            now_ms = self._clock.monotonic_ms()
+            if slot.child is None and slot.start_ms is not None and now_ms >= slot.start_ms and not self._stopping:
+                self._start(slot, now_ms)
+        # Not before: the start of the workers themselves must not wait for the spare's.
+        if all(slot.opened for slot in self._slots) and not self._stopping:
+            self._spare.keep()
 
     def stop(self, alive: Callable[[], None]) -> None:
         """Have all workers commit, close and end, and wait for that; `alive` is called meanwhile.
@@ -171,6 +187,7 @@ class Pool:
         A worker that makes no progress for `max_stall_ms` is killed. Raises WorkerFailed if one was, or failed.
         """
         self._stopping, before = True, self.error
+        self._spare.kill()
         for slot in self._slots:
             if slot.child is not None and slot.ready:
                 slot.child.order(command_line(Stop()))
@@ -187,6 +204,7 @@ class Pool:
     def kill(self) -> None:
         """End all workers at once."""
         self._stopping = True
+        self._spare.kill()
         for slot in self._slots:
             if slot.child is not None:
                 slot.child.kill()
@@ -194,29 +212,38 @@ class Pool:
 
     # -- one worker ---------------------------------------------------------------------------------------------------
 
-    def _start(self, slot: _Slot, now_ms: int) -> None:
-        settings = self._settings
-        slot.progress = LeaseProgress(shared=True)
-        slot.starts += 1
+    def _process(self) -> Process:
+        settings, progress = self._settings, LeaseProgress(shared=True)
         try:
-            slot.child = ProgramProcess(
+            child = ProgramProcess(
                 settings.program.command,
                 settings.program.folder,
                 parse=parse_report,
                 clock=self._clock,
-                lend=(settings.lock, slot.progress.fd),
+                lend=(settings.lock, progress.fd),
                 variables=settings.variables,
             )
+        except OSError:
+            progress.close()
+            raise
+        return Process(child, progress)
+
+    def _start(self, slot: _Slot, now_ms: int) -> None:
+        settings, spare = self._settings, self._spare.take()
+        slot.starts += 1
+        try:
+            slot.child, slot.progress = spare or self._process()
         except OSError as error:
-            slot.progress.close()
             self._give_up_or_restart(slot, 0, f"it could not be started: {error}", "")
             return
         slot.watch = Watch(settings.lease_ms, settings.max_stall_ms, now_ms)
-        slot.ready, slot.failed = False, None
+        slot.ready, slot.failed, slot.began_ms = False, None, now_ms
         logger.info(
             "worker %d of %d starts as process %d", slot.name, settings.workers, slot.child.pid,
             extra=as_event("worker_started", worker=slot.name, pid=slot.child.pid, starts=slot.starts),
         )  # fmt: skip
+        if spare is not None:
+            self._open(slot, slot.child)
 
     def _hear(self, slot: _Slot) -> None:
         child = slot.child
@@ -243,27 +270,32 @@ class Pool:
         if isinstance(report, Failed):
             slot.failed = report
         elif isinstance(report, Ready):
-            slot.ready = True
-            assert slot.progress is not None
-            settings = self._settings
-            opened = Open(
-                **settings.opened,
-                number=slot.name,
-                workers=settings.workers,
-                lock=settings.lock,
-                words=slot.progress.fd,
-            )
-            child.order(command_line(opened))
-            if self._paused:
-                child.order(command_line(Pause(True)))
-            if self._stopping:
-                child.order(command_line(Stop()))
+            self._open(slot, child)
         elif isinstance(report, Opened):
+            slot.opened = True
             self.orders.ready(slot.number)
             slot.restarts.opened()
             self.changed = True
         else:
             self._report(slot, child, report)
+
+    def _open(self, slot: _Slot, child: ProgramProcess[Report]) -> None:
+        """Have a process that has come to run() open its session."""
+        slot.ready = True
+        assert slot.progress is not None
+        settings = self._settings
+        opened = Open(
+            **settings.opened,
+            number=slot.name,
+            workers=settings.workers,
+            lock=settings.lock,
+            words=slot.progress.fd,
+        )
+        child.order(command_line(opened))
+        if self._paused:
+            child.order(command_line(Pause(True)))
+        if self._stopping:
+            child.order(command_line(Stop()))
 
     def _report(self, slot: _Slot, child: ProgramProcess[Report], report: State) -> None:
         try:
@@ -295,7 +327,7 @@ class Pool:
     def _ended(self, slot: _Slot, child: ProgramProcess[Report]) -> None:
         assert child.ended is not None
         how, words, failed = str(child.ended), child.ended.words, slot.failed
-        lived_ms = self._clock.monotonic_ms() - child.started_ms
+        lived_ms = self._clock.monotonic_ms() - slot.began_ms
         clean = self._stopping and child.ended.code == 0 and not child.ended.why
         came = slot.ready
         self._release(slot)
@@ -338,7 +370,7 @@ class Pool:
 
     def _release(self, slot: _Slot) -> None:
         """Forget an ended process; its tasks are free."""
-        slot.child, slot.watch, slot.start_ms, slot.ready = None, None, None, False
+        slot.child, slot.watch, slot.start_ms, slot.ready, slot.opened = None, None, None, False, False
         if slot.progress is not None:
             slot.progress.close()
             slot.progress = None

@@ -5,10 +5,12 @@ Rules of this file: a test drives the pool by hand. `support/pool_child.py` is t
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.pool import Pool, PoolSettings
+from standfast.stream.workers.watch import FAILURES_MAX, WELL_MS
 from support import pool_child
 from support.places import ROOT
 from support.serve import wait_for
@@ -94,6 +97,79 @@ def test_killed_worker_is_replaced_and_its_tasks_are_opened_there_under_new_numb
     assert {task for task in TASKS if after[task].opening != before[task].opening} == hit
     assert pool.pids[1] == pids[1]
     assert pool.pids[0] not in (None, pids[0])
+
+
+def test_spare_that_waits_takes_the_place_of_a_killed_worker_and_is_followed_by_another(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = start("obey")
+    run(pool)
+    until(pool, lambda: pool.spare_pid)
+    spare, workers = pool.spare_pid, pool.pids
+    assert spare not in workers
+    assert workers[0] is not None
+    os.kill(workers[0], signal.SIGKILL)
+    with caplog.at_level(logging.INFO, "standfast"):
+        until(pool, lambda: pool.pids[0] not in (None, workers[0]))
+        run(pool)
+    assert pool.pids == [spare, workers[1]]
+    assert f"worker 1 of 2 starts as process {spare}" in caplog.text
+    until(pool, lambda: pool.spare_pid not in (None, spare))
+
+
+def test_spare_that_ends_costs_no_worker_and_comes_again(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    pool = start("obey")
+    run(pool)
+    until(pool, lambda: pool.spare_pid)
+    spare, workers = pool.spare_pid, pool.pids
+    assert spare is not None
+    os.kill(spare, signal.SIGKILL)
+    until(pool, lambda: pool.spare_pid not in (None, spare))
+    assert "the spare worker ended (signal 9), it starts again in 200 ms" in caplog.text
+    assert (pool.pids, pool.error, pool.facts().running) == (workers, None, TASKS)
+
+
+def test_spare_that_has_died_takes_no_place(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    until(pool, lambda: pool.spare_pid)
+    spare, worker = pool.spare_pid, pool.pids[0]
+    assert spare is not None and worker is not None
+    os.kill(spare, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    until(pool, lambda: pool.pids[0] not in (None, worker))
+    assert pool.pids[0] != spare
+    run(pool)
+
+
+def has_replaced(pool: Pool, pid: int) -> bool:
+    return pool.error is not None or pool.pids[0] not in (None, pid)
+
+
+def test_worker_that_was_a_spare_for_long_is_given_up_after_as_many_ends_as_any_other(start: Start) -> None:
+    """The time that it waited is no time that it worked well."""
+    pool = start("obey", workers=1, restart=sf.FixedDelay(100, 10))
+    for _ in range(FAILURES_MAX):
+        run(pool)
+        until(pool, lambda: pool.spare_pid)
+        assert pool._spare._process is not None
+        pool._spare._process.child.started_ms -= 2 * WELL_MS  # as if it had waited for so long
+        (pid,) = pool.pids
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(pool, partial(has_replaced, pool, pid))
+    assert isinstance(pool.error, WorkerFailed)
+    assert f"it ended {FAILURES_MAX} times in a row" in str(pool.error)
+
+
+def test_spare_ends_with_the_pool(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    until(pool, lambda: pool.spare_pid)
+    spare = pool.spare_pid
+    pool.stop(lambda: None)
+    assert pool.spare_pid is None
+    assert not Path(f"/proc/{spare}").exists()
 
 
 def counted(pool: Pool) -> dict[str, int]:
