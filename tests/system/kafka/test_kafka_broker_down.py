@@ -44,7 +44,7 @@ def broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def address(broker: Broker) -> str:
-    return f"kafka://{broker.address}?timeout.ms=2000"
+    return f"kafka://{broker.address}?timeout.ms=5000"
 
 
 @pytest.fixture
