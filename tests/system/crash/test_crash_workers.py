@@ -71,10 +71,10 @@ def shown_workers(cluster: Cluster) -> dict[int | None, set[int]]:
 
 def runs(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
+    return state != "Z"  # it has ended, and its new parent, the machine's init, has not asked for that yet
 
 
 def epochs(cluster: Cluster) -> dict[int, int]:
