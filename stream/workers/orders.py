@@ -165,6 +165,11 @@ class Orders:
         """Tasks of a worker's last report."""
         return self._workers[worker].tasks
 
+    @property
+    def runs_all(self) -> bool:
+        """Whether every active task of the part runs."""
+        return self._active <= self.facts()[0]
+
     def places(self) -> tuple[frozenset[TaskId], ...]:
         """The tasks that each worker has or may open; no task is of two workers."""
         return tuple(worker.may_hold for worker in self._workers)

@@ -3,7 +3,7 @@
     ProgramProcess (the program again) <── Open, Hold ── Pool ── State ──> Orders (pure): which worker holds what
 
 As the part of a managed instance (`stream/session/managed.py`): `follow` turns it into orders, `facts` are its tasks.
-Once all workers have opened, a spare process is kept ready (`spare.py`), which takes the place of the next that ends.
+Once all tasks run, a spare process is kept ready (`spare.py`), which takes the place of the next worker that ends.
 
 Rules of this file: one thread, which must live as long as the processes: the kernel binds them to it. No call waits but
 `wait` and `stop`. A task leaves a worker by its report, or by its end, which `ChildProcess` has waited for.
@@ -51,6 +51,7 @@ from standfast.stream.workers.watch import Look, ProcessFacts, Watch, WorkerRest
 
 TICK_HZ = os.sysconf("SC_CLK_TCK")
 STOPPED, WORKING = frozenset("Tt"), frozenset("RD")  # of a thread: by a signal or a debugger; runs, waits for the disk
+SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
 SLICE_MS = 5  # between two looks at workers that stop
 
 
@@ -177,8 +178,7 @@ class Pool:
             now_ms = self._clock.monotonic_ms()
             if slot.child is None and slot.start_ms is not None and now_ms >= slot.start_ms and not self._stopping:
                 self._start(slot, now_ms)
-        # Not before: the start of the workers themselves must not wait for the spare's.
-        if all(slot.opened for slot in self._slots) and not self._stopping:
+        if not self._stopping and self._has_settled():
             self._spare.keep()
 
     def stop(self, alive: Callable[[], None]) -> None:
@@ -211,6 +211,13 @@ class Pool:
                 self._release(slot)
 
     # -- one worker ---------------------------------------------------------------------------------------------------
+
+    def _has_settled(self) -> bool:
+        """Whether a process may start beside the workers: before, their own tasks would wait for the processor."""
+        if not all(slot.opened for slot in self._slots):
+            return False
+        last_ms = max(slot.began_ms for slot in self._slots)
+        return self._clock.monotonic_ms() - last_ms >= SETTLED_MS or self.orders.runs_all
 
     def _process(self) -> Process:
         settings, progress = self._settings, LeaseProgress(shared=True)
