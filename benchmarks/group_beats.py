@@ -136,7 +136,7 @@ def measure(address: str, folder: Path, app: str, members: int, seconds: float) 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=500)
     parser.add_argument("--log", choices=("embedded", "kafka"), default="kafka")
     parser.add_argument("--seconds", type=float, default=20.0)

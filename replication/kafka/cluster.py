@@ -397,15 +397,15 @@ class Cluster:
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
-    def describe(self, names: Iterable[str]) -> dict[str, Any | None]:
-        """Topics by name; None for one that does not exist."""
+    def describe(self, names: Iterable[str], operation: str = "DESCRIBE") -> dict[str, Any | None]:
+        """Topics by name; None for one that does not exist. `operation`: see `check`."""
         wanted = sorted(set(names))
         first_s = min(FIRST_ANSWER_S, self.timeout_s / 2)
         try:
-            return self._described(self.describe_later(wanted, first_s))
+            return self._described(self.describe_later(wanted, first_s), operation)
         except Unavailable:
             # Almost every operation begins with this request, so a stuck client shows here first (see `answer`).
-            return self._described(self.describe_later(wanted, self.timeout_s - first_s))
+            return self._described(self.describe_later(wanted, self.timeout_s - first_s), operation)
 
     def describe_later(self, names: Iterable[str], timeout_s: float | None = None) -> dict[str, Future[Any]]:
         """Like `describe`, without waiting: futures by name."""
@@ -417,14 +417,14 @@ class Cluster:
         )
         return answer
 
-    def _described(self, futures: Mapping[str, Future[Any]]) -> dict[str, Any | None]:
+    def _described(self, futures: Mapping[str, Future[Any]], operation: str) -> dict[str, Any | None]:
         found: dict[str, Any | None] = {}
         for name, future in futures.items():
             try:
                 found[name] = self.answer(future)
             except KafkaException as error:
                 if error_of(error).code() not in UNKNOWN_TOPIC:
-                    raise self.translate(error, f"describing topic {name!r}", Need(TOPIC, name, "DESCRIBE")) from error
+                    raise self.translate(error, f"describing topic {name!r}", Need(TOPIC, name, operation)) from error
                 found[name] = None
         return found
 
@@ -439,15 +439,19 @@ class Cluster:
         names = sorted(name for name in found.topics if not name.startswith(INTERNAL))
         return [TopicPartition(name, number) for name in names for number in sorted(found.topics[name].partitions)]
 
-    def check(self, partitions: Iterable[TopicPartition]) -> dict[str, Any]:
-        """The topics of these partitions. Raises UnknownStore naming the topics that exist."""
+    def check(self, partitions: Iterable[TopicPartition], operation: str = "DESCRIBE") -> dict[str, Any]:
+        """The topics of these partitions. Raises UnknownStore naming the topics that exist.
+
+        A user who may not describe a topic lacks each permission that implies it: the error names `operation`, which
+        the caller needs there, so that one permission given is enough.
+        """
         wanted = [TopicPartition(*source) for source in partitions]
         topics = {source.topic for source in wanted}
-        described = self.describe(topics)
+        described = self.describe(topics, operation)
         if any(number >= _count(described[topic]) for topic, number in wanted):
             # Brokers learn of an added partition one after the other, and this one may not know it yet.
             self._clock.sleep_ms(GROWING_MS)
-            described = self.describe(topics)
+            described = self.describe(topics, operation)
         found: dict[str, Any] = {}
         for topic, number in wanted:
             description = described[topic]
@@ -470,15 +474,18 @@ class Cluster:
         hint = f", did you mean {near[0]!r}?" if near else "."
         return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {shown}")
 
-    def bounds(self, partitions: Iterable[TopicPartition], *, committed: bool = True) -> dict[TopicPartition, Bounds]:
-        """Begin offset, and as end the last stable offset (`committed`) or the high watermark."""
+    def bounds(
+        self, partitions: Iterable[TopicPartition], *, committed: bool = True, operation: str = "DESCRIBE"
+    ) -> dict[TopicPartition, Bounds]:
+        """Begin offset, and as end the last stable offset (`committed`) or the high watermark; see also `check`."""
         wanted = [TopicPartition(*source) for source in partitions]
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        self.check(wanted)
+        self.check(wanted, operation)
         # Both requests at once saves a round trip. `max`: between the answers the head may be deleted past the end.
-        begins, ends = self._offsets(wanted, level, _api.OffsetSpec.earliest(), _api.OffsetSpec.latest())
+        specs = _api.OffsetSpec.earliest(), _api.OffsetSpec.latest()
+        begins, ends = self._offsets(wanted, level, *specs, operation=operation)
         return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
 
     def first_offset(self, source: TopicPartition, time_ms: int) -> int:
@@ -493,18 +500,18 @@ class Cluster:
         return ends[source]
 
     def _offsets(
-        self, wanted: Sequence[TopicPartition], level: IsolationLevel, *specs: Any
+        self, wanted: Sequence[TopicPartition], level: IsolationLevel, *specs: Any, operation: str = "DESCRIBE"
     ) -> list[dict[TopicPartition, int]]:
         """The offsets of each kind; sends all requests before it waits for the first answer."""
         asked = [(self._ask(wanted, spec, level), spec) for spec in specs]
-        return [self._answered(one, spec, level) for one, spec in asked]
+        return [self._answered(one, spec, level, operation) for one, spec in asked]
 
     def _ask(self, wanted: Iterable[TopicPartition], spec: Any, level: IsolationLevel) -> _Asked:
         asked = {KafkaPartition(*source): spec for source in wanted}
         answer: _Asked = self.admin.list_offsets(asked, isolation_level=level, request_timeout=self.timeout_s)
         return answer
 
-    def _answered(self, asked: _Asked, spec: Any, level: IsolationLevel) -> dict[TopicPartition, int]:
+    def _answered(self, asked: _Asked, spec: Any, level: IsolationLevel, operation: str) -> dict[TopicPartition, int]:
         """The answers; asks again for partitions that a broker refuses for a moment."""
         found: dict[TopicPartition, int] = {}
         deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
@@ -516,7 +523,7 @@ class Cluster:
                     found[source] = self.answer(future).offset
                 except KafkaException as error:
                     if error_of(error).code() not in PASSING or self._clock.monotonic_ms() > deadline_ms:
-                        need = Need(TOPIC, source.topic, "DESCRIBE")
+                        need = Need(TOPIC, source.topic, operation)
                         raise self.translate(error, f"offsets of {source}", need) from error
                     refused.append(source)
             asked = {}

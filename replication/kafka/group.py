@@ -121,8 +121,8 @@ class KafkaGroup:
         if wanted is not None and not wanted:
             return {}
         # A member will commit too, so its error names READ, the permission for that, which implies DESCRIBE.
-        need = Need(GROUP, self._name, "READ" if self._joined else "DESCRIBE")
-        needs = (need, *topic_needs((at.topic for at in wanted or ()), "DESCRIBE"))
+        operation = "READ" if self._joined else "DESCRIBE"
+        needs = (Need(GROUP, self._name, operation), *topic_needs((at.topic for at in wanted or ()), operation))
         what = f"offsets of group {self._name!r}"
         return self._cluster.patiently(what, lambda: self._offsets(wanted, only), *needs)
 
@@ -175,7 +175,7 @@ class KafkaGroup:
         wanted = [TopicPartition(*source) for source in partitions]
         unsure = [source for source in wanted if now_ms - self._known.get(source, -KNOWN_MS) >= KNOWN_MS]
         if unsure:
-            self._cluster.check(unsure)
+            self._cluster.check(unsure, "READ")
             self._known.update(dict.fromkeys(unsure, now_ms))
 
     def _check_claim(self, claim: WriterClaim) -> None:

@@ -111,12 +111,13 @@ class KafkaReader:
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Begin and last stable offset of each partition now."""
         self._check_open()
-        return self._cluster.bounds(partitions)
+        return self._cluster.bounds(partitions, operation="READ")
 
     def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """See LogReader: the high watermark."""
         self._check_open()
-        return {source: bounds.end for source, bounds in self._cluster.bounds(partitions, committed=False).items()}
+        found = self._cluster.bounds(partitions, committed=False, operation="READ")
+        return {source: bounds.end for source, bounds in found.items()}
 
     def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
         """Empty: Kafka has leader epochs, which its client compares while it reads."""
@@ -370,7 +371,7 @@ class KafkaReader:
                 gone = self._cluster.unknown(topic)
                 gone.sources = tuple(slot.source for slot in slots)
                 raise gone from error
-            need = Need(TOPIC, topic, "DESCRIBE")
+            need = Need(TOPIC, topic, "READ")
             raise self._cluster.translate(error, f"describing topic {topic!r}", need) from error
         for slot in slots:
             if slot.topic_id != topic_id:
@@ -382,7 +383,7 @@ class KafkaReader:
         slot.error = self._lost(slot)
         if slot.error is not None:
             return
-        bounds = self._cluster.bounds([slot.source])[slot.source]
+        bounds = self._cluster.bounds([slot.source], operation="READ")[slot.source]
         if slot.frontier >= bounds.end:  # at the end, or a transaction below this position is still open
             slot.end = slot.frontier
             slot.answered = True
@@ -410,10 +411,10 @@ class KafkaReader:
     def _lost(self, slot: ReaderSlot) -> StateLost | None:
         """The error for a position that the broker cannot have, or None; it may lie above an open transaction."""
         source = slot.source
-        if str(self._cluster.check([source])[source.topic].topic_id) != slot.topic_id:
+        if str(self._cluster.check([source], "READ")[source.topic].topic_id) != slot.topic_id:
             return _recreated(source)
-        bounds = self._cluster.bounds([source])[source]
-        written = self._cluster.bounds([source], committed=False)[source]
+        bounds = self._cluster.bounds([source], operation="READ")[source]
+        written = self._cluster.bounds([source], committed=False, operation="READ")[source]
         if bounds.begin <= slot.frontier <= written.end:
             return None
         return StateLost(
@@ -436,7 +437,7 @@ class KafkaReader:
 
     def _resolve(self, positions: Mapping[TopicPartition, int]) -> list[ReaderSlot]:
         self._check_open()
-        topics = self._cluster.check(positions)
+        topics = self._cluster.check(positions, "READ")
         now_ms = self._clock.monotonic_ms()
         return [
             ReaderSlot(TopicPartition(*source), str(topics[source[0]].topic_id), _checked(source, position), now_ms)

@@ -423,7 +423,7 @@ class KafkaWriter:
         wanted = [TopicPartition(*source) for source in partitions]
         unsure = [source for source in wanted if now_ms - self._known.get(source, -_KNOWN_MS) >= _KNOWN_MS]
         if unsure:
-            self._cluster.check(unsure)
+            self._cluster.check(unsure, "WRITE")
             self._known.update(dict.fromkeys(unsure, now_ms))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from standfast.replication.log import Log, LogReader, LogWriter, Outgoing, TopicPolicy
-from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.explained import Codes, codes_of, moves_record, reasons_record
 from standfast.replication.placement.model import Assignment, Round
 from standfast.replication.placement.programs import Shapes, bounded
@@ -220,7 +220,7 @@ class PlacementTopic:
         if (
             before is not None
             and _tasks(before) == _tasks(report)
-            and (early or (self._steps(before) == self._steps(report) and not self.state.forgotten))
+            and (early or not (self._has_news(before, report) or self.state.forgotten))
         ):
             return False
         self._create()
@@ -240,16 +240,21 @@ class PlacementTopic:
                 self._producer.close()
                 self._producer = None
 
-    def _steps(self, report: Report) -> dict[TaskId, tuple[int, int]]:
-        """Lags, as far as they are news: whether a copy has caught up, and else about how far it is from that.
+    def _has_news(self, before: Report, now: Report) -> bool:
+        """Whether lags are news: whether a copy has caught up, and else about how far it is from that.
 
-        Of copies that have caught up only a change to about a sixteenth, which people see and the leader does not use.
+        Of copies that have caught up only a change to about a sixteenth, which people see and the leader does not use,
+        or to none: a copy that is at its end says so. From there a few records are no news, or a standby that follows
+        would report in each interval.
         """
-        near, lags = self._near, {**report.stored, **report.lags}
-        return {
-            task: (0, lag.bit_length() // 4) if lag <= near else ((lag // max(near, 1)).bit_length(), 0)
-            for task, lag in lags.items()
-        }
+        old, new = {**before.stored, **before.lags}, {**now.stored, **now.lags}
+        return old.keys() != new.keys() or any(
+            self._step(old[task]) != self._step(lag) or (old[task] > 0 and lag == 0) for task, lag in new.items()
+        )
+
+    def _step(self, lag: int) -> tuple[int, int]:
+        near = self._near
+        return (0, lag.bit_length() // 4) if lag <= near else ((lag // max(near, 1)).bit_length(), 0)
 
     def _write(self, report: Report) -> None:
         if self._producer is None:

@@ -198,6 +198,10 @@ def test_report_is_written_for_new_tasks_at_once_and_for_new_lags_once_a_second(
     assert not one.report(replace(nearer, lags={T2: 7}))  # it follows closely, as before
     assert one.report(replace(nearer, lags={T2: 999}))  # people see how far behind it is
     instances.clock.advance(1_000)
+    assert one.report(replace(nearer, lags={T2: 1}))
+    instances.clock.advance(1_000)
+    assert one.report(nearer)  # a copy that has reached its end says so, however near it was
+    instances.clock.advance(1_000)
     assert one.report(replace(nearer, stored={T3: 7, T0: 9}))
     assert not one.report(replace(nearer, stored={}))  # rows on disk wait for the interval, as lags do
 

@@ -24,6 +24,7 @@ import pytest
 
 from support.groups import costly
 
+WAIT_S = 240
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
@@ -67,7 +68,9 @@ def killed_driver(failpoint: str, words: Sequence[str], cwd: Path) -> None:
     log = cwd / "driver.log"
     with log.open("wb") as out:
         driver = subprocess.Popen(command, start_new_session=True, cwd=cwd, env=env, stdout=out, stderr=out)
-        code = driver.wait()
-    with suppress(ProcessLookupError):  # Java may have ended already: its input has
-        os.killpg(driver.pid, signal.SIGKILL)
+        try:
+            code = driver.wait(WAIT_S)
+        finally:
+            with suppress(ProcessLookupError):  # Java may have ended already: its input has
+                os.killpg(driver.pid, signal.SIGKILL)
     assert code == -signal.SIGKILL, f"ended with {code} before {failpoint}: {log.read_text(errors='replace')[-2000:]}"

@@ -27,6 +27,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.stream.workers.pool import process_facts
 from support.crash.managed_cluster import PATIENCE_S, TASKS, Cluster, held_by
+from support.processes import has_ended
 from support.serve import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash]
@@ -56,7 +57,7 @@ def end(cluster: Cluster) -> None:
     process = cluster.processes.pop(NAME)
     process.terminate()
     assert process.wait(PATIENCE_S) == 0, cluster.said(NAME)
-    assert not any(map(runs, workers.values()))
+    assert all(map(has_ended, workers.values()))
     assert cluster.results() == cluster.expected()
 
 
@@ -67,14 +68,6 @@ def shown_workers(cluster: Cluster) -> dict[int | None, set[int]]:
         for one in look(log, cluster.app).tasks:
             found.setdefault(one.worker, set()).add(one.task.partition)
     return found
-
-
-def runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"  # it has ended, and its new parent, the machine's init, has not asked for that yet
 
 
 def epochs(cluster: Cluster) -> dict[int, int]:
@@ -126,7 +119,7 @@ def test_stopped_worker_is_killed_within_the_lease_and_its_tasks_go_on(cluster: 
     os.kill(worker, signal.SIGSTOP)
     cluster.feed(200)
     cluster.await_results()
-    assert not runs(worker)
+    assert has_ended(worker)
     assert "is stopped, and was silent for" in cluster.said(NAME)
     end(cluster)
 
@@ -139,7 +132,7 @@ def test_workers_end_with_a_killed_supervisor_and_the_next_run_continues_at_once
     cluster.start(NAME)  # its directory may still be locked by workers that are ending
     cluster.feed(100)
     cluster.await_results()
-    assert not any(map(runs, workers.values()))
+    assert all(map(has_ended, workers.values()))
     end(cluster)
 
 
@@ -174,7 +167,7 @@ def test_record_that_kills_its_worker_again_and_again_ends_the_run_and_costs_no_
         assert cluster.workers(NAME).keys() == workers.keys()
         others = {number: pid for number, pid in cluster.workers(NAME).items() if number != hit}
         assert others == {number: pid for number, pid in workers.items() if number != hit}
-        assert not any(map(runs, cluster.workers(NAME).values()))
+        assert all(map(has_ended, cluster.workers(NAME).values()))
 
 
 def feed_one(cluster: Cluster, key: str, partition: int) -> None:

@@ -29,6 +29,7 @@ from standfast.replication.log import Record
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 from support.lease import LEASE_MS, Leases, until
+from support.processes import has_ended
 from support.sessions import Bench
 
 BOTH = pytest.mark.parametrize("leases", ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
@@ -204,17 +205,9 @@ def test_killed_owner_is_not_renewed_for(leases: Leases) -> None:
     keeper = first.status["keeper"]
     first.process.kill()
     killed = time.monotonic()
-    until(lambda: not Path(f"/proc/{keeper}").exists() or zombie(keeper), "its lease process ends", 5)
+    until(lambda: has_ended(keeper), "its lease process ends", 5)
     until(lambda: second.is_("active running"), "the standby has the task")
     assert time.monotonic() - killed < 20  # far below max_stall
-
-
-def zombie(pid: int) -> bool:
-    """Whether a process has ended and its parent has not waited for it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 # -- the cost of losing one -------------------------------------------------------------------------------------------

@@ -260,6 +260,27 @@ def test_writer_without_permission_names_topic_and_operation(secured: Secured) -
     log.close()
 
 
+def test_error_on_a_topic_without_any_permission_names_the_one_that_the_work_needs(secured: Secured) -> None:
+    user, topic = secured.new_user(), f"t-{uuid.uuid4().hex[:8]}"
+    secured.root.admin.create_topic(topic, 1, TopicPolicy())
+    secured.root.producer().append({TopicPartition(topic, 0): [Outgoing(b"k", b"v", 1)]})
+    log = KafkaLog(secured.login(user))
+    source = TopicPartition(topic, 0)
+    steps: list[tuple[str, Any]] = [
+        ("WRITE", lambda: log.producer().append({source: [Outgoing(b"k", b"v", 1)]})),
+        ("READ", lambda: log.reader().bounds([source])),
+        ("READ", lambda: read_one(log, topic)),
+    ]
+    for operation, step in steps:
+        need = Need(TOPIC, topic, operation)
+        with pytest.raises(sf.BadConfig, match=said(secured, need, user)):
+            step()
+        secured.allow(user, [need])
+        step()
+        secured.take_away(user, need)
+    log.close()
+
+
 def test_admin_without_permission_names_what_it_takes(secured: Secured) -> None:
     user, topic = secured.new_user(), f"t-{uuid.uuid4().hex[:8]}"
     secured.root.admin.create_topic(topic, 1, TopicPolicy())

@@ -36,6 +36,7 @@ from standfast.store.process.child import (
 )
 from support.child_program import FLOOD_LINES, MODULE
 from support.places import TESTS
+from support.processes import has_ended
 from support.serve import wait_for
 
 pytestmark = pytest.mark.slow
@@ -266,7 +267,7 @@ def test_child_ends_with_its_parent_and_lets_go_of_the_lent_lock(
             os.kill(child, 0)
             parent.send_signal(number)
             parent.wait(WAIT_S)
-            wait_for(lambda: _gone(child), 5)
+            wait_for(lambda: has_ended(child), 5)
             assert _free(tmp_path / "lock")
         finally:
             parent.kill()
@@ -315,11 +316,3 @@ def _free(path: Path) -> bool:
         except BlockingIOError:
             return False
     return True
-
-
-def _gone(pid: int) -> bool:
-    """Whether the process has ended, also if no parent has waited for it."""
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from support.sessions import Bench
 ROUND_MS = 100
 
 
-def shared(bench: Bench, **settings: int) -> Cluster:
+def shared(bench: Bench, **settings: Any) -> Cluster:
     """Two instances, each with half of the tasks and standbys of the others."""
     cluster = Cluster(bench, standby_replicas=1, **settings)
     cluster.start("a")
