@@ -11,12 +11,10 @@ Rules of this file: one thread, which must live as long as the processes: the ke
 
 from __future__ import annotations
 
-import os
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from standfast.replication.lease.progress import ALLOWED, LeaseProgress
 from standfast.replication.offsets import TaskId
@@ -31,12 +29,11 @@ from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.orders import ACTIVE, RUNNING, Orders
+from standfast.stream.workers.process import WorkerProcess, process_facts
 from standfast.stream.workers.protocol import (
     Failed,
     Open,
-    Opened,
     Pause,
-    Ready,
     Report,
     State,
     Stop,
@@ -46,11 +43,9 @@ from standfast.stream.workers.protocol import (
     tasks_of,
     times_of,
 )
-from standfast.stream.workers.spare import Process, Spare
-from standfast.stream.workers.watch import Look, ProcessFacts, Watch, WorkerRestarts
+from standfast.stream.workers.spare import Spare
+from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
 
-TICK_HZ = os.sysconf("SC_CLK_TCK")
-STOPPED, WORKING = frozenset("Tt"), frozenset("RD")  # of a thread: by a signal or a debugger; runs, waits for the disk
 SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
 SLICE_MS = 5  # between two looks at workers that stop
 
@@ -61,12 +56,9 @@ class _Slot:
 
     number: int  # from 0
     restarts: WorkerRestarts
-    child: ProgramProcess[Report] | None = None
-    progress: LeaseProgress | None = None
+    process: WorkerProcess | None = None
     watch: Watch | None = None
-    ready: bool = False  # it has come to run()
-    opened: bool = False  # it has opened its session
-    failed: Failed | None = None
+    takes_tasks: bool = False  # its session is open, and the orders know it
     start_ms: int | None = 0  # when to start the next process; None: never
     began_ms: int = 0  # when its process became this worker; a spare was started before
     starts: int = 0
@@ -112,7 +104,7 @@ class Pool:
     @property
     def pids(self) -> list[int | None]:
         """Process ids of the workers."""
-        return [None if slot.child is None else slot.child.pid for slot in self._slots]
+        return [None if slot.process is None else slot.process.child.pid for slot in self._slots]
 
     @property
     def spare_pid(self) -> int | None:
@@ -127,9 +119,9 @@ class Pool:
         self._between.keep(active)
         self.orders.want(active, standby)
         for number, order in self.orders.next(is_free).items():
-            child = self._slots[number].child
-            assert child is not None, "only a ready worker has an order"
-            child.order(command_line(hold(order)))
+            process = self._slots[number].process
+            assert process is not None, "only a worker with a session has an order"
+            process.child.order(command_line(hold(order)))
 
     def move(self, task: TaskId, worker: int) -> None:
         """As `Orders.move`, from any thread; carried out by the next round."""
@@ -156,15 +148,15 @@ class Pool:
         if on != self._paused:
             self._paused = on
             for slot in self._slots:
-                if slot.ready and slot.child is not None:
-                    slot.child.order(command_line(Pause(on)))
+                if slot.process is not None and slot.process.ready:
+                    slot.process.child.order(command_line(Pause(on)))
 
     def wait(self, wait_ms: int) -> None:
         """Wait until a worker says something, or ends, for at most so long."""
         waiting = select.poll()
         for slot in self._slots:
-            if slot.child is not None:
-                waiting.register(slot.child.fileno(), select.POLLIN)
+            if slot.process is not None:
+                waiting.register(slot.process.child.fileno(), select.POLLIN)
         if self._spare.fileno is not None:
             waiting.register(self._spare.fileno, select.POLLIN)
         waiting.poll(wait_ms)
@@ -172,11 +164,11 @@ class Pool:
     def poll(self) -> None:
         """Take reports, end workers that hang, start due ones. `error` is set once a worker is given up."""
         for slot in self._slots:
-            if slot.child is not None:
-                self._hear(slot)
+            if slot.process is not None:
+                self._hear(slot, slot.process)
             # After that: the tasks of a worker that has just ended wait for its replacement.
             now_ms = self._clock.monotonic_ms()
-            if slot.child is None and slot.start_ms is not None and now_ms >= slot.start_ms and not self._stopping:
+            if slot.process is None and slot.start_ms is not None and now_ms >= slot.start_ms and not self._stopping:
                 self._start(slot, now_ms)
         if not self._stopping and self._has_settled():
             self._spare.keep()
@@ -189,12 +181,11 @@ class Pool:
         self._stopping, before = True, self.error
         self._spare.kill()
         for slot in self._slots:
-            if slot.child is not None and slot.ready:
-                slot.child.order(command_line(Stop()))
-            elif slot.child is not None:  # it has no task yet
-                slot.child.kill()
-                self._release(slot)
-        while any(slot.child is not None for slot in self._slots):
+            if slot.process is not None and slot.process.ready:
+                slot.process.child.order(command_line(Stop()))
+            elif slot.process is not None:  # it has no task yet
+                self._release(slot, slot.process)
+        while any(slot.process is not None for slot in self._slots):
             self.wait(SLICE_MS)
             self.poll()
             alive()
@@ -206,20 +197,19 @@ class Pool:
         self._stopping = True
         self._spare.kill()
         for slot in self._slots:
-            if slot.child is not None:
-                slot.child.kill()
-                self._release(slot)
+            if slot.process is not None:
+                self._release(slot, slot.process)
 
     # -- one worker ---------------------------------------------------------------------------------------------------
 
     def _has_settled(self) -> bool:
         """Whether a process may start beside the workers: before, their own tasks would wait for the processor."""
-        if not all(slot.opened for slot in self._slots):
+        if not all(slot.takes_tasks for slot in self._slots):
             return False
         last_ms = max(slot.began_ms for slot in self._slots)
         return self._clock.monotonic_ms() - last_ms >= SETTLED_MS or self.orders.runs_all
 
-    def _process(self) -> Process:
+    def _process(self) -> WorkerProcess:
         settings, progress = self._settings, LeaseProgress(shared=True)
         try:
             child = ProgramProcess(
@@ -233,34 +223,36 @@ class Pool:
         except OSError:
             progress.close()
             raise
-        return Process(child, progress)
+        return WorkerProcess(child, progress, self._opening)
+
+    def _opening(self, progress: LeaseProgress) -> bytes:
+        settings = self._settings
+        return command_line(Open(**settings.opened, workers=settings.workers, lock=settings.lock, words=progress.fd))
 
     def _start(self, slot: _Slot, now_ms: int) -> None:
         settings, spare = self._settings, self._spare.take()
         slot.starts += 1
         try:
-            slot.child, slot.progress = spare or self._process()
+            slot.process = process = spare or self._process()
         except OSError as error:
             self._give_up_or_restart(slot, 0, f"it could not be started: {error}", "")
             return
         slot.watch = Watch(settings.lease_ms, settings.max_stall_ms, now_ms)
-        slot.ready, slot.failed, slot.began_ms = False, None, now_ms
+        slot.began_ms = now_ms
         logger.info(
-            "worker %d of %d starts as process %d", slot.name, settings.workers, slot.child.pid,
-            extra=as_event("worker_started", worker=slot.name, pid=slot.child.pid, starts=slot.starts),
+            "worker %d of %d starts as process %d", slot.name, settings.workers, process.child.pid,
+            extra=as_event("worker_started", worker=slot.name, pid=process.child.pid, starts=slot.starts),
         )  # fmt: skip
-        if spare is not None:
-            self._open(slot, slot.child)
+        self._advance(slot, process, was_ready=False)
 
-    def _hear(self, slot: _Slot) -> None:
-        child = slot.child
-        assert child is not None and slot.watch is not None and slot.progress is not None
-        for report in child.poll():
-            self._take(slot, child, report)
+    def _hear(self, slot: _Slot, process: WorkerProcess) -> None:
+        assert slot.watch is not None
+        child, was_ready = process.child, process.ready
+        states = process.hear()
         if child.ended is None:
             now_ms = self._clock.monotonic_ms()
-            counts, allowed = slot.progress.counts(), slot.progress.words[ALLOWED]
-            seen = Look(child.heard_ms, slot.ready, counts, allowed, partial(process_facts, child.pid))
+            counts, allowed = process.progress.counts(), process.progress.words[ALLOWED]
+            seen = Look(child.heard_ms, process.ready, counts, allowed, partial(process_facts, child.pid))
             why = slot.watch.look(seen, now_ms)
             if why:
                 logger.error(
@@ -268,41 +260,25 @@ class Pool:
                     extra=as_event("worker_killed", worker=slot.name, pid=child.pid),
                 )  # fmt: skip
                 child.give_up(why)
-                for report in child.poll():
-                    self._take(slot, child, report)
+                states += process.hear()
+        self._advance(slot, process, was_ready=was_ready)
+        for report in states:
+            self._report(slot, child, report)
         if child.ended is not None:
-            self._ended(slot, child)
+            self._ended(slot, process)
 
-    def _take(self, slot: _Slot, child: ProgramProcess[Report], report: Report) -> None:
-        if isinstance(report, Failed):
-            slot.failed = report
-        elif isinstance(report, Ready):
-            self._open(slot, child)
-        elif isinstance(report, Opened):
-            slot.opened = True
+    def _advance(self, slot: _Slot, process: WorkerProcess, *, was_ready: bool) -> None:
+        """Act on how far a process has come: one that could take no order before gets those of now."""
+        if process.ready and not was_ready:
+            if self._paused:
+                process.child.order(command_line(Pause(True)))
+            if self._stopping:
+                process.child.order(command_line(Stop()))
+        if process.opened and not slot.takes_tasks:
+            slot.takes_tasks = True
             self.orders.ready(slot.number)
             slot.restarts.opened()
             self.changed = True
-        else:
-            self._report(slot, child, report)
-
-    def _open(self, slot: _Slot, child: ProgramProcess[Report]) -> None:
-        """Have a process that has come to run() open its session."""
-        slot.ready = True
-        assert slot.progress is not None
-        settings = self._settings
-        opened = Open(
-            **settings.opened,
-            number=slot.name,
-            workers=settings.workers,
-            lock=settings.lock,
-            words=slot.progress.fd,
-        )
-        child.order(command_line(opened))
-        if self._paused:
-            child.order(command_line(Pause(True)))
-        if self._stopping:
-            child.order(command_line(Stop()))
 
     def _report(self, slot: _Slot, child: ProgramProcess[Report], report: State) -> None:
         try:
@@ -331,13 +307,13 @@ class Pool:
             if pause is not None:
                 note_pause(self._counters, task, pause, worker=slot.name)
 
-    def _ended(self, slot: _Slot, child: ProgramProcess[Report]) -> None:
-        assert child.ended is not None
-        how, words, failed = str(child.ended), child.ended.words, slot.failed
+    def _ended(self, slot: _Slot, process: WorkerProcess) -> None:
+        ended, failed = process.child.ended, process.failed
+        assert ended is not None
+        how, words = str(ended), ended.words
         lived_ms = self._clock.monotonic_ms() - slot.began_ms
-        clean = self._stopping and child.ended.code == 0 and not child.ended.why
-        came = slot.ready
-        self._release(slot)
+        clean = self._stopping and ended.code == 0 and not ended.why
+        self._release(slot, process)
         if clean:
             logger.info("worker %d has ended", slot.name, extra=as_event("worker_ended", worker=slot.name))
         elif failed is not None and not _is_outage(failed):
@@ -349,9 +325,9 @@ class Pool:
                 extra=as_event("worker_waits_for_log", worker=slot.name),
             )  # fmt: skip
         else:
-            if not came and child.ended.code == 0:
+            if not process.ready and ended.code == 0:
                 how += ", without a call of run()"
-            if child.ended.for_memory:
+            if ended.for_memory:
                 how += ": run fewer workers, lower memory_bytes or cache_max_bytes, or give the machine more memory"
             self._give_up_or_restart(slot, lived_ms, how, words)
 
@@ -375,32 +351,16 @@ class Pool:
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
 
-    def _release(self, slot: _Slot) -> None:
-        """Forget an ended process; its tasks are free."""
-        slot.child, slot.watch, slot.start_ms, slot.ready, slot.opened = None, None, None, False, False
-        if slot.progress is not None:
-            slot.progress.close()
-            slot.progress = None
+    def _release(self, slot: _Slot, process: WorkerProcess) -> None:
+        """Forget a process, which is killed if it lives; its tasks are free."""
+        process.end()
+        slot.process, slot.watch, slot.start_ms, slot.takes_tasks = None, None, None, False
         if not self._stopping:
             ran = self.orders.tasks(slot.number).items()
             for task in [task for task, one in ran if one.role == ACTIVE and one.state == RUNNING]:
                 self._between.frees(task, FAILOVER, self._clock.monotonic_ms())
         self.orders.ended(slot.number)
         self.changed = True
-
-
-def process_facts(pid: int) -> ProcessFacts:
-    """The state of a process, all its threads included."""
-    cpu_ms, states = 0, set()
-    for path in (Path(f"/proc/{pid}/stat"), *Path(f"/proc/{pid}/task").glob("*/stat")):
-        try:
-            # The name before the last bracket may hold spaces.
-            words = path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        cpu_ms = cpu_ms or (int(words[11]) + int(words[12])) * 1_000 // TICK_HZ  # of the whole process, which is first
-        states.add(words[0])
-    return ProcessFacts(cpu_ms, bool(states & STOPPED), bool(states & WORKING))
 
 
 def _is_outage(failed: Failed) -> bool:

@@ -21,7 +21,7 @@ from standfast.stream.workers.orders import HeldTask, Order
 
 
 class Open(Shape, frozen=True, tag_field="do", tag=True):
-    """Open a session on the supervisor's state directory. `lock` and `words` are inherited handles.
+    """Open a session on the supervisor's state directory, also in a spare. `lock` and `words` are inherited handles.
 
     `lock`: of the directory's lock; `words`: of the worker's progress. `program`: as in `Traits`. The worker checks
     that its own application is the same.
@@ -33,7 +33,6 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
     guarantee: str
     program: str
     instance: str
-    number: int
     workers: int
     lock: int
     words: int

@@ -1,43 +1,23 @@
-"""The spare worker process of an instance: it has come to run() and waits, to be the next worker that one needs.
+"""The spare worker process of an instance: its session is open and holds no task, to be the next worker that one needs.
 
-    keep ──> starts the program ── Ready ──> waits ──> take: it is a worker now; keep starts the next one
+    keep ──> starts the program ── Ready, Opened ──> waits ──> take: it is a worker now; keep starts the next one
                  └── ended, or stopped before run(): started again after a pause that doubles
 
-A new process takes a second and more to start its interpreter and to import the program, and the tasks of a dead worker
-stand still for as long. The spare has done that before.
+A new process takes a second and more to start its interpreter, to import the program and to connect to the log, and the
+tasks of a dead worker stand still for as long. The spare has done that before.
 
-Rules of this file: one thread, as `pool.py`. A spare holds no task and no part of the memory; its end costs nothing.
+Rules of this file: one thread, as `pool.py`. A spare holds no task, so its end costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
-
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
 from standfast.store.process.child import Restarts
-from standfast.store.process.program import ProgramProcess
-from standfast.stream.workers.protocol import Ready, Report
+from standfast.stream.workers.process import Starter, WorkerProcess
 from standfast.stream.workers.watch import START_MS
 
 PAUSE_MS_MAX = 60_000
-
-
-class Process(NamedTuple):
-    """A process that runs the program, and the counters that it shares with this one."""
-
-    child: ProgramProcess[Report]
-    progress: LeaseProgress
-
-    def end(self) -> None:
-        """Kill it, if it lives."""
-        self.child.kill()
-        self.progress.close()
-
-
-Starter: TypeAlias = Callable[[], Process]  # raises OSError
 
 
 class Spare:
@@ -47,14 +27,13 @@ class Spare:
         self._start = start
         self._clock = clock
         self._restarts = Restarts(PAUSE_MS_MAX)
-        self._process: Process | None = None
-        self._ready = False
+        self._process: WorkerProcess | None = None
         self._start_ms = 0
 
     @property
     def pid(self) -> int | None:
-        """Id of the process that waits; None if none has come to run() yet."""
-        return self._process.child.pid if self._process is not None and self._ready else None
+        """Id of the process that waits; None if none has opened its session yet."""
+        return self._process.child.pid if self._process is not None and self._process.opened else None
 
     @property
     def fileno(self) -> int | None:
@@ -68,28 +47,29 @@ class Spare:
             if now_ms >= self._start_ms:
                 self._begin(now_ms)
             return
-        child = self._process.child
-        self._ready = any(isinstance(report, Ready) for report in child.poll()) or self._ready
-        if not self._ready and now_ms - child.started_ms > START_MS:
+        process, child = self._process, self._process.child
+        process.hear()
+        if not process.ready and now_ms - child.started_ms > START_MS:
             child.give_up(f"it did not come to run() within {START_MS // 1_000} s")
-            child.poll()
+            process.hear()
         if child.ended is not None:
-            self._later(now_ms, now_ms - child.started_ms, f"{child.ended}", child.ended.words)
+            how = f"{child.ended}" if process.failed is None else process.failed.message
+            self._later(now_ms, now_ms - child.started_ms, how, child.ended.words)
 
-    def take(self) -> Process | None:
-        """The process that waits, which is the caller's from now on; None if there is none."""
+    def take(self) -> WorkerProcess | None:
+        """The process that has come to run(), which is the caller's from now on; None if there is none."""
         if self._process is not None:
             self.keep()  # it may have ended since
-        if self._process is None or not self._ready:
+        if self._process is None or not self._process.ready:
             return None
-        taken, self._process, self._ready = self._process, None, False
+        taken, self._process = self._process, None
         return taken
 
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:
             self._process.end()
-            self._process, self._ready = None, False
+            self._process = None
 
     def _begin(self, now_ms: int) -> None:
         try:

@@ -141,7 +141,7 @@ class _Worker:
         if (program := program_of(assembled.groups)) != order.program:
             raise BadConfig(
                 [
-                    f"worker {order.number} declares other groups, source topics or stores than its supervisor "
+                    f"a worker declares other groups, source topics or stores than its supervisor "
                     f"({program} and {order.program}): the program must declare the same each time it runs"
                 ]
             )
@@ -151,8 +151,8 @@ class _Worker:
         state_dir = StateDir.lent(order.state_root, host.name, order.lock, order.instance)
         session = host.session(assembled, state_dir, progress, order.workers)
         logger.info(
-            "application %s: worker %d of %d of instance %s runs", host.name, order.number, order.workers,
-            order.instance, extra=as_event("worker_runs", app=host.name, worker=order.number),
+            "application %s: process %d is ready for tasks of instance %s", host.name, os.getpid(), order.instance,
+            extra=as_event("worker_runs", app=host.name, pid=os.getpid()),
         )  # fmt: skip
         try:
             self._work(session, host.loop(session, assembled))
@@ -160,7 +160,7 @@ class _Worker:
             try:
                 session.close()
             except Exception:  # noqa: BLE001 - the first error stays the reason
-                logger.exception("worker %d: closing failed, after the error that ends it", order.number,
+                logger.exception("a worker of %s: closing failed, after the error that ends it", host.name,
                                  extra=as_event("close_failed"))  # fmt: skip
             raise
         session.close()
@@ -242,7 +242,7 @@ def _check(host: Host, order: Open) -> None:
     if differ:
         raise BadConfig(
             [
-                f"worker {order.number} of application {host.name!r} has another {' and '.join(differ)} than its "
+                f"a worker of application {host.name!r} has another {' and '.join(differ)} than its "
                 "supervisor: the program must give the same settings each time it runs"
             ]
         )

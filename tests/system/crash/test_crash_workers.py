@@ -25,7 +25,7 @@ from standfast.ops.cli.process.placement_seen import look
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.stream.workers.pool import process_facts
+from standfast.stream.workers.process import process_facts
 from support.crash.managed_cluster import PATIENCE_S, TASKS, Cluster, held_by
 from support.processes import has_ended
 from support.serve import wait_for

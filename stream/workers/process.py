@@ -1,0 +1,74 @@
+"""One worker process, as its supervisor sees it: how far it has come, and what the kernel says of it.
+
+    started ── Ready: it has come to run() ── Opened: its session is open ── ended, perhaps after Failed
+
+Rules of this file: one thread, as `pool.py`. A process knows nothing of its tasks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from standfast.replication.lease.progress import LeaseProgress
+from standfast.store.process.program import ProgramProcess
+from standfast.stream.workers.protocol import Failed, Opened, Ready, Report, State
+from standfast.stream.workers.watch import ProcessFacts
+
+TICK_HZ = os.sysconf("SC_CLK_TCK")
+STOPPED, WORKING = frozenset("Tt"), frozenset("RD")  # of a thread: by a signal or a debugger; runs, waits for the disk
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A process that runs the program, and the counters that it shares with this one.
+
+    `opening` makes the order to open a session. A process has it as soon as it can take it, also a spare one.
+    """
+
+    child: ProgramProcess[Report]
+    progress: LeaseProgress
+    opening: Callable[[LeaseProgress], bytes]
+    ready: bool = False  # it has come to run()
+    opened: bool = False  # it has opened its session
+    failed: Failed | None = None
+
+    def hear(self) -> list[State]:
+        """Take its words and its end: `child.ended` is set then. Returns the reports of its tasks."""
+        states = []
+        for report in self.child.poll():
+            if isinstance(report, Ready):
+                self.ready = True
+                self.child.order(self.opening(self.progress))
+            elif isinstance(report, Opened):
+                self.opened = True
+            elif isinstance(report, Failed):
+                self.failed = report
+            else:
+                states.append(report)
+        return states
+
+    def end(self) -> None:
+        """Kill it, if it lives, and release what is shared with it."""
+        self.child.kill()
+        self.progress.close()
+
+
+Starter: TypeAlias = Callable[[], WorkerProcess]  # raises OSError
+
+
+def process_facts(pid: int) -> ProcessFacts:
+    """The state of a process, all its threads included."""
+    cpu_ms, states = 0, set()
+    for path in (Path(f"/proc/{pid}/stat"), *Path(f"/proc/{pid}/task").glob("*/stat")):
+        try:
+            # The name before the last bracket may hold spaces.
+            words = path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        cpu_ms = cpu_ms or (int(words[11]) + int(words[12])) * 1_000 // TICK_HZ  # of the whole process, which is first
+        states.add(words[0])
+    return ProcessFacts(cpu_ms, bool(states & STOPPED), bool(states & WORKING))
