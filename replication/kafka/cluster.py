@@ -397,7 +397,7 @@ class Cluster:
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
-    def describe(self, names: Iterable[str], operation: str = "DESCRIBE") -> dict[str, Any | None]:
+    def describe(self, names: Iterable[str], operation: str | Mapping[str, str] = "DESCRIBE") -> dict[str, Any | None]:
         """Topics by name; None for one that does not exist. `operation`: see `check`."""
         wanted = sorted(set(names))
         first_s = min(FIRST_ANSWER_S, self.timeout_s / 2)
@@ -417,14 +417,17 @@ class Cluster:
         )
         return answer
 
-    def _described(self, futures: Mapping[str, Future[Any]], operation: str) -> dict[str, Any | None]:
+    def _described(
+        self, futures: Mapping[str, Future[Any]], operation: str | Mapping[str, str]
+    ) -> dict[str, Any | None]:
         found: dict[str, Any | None] = {}
         for name, future in futures.items():
             try:
                 found[name] = self.answer(future)
             except KafkaException as error:
                 if error_of(error).code() not in UNKNOWN_TOPIC:
-                    raise self.translate(error, f"describing topic {name!r}", Need(TOPIC, name, operation)) from error
+                    need = Need(TOPIC, name, operation if isinstance(operation, str) else operation[name])
+                    raise self.translate(error, f"describing topic {name!r}", need) from error
                 found[name] = None
         return found
 
@@ -439,11 +442,13 @@ class Cluster:
         names = sorted(name for name in found.topics if not name.startswith(INTERNAL))
         return [TopicPartition(name, number) for name in names for number in sorted(found.topics[name].partitions)]
 
-    def check(self, partitions: Iterable[TopicPartition], operation: str = "DESCRIBE") -> dict[str, Any]:
+    def check(
+        self, partitions: Iterable[TopicPartition], operation: str | Mapping[str, str] = "DESCRIBE"
+    ) -> dict[str, Any]:
         """The topics of these partitions. Raises UnknownStore naming the topics that exist.
 
-        A user who may not describe a topic lacks each permission that implies it: the error names `operation`, which
-        the caller needs there, so that one permission given is enough.
+        A user who may not describe a topic lacks each permission that implies it: the error names `operation` (of each
+        topic, if that is a mapping), which the caller needs there, so that one permission given is enough.
         """
         wanted = [TopicPartition(*source) for source in partitions]
         topics = {source.topic for source in wanted}
@@ -482,36 +487,35 @@ class Cluster:
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        self.check(wanted, operation)
-        # Both requests at once saves a round trip. `max`: between the answers the head may be deleted past the end.
+        if any(number < 0 for _, number in wanted):
+            self.check(wanted, operation)
+        # All requests at once save two round trips. `max`: between the answers the head may be deleted past the end.
         specs = _api.OffsetSpec.earliest(), _api.OffsetSpec.latest()
-        begins, ends = self._offsets(wanted, level, *specs, operation=operation)
+        asked = [(self._ask(wanted, spec, level), spec) for spec in specs]
+        self.check(wanted, operation)
+        begins, ends = (self._answered(one, spec, level, operation) for one, spec in asked)
         return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
 
     def first_offset(self, source: TopicPartition, time_ms: int) -> int:
         """First offset with this timestamp or a later one, the last stable offset if there is none."""
-        (offsets,) = self._offsets([source], IsolationLevel.READ_COMMITTED, _api.OffsetSpec.for_timestamp(time_ms))
-        found = offsets[source]
+        found = self._offset(source, IsolationLevel.READ_COMMITTED, _api.OffsetSpec.for_timestamp(time_ms))
         return found if found >= 0 else self.bounds([source])[source].end
 
     def written_end(self, source: TopicPartition) -> int:
         """High watermark of a partition, in one request. Raises UnknownStore."""
-        (ends,) = self._offsets([source], IsolationLevel.READ_UNCOMMITTED, _api.OffsetSpec.latest())
-        return ends[source]
+        return self._offset(source, IsolationLevel.READ_UNCOMMITTED, _api.OffsetSpec.latest())
 
-    def _offsets(
-        self, wanted: Sequence[TopicPartition], level: IsolationLevel, *specs: Any, operation: str = "DESCRIBE"
-    ) -> list[dict[TopicPartition, int]]:
-        """The offsets of each kind; sends all requests before it waits for the first answer."""
-        asked = [(self._ask(wanted, spec, level), spec) for spec in specs]
-        return [self._answered(one, spec, level, operation) for one, spec in asked]
+    def _offset(self, source: TopicPartition, level: IsolationLevel, spec: Any) -> int:
+        return self._answered(self._ask([source], spec, level), spec, level)[source]
 
     def _ask(self, wanted: Iterable[TopicPartition], spec: Any, level: IsolationLevel) -> _Asked:
         asked = {KafkaPartition(*source): spec for source in wanted}
         answer: _Asked = self.admin.list_offsets(asked, isolation_level=level, request_timeout=self.timeout_s)
         return answer
 
-    def _answered(self, asked: _Asked, spec: Any, level: IsolationLevel, operation: str) -> dict[TopicPartition, int]:
+    def _answered(
+        self, asked: _Asked, spec: Any, level: IsolationLevel, operation: str = "DESCRIBE"
+    ) -> dict[TopicPartition, int]:
         """The answers; asks again for partitions that a broker refuses for a moment."""
         found: dict[TopicPartition, int] = {}
         deadline_ms = self._clock.monotonic_ms() + self.timeout_ms

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -40,7 +40,7 @@ from standfast.replication.log import EnteredView, GroupView, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import Fenced, Held, Unavailable, UnknownStore
+from standfast.store.errors import Fenced, Held, StandfastError, Unavailable, UnknownStore
 
 BEAT_KNOWN_MS = 10_000  # KNOWN_MS for a beat, which detects a new topic by the offset of its own record
 MessageHeaders: TypeAlias = Sequence[tuple[str, str | bytes | None]]
@@ -175,6 +175,12 @@ class Board:
                 if self._members.owners.get(transactional_id) == wanted:
                     return wanted.epoch
 
+    def connect(self) -> None:
+        """Connect for the next claim, if a broker answers; else the claim says why not."""
+        with self._lock, suppress(StandfastError):
+            if not self._closed:
+                self._connected()
+
     def close(self) -> None:
         """Close the clients without leaving the group."""
         with self._lock:
@@ -289,11 +295,14 @@ class Board:
                 # Measured: after a broker stalled for long, a consumer may never read from it again; a new one does.
                 consumer, anew_ms = self._listen(), deadline_ms
 
-    def _write(self, key: bytes, value: bytes | None, headers: MessageHeaders = ()) -> None:
-        """Write one record and read up to it."""
+    def _connected(self) -> Producer:
         if self._producer is None:
             self._producer = self._cluster.connected(self._cluster.producer())
-        producer, outcome = self._producer, dict[Any, Message]()
+        return self._producer
+
+    def _write(self, key: bytes, value: bytes | None, headers: MessageHeaders = ()) -> None:
+        """Write one record and read up to it."""
+        producer, outcome = self._connected(), dict[Any, Message]()
         try:
             producer.produce(self._source.topic, value, key, 0, outcome.__setitem__, headers=list(headers))
             self._cluster.flush(producer, self._cluster.timeout_s + 1)

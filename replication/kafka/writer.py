@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -103,7 +104,7 @@ class KafkaWriter:
         self._metadata_of = metadata_of  # group name -> group metadata for send_offsets_to_transaction
         self._forget = closed
         self._clock = SystemClock()
-        self._prepared = prepared  # for the first transaction, if `prepare` made one
+        self._prepared = prepared  # for the first transaction, connected, if `prepare` made one
         self._plain: Producer | None = None
         self._transactional: Producer | None = None
         self._fenced = False
@@ -179,8 +180,7 @@ class KafkaWriter:
         rows = self._checked(batches)
         self._check_fenced()
         offsets = commit.offsets if commit is not None else {}
-        self._check_exist(rows)
-        self._check_exist(offsets)
+        self._check_exist(rows, offsets)
         others = self._ends_of_empty(rows)  # before the commit: a failure after it would look like a failed commit
         if not offsets and not any(rows.values()):
             return others
@@ -253,7 +253,7 @@ class KafkaWriter:
             if self._closed:
                 raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
             made, self._prepared = self._prepared, None
-            producer = self._cluster.connected(made or self._cluster.transactional(self._fence.transactional_id))
+            producer = made or self._cluster.connected(self._cluster.transactional(self._fence.transactional_id))
             with self._cluster.released_on_error(producer):
                 self._initialise(producer)
             self._transactional = producer
@@ -417,13 +417,18 @@ class KafkaWriter:
         sources = [TopicPartition(*source) for source in batches]
         return {source: checked(source, batches[source]) for source in sources}
 
-    def _check_exist(self, partitions: Mapping[TopicPartition, object]) -> None:
+    def _check_exist(
+        self,
+        written: Mapping[TopicPartition, object],
+        committed: Mapping[TopicPartition, object] = MappingProxyType({}),
+    ) -> None:
         """Raise UnknownStore for an absent partition; one seen within `_KNOWN_MS` counts as present."""
         now_ms = self._clock.monotonic_ms()
-        wanted = [TopicPartition(*source) for source in partitions]
+        wanted = [TopicPartition(*source) for source in (*written, *committed)]
         unsure = [source for source in wanted if now_ms - self._known.get(source, -_KNOWN_MS) >= _KNOWN_MS]
         if unsure:
-            self._cluster.check(unsure, "WRITE")
+            reads, writes = ({source[0] for source in some} for some in (committed, written))
+            self._cluster.check(unsure, dict.fromkeys(reads, "READ") | dict.fromkeys(writes, "WRITE"))
             self._known.update(dict.fromkeys(unsure, now_ms))
 
 

@@ -33,6 +33,7 @@ from standfast.store.errors import (
     StandfastError,
     StateLost,
     Unavailable,
+    UnknownStore,
     is_of_serde,
 )
 from standfast.store.log import as_event, logger
@@ -234,9 +235,9 @@ class Loop:
         inputs = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
         partitions = [at for at in inputs if at not in own]
         try:
-            bounds = self._reader.bounds(partitions)
             committed = task.source_offsets()
-            starts = self._starts.of([at for at in partitions if at not in committed], bounds)
+            new = [at for at in partitions if at not in committed]
+            starts = self._starts.of(new, self._reader.bounds(new)) if new else {}
         except Unavailable as error:
             self._wait_for_log(error)
             return
@@ -257,6 +258,9 @@ class Loop:
             self._reader.add({at: positions[at] for at in partitions})
         except Unavailable as error:
             self._wait_for_log(error)
+            return
+        except UnknownStore as error:
+            self._failed(task_id, task, error)
             return
         task.on_outputs = self._hand_over
         task.looped = True

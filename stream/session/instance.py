@@ -53,6 +53,7 @@ from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
 
 TAKE_OVER_TICK_MS = 100
+ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
 AGAIN_TICK_MS = 500
 
@@ -321,7 +322,9 @@ class Instance:
         if now_ms >= self._next_take_over_ms or (self.managed is not None and self.managed.has_news()):
             # Each look reads all members: in a group of hundreds a second of looks would cost more than all else.
             quick_ms = max(RESTORING_TICK_MS if readiness.restorer.tasks else TAKE_OVER_TICK_MS, membership.size)
-            self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)
+            if self.follower is not None or self.ordered is not None:
+                quick_ms = ORDERED_TICK_MS if self.follower is None else FOLLOW_TICK_MS
+            self._next_take_over_ms = now_ms + quick_ms
             if self.managed is not None:
                 self.managed.tick(now_ms)
             elif self.ordered is not None:
@@ -330,7 +333,15 @@ class Instance:
                 self.follower.tick(now_ms)
             else:
                 self._take_over.tick()
+            if readiness.restorer.tasks and self._next_take_over_ms:  # begun just now: the next look would delay them
+                self._next_take_over_ms = now_ms + RESTORING_TICK_MS
         return restored.records + tailed.applied
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no task is on its way to another state, or to this instance."""
+        waits = self.managed is not None and self.managed.waits_for_owner
+        return not (waits or self._again or self._returning or self.readiness.restorer.tasks)
 
     def follow_now(self) -> None:
         """Decide about tasks in the next round, and not after the interval."""

@@ -46,6 +46,7 @@ from standfast.stream.session.writers import Writers
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
+ACTIVES_FIRST_MS = 1_000  # for so long after the opening of an active task standbys are opened after it
 LEAVE_PART = 50  # of more tasks than this, a fiftieth leaves at once: 1,000 are gone in 18 s, not in 100
 FENCED_MOST = 50  # writers in one round: each is a round trip to a broker, and the lease must be renewed meanwhile
 WAITS_CHARS = 2_000
@@ -104,6 +105,7 @@ class LocalPart:
         self._instance = instance
         self._clock = clock
         self._next_leave_ms = 0
+        self._opened_ms = -ACTIVES_FIRST_MS
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `Part`."""
@@ -128,6 +130,13 @@ class LocalPart:
         for task_id in due:
             # Its former owner reported that it runs the task no more, so it may be taken from a live member.
             instance.take(task_id, if_free=False)
+        now_ms = self._clock.monotonic_ms()
+        if due:
+            self._opened_ms = now_ms
+        if now_ms - self._opened_ms < ACTIVES_FIRST_MS and any(
+            task.role == "active" and task.state is TaskState.RESTORING for task in instance.tasks.values()
+        ):
+            return  # a task with warm rows runs a round later; standbys get no records before, so opening them can wait
         for task_id in sorted(standby - instance.tasks.keys()):
             instance.try_standby(task_id)
 
@@ -253,6 +262,11 @@ class ManagedPlacement:
             self._follow(self.valid.assignment, members, owners, now_ms)
         self._end_pauses(now_ms)
         self._topic.report(self._own_report())
+
+    @property
+    def waits_for_owner(self) -> bool:
+        """Whether a task was given to this instance that its former owner still has."""
+        return bool(self._waits_for_owner)
 
     def has_news(self) -> bool:
         """Whether a task waits here for its former owner, and that one has reported since the last tick.

@@ -82,6 +82,7 @@ from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
 
 IDLE_WAIT_S = 0.01
+SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait
 RETRY_WAIT_S = 0.2
 SOURCE_READER = "source"
 SOURCE_LOOK_MS = 20
@@ -407,19 +408,22 @@ class Session(Closing):
             return {task_id.partition: task for task_id, task in self._instance.tasks.items() if task_id.group == 0}
 
     def open_tasks(self) -> dict[TaskId, Task]:
-        """Tasks that run here and whose restore gate is open, so that they may process."""
-        with self._usable():
-            gate = self._instance.readiness.gate
-            return {
-                task_id: task
-                for task_id, task in self._instance.tasks.items()
-                if task.state is TaskState.RUNNING and gate.is_open(task_id)
-            }
+        """Tasks that run here and whose restore gate is open, so that they may process.
+
+        Without the lock: records of tasks that run do not wait while background work opens others.
+        """
+        self._usable()
+        gate = self._instance.readiness.gate
+        return {
+            task_id: task
+            for task_id, task in self._instance.tasks.copy().items()
+            if task.state is TaskState.RUNNING and gate.is_open(task_id)
+        }
 
     def all_tasks(self) -> dict[TaskId, Task]:
-        """Tasks of every group held here, standbys included."""
-        with self._usable():
-            return dict(self._instance.tasks)
+        """Tasks of every group held here, standbys included. Without the lock, as `open_tasks`."""
+        self._usable()
+        return self._instance.tasks.copy()
 
     def read(self, store: str, partition: int, *, allow_stale: bool = False) -> ReadView:
         """Committed rows of a store, from any thread. A restoring or standby store only with `allow_stale`.
@@ -648,6 +652,8 @@ class Session(Closing):
                 with self._lock:
                     if self._instance.poll_once():
                         wait_s = 0.0
+                    elif self._instance.is_settled:
+                        wait_s = SETTLED_WAIT_S
                 self.external_consumer.monitor()
             except (Unavailable, Corruption) as error:
                 if not self._retries(error):

@@ -522,6 +522,13 @@ class Task:
     def _keep_times(self) -> None:
         self._committed_times = self._times()
 
+    @property
+    def sources(self) -> list[TopicPartition] | None:
+        """The partitions that it reads; None if only the caller knows them."""
+        return (
+            None if self._topics is None else [TopicPartition(one, self.id.partition) for one in sorted(self._topics)]
+        )
+
     def is_source(self, at: TopicPartition) -> bool:
         """Whether offsets of this partition are this task's."""
         return at.partition == self.id.partition and self._owns(at.topic)

@@ -1,4 +1,4 @@
-"""One worker process, as its supervisor sees it: how far it has come, and what the kernel says of it.
+"""One worker process, as its supervisor sees it: how far it has come, and its state by the kernel.
 
     started ── Ready: it has come to run() ── Opened: its session is open ── ended, perhaps after Failed
 
@@ -52,7 +52,7 @@ class WorkerProcess:
         return states
 
     def end(self) -> None:
-        """Kill it, if it lives, and release what is shared with it."""
+        """Kill it, if it lives, and release the counters that it shares."""
         self.child.kill()
         self.progress.close()
 

@@ -60,6 +60,11 @@ class WorkerSession(Session):
         self._begun: dict[TaskId, int] = {}  # the number of each active task's last opening
         super().__init__(app, state_dir=state_dir, **arguments)
 
+    def connect(self) -> None:
+        """Look at the group and connect for claims, which a spare then has behind it. Raises Unavailable."""
+        self._group.owners()
+        self.log.prepare(())
+
     def order(self, order: Order) -> None:
         """Hold exactly these tasks from now on. Raises the error that ended the background work."""
         with self._usable():

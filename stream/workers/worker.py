@@ -49,7 +49,7 @@ from standfast.stream.workers.session import WorkerSession
 from standfast.stream.workers.watch import beat_ms
 
 POLL_MS = 50
-LOOK_MS, QUICK_LOOK_MS = 20, 2  # between two looks at the tasks; while an order is being carried out
+LOOK_MS, QUICK_LOOK_MS = 50, 2  # between two looks at the tasks; while an order is being carried out
 LAGS_MS = 500  # at most so often a report that has new lags and nothing else
 NOTE_MAX = 8_000  # characters of a traceback in a message
 
@@ -155,6 +155,7 @@ class _Worker:
             extra=as_event("worker_runs", app=host.name, pid=os.getpid()),
         )  # fmt: skip
         try:
+            session.connect()
             self._work(session, host.loop(session, assembled))
         except BaseException:
             try:
