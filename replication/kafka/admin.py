@@ -106,6 +106,7 @@ class KafkaAdmin:
         check_topic(name)
         if self._cluster.describe([name])[name] is None:
             raise self._cluster.unknown(name)
+        self._cluster.forget(name)
         what = f"deleting topic {name!r}"
         answer: dict[str, Future[None]] = self._cluster.admin.delete_topics(
             [name], request_timeout=self._cluster.timeout_s

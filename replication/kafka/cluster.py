@@ -62,6 +62,7 @@ RETRY_MS = 20
 FIRST_ANSWER_S = 3.0  # wait for the first client that describes a topic; then a new client asks
 ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved machine it may be late
 GROWING_MS = 200
+KNOWN_MS = 1_000  # how long a partition that was found counts as present
 INTERNAL = "__"  # Kafka's own topics
 _NAMED_MAX = 8
 NOT_SET = "OAuth token not set"  # in the error of a client whose `oauth_cb` did not return in time
@@ -131,6 +132,7 @@ class Cluster:
         self._options.setdefault("socket.timeout.ms", str(min(max(address.timeout_ms, 1_000), self._transaction_ms)))
         self._options.setdefault("socket.connection.setup.timeout.ms", str(max(address.timeout_ms, 1_000)))
         self._clock = SystemClock()  # for waits
+        self._found_ms: dict[TopicPartition, int] = {}  # partitions that `check` found, with the time
         self._mutex = threading.Lock()
         self._logged_in = False
         self._complaint: KafkaError | None = None
@@ -467,7 +469,21 @@ class Cluster:
                     f"topic {topic!r} has no partition {number}, only 0 to {len(description.partitions) - 1}"
                 )
             found[topic] = description
+        self._found_ms.update(dict.fromkeys(wanted, self._clock.monotonic_ms()))
         return found
+
+    def check_new(self, partitions: Iterable[TopicPartition], operation: str | Mapping[str, str] = "DESCRIBE") -> None:
+        """`check` partitions that were not found within KNOWN_MS, by any part of this log."""
+        least_ms = self._clock.monotonic_ms() - KNOWN_MS
+        wanted = map(TopicPartition._make, partitions)
+        unsure = [source for source in wanted if self._found_ms.get(source, -KNOWN_MS) <= least_ms]
+        if unsure:
+            self.check(unsure, operation)
+
+    def forget(self, topic: str) -> None:
+        """Check this topic again before it is used: it may be gone."""
+        for source in [one for one in self._found_ms.copy() if one.topic == topic]:
+            self._found_ms.pop(source, None)
 
     def unknown(self, topic: str) -> UnknownStore:
         """The error for a topic that does not exist."""

@@ -27,7 +27,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
-from standfast.replication.kafka.members_topic import KNOWN_MS, Board
+from standfast.replication.kafka.members_topic import Board
 from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs
@@ -67,7 +67,6 @@ class KafkaGroup:
         self._consumer: Consumer | None = None
         self._asking = threading.Lock()
         self._asker: Consumer | None = None
-        self._known: dict[TopicPartition, int] = {}
         self._joined = False
         self._closed = False
 
@@ -143,7 +142,7 @@ class KafkaGroup:
         check_commit(self._name, offsets)
         if not offsets:
             return
-        self._check_exist(offsets)
+        self._cluster.check_new(offsets, "READ")
         if member is not None:
             self._transact(GroupCommit(self._name, offsets, member))
             return
@@ -168,15 +167,6 @@ class KafkaGroup:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"group {self._name!r} of {self._cluster.where} was closed: open a new one")
-
-    def _check_exist(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise UnknownStore for an absent partition; one seen within `KNOWN_MS` counts as present."""
-        now_ms = self._clock.monotonic_ms()
-        wanted = [TopicPartition(*source) for source in partitions]
-        unsure = [source for source in wanted if now_ms - self._known.get(source, -KNOWN_MS) >= KNOWN_MS]
-        if unsure:
-            self._cluster.check(unsure, "READ")
-            self._known.update(dict.fromkeys(unsure, now_ms))
 
     def _check_claim(self, claim: WriterClaim) -> None:
         held = self._board.owner(claim.transactional_id)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from standfast.replication.checks import check_text
@@ -104,7 +105,8 @@ class KafkaLog:
         self._check_open()
         with self._mutex:
             boards = list(self._boards.values())
-        self._prepared.begin(transactional_ids, [board.connect for board in boards])
+        others = [board.connect for board in boards] + [partial(self._group_metadata, board.group) for board in boards]
+        self._prepared.begin(transactional_ids, others)
 
     def producer(self) -> KafkaWriter:
         """A writer without fencing; its epoch is 0."""

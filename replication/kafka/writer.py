@@ -37,7 +37,6 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
 
 Rows = Mapping[TopicPartition, Sequence[tuple[Any, ...]]]
-_KNOWN_MS = 1_000  # how long a partition that was found counts as present
 
 
 class Fence:
@@ -111,7 +110,6 @@ class KafkaWriter:
         self._closed = False
         self._using = threading.RLock()  # of the producers, by a call that is under way
         self._depth = 0
-        self._known: dict[TopicPartition, int] = {}
 
     @property
     def epoch(self) -> int:
@@ -344,7 +342,7 @@ class KafkaWriter:
         for source, outcome in outcomes.items():
             for refused, message in outcome.items():
                 if refused is not None:
-                    self._known.pop(source, None)
+                    self._cluster.forget(source.topic)
                     raise self._delivery_error(source, refused, message)
             if None not in outcome:
                 raise Unavailable(
@@ -422,14 +420,9 @@ class KafkaWriter:
         written: Mapping[TopicPartition, object],
         committed: Mapping[TopicPartition, object] = MappingProxyType({}),
     ) -> None:
-        """Raise UnknownStore for an absent partition; one seen within `_KNOWN_MS` counts as present."""
-        now_ms = self._clock.monotonic_ms()
-        wanted = [TopicPartition(*source) for source in (*written, *committed)]
-        unsure = [source for source in wanted if now_ms - self._known.get(source, -_KNOWN_MS) >= _KNOWN_MS]
-        if unsure:
-            reads, writes = ({source[0] for source in some} for some in (committed, written))
-            self._cluster.check(unsure, dict.fromkeys(reads, "READ") | dict.fromkeys(writes, "WRITE"))
-            self._known.update(dict.fromkeys(unsure, now_ms))
+        """Raise UnknownStore for an absent partition; one that was found a moment ago counts as present."""
+        reads, writes = ({source[0] for source in some} for some in (committed, written))
+        self._cluster.check_new((*written, *committed), dict.fromkeys(reads, "READ") | dict.fromkeys(writes, "WRITE"))
 
 
 def _says_fenced(error: KafkaError) -> bool:

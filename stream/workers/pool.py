@@ -46,6 +46,7 @@ from standfast.stream.workers.protocol import (
 from standfast.stream.workers.spare import Spare
 from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
 
+CALM_MS = 2_000  # for so long all tasks have run: the start of a process takes a core for a second
 SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
 SLICE_MS = 5  # between two looks at workers that stop
 
@@ -99,6 +100,7 @@ class Pool:
         self._between = PauseWatch()  # tasks on their way from one worker to another, or to the process of a dead one
         self._since: dict[TaskId, int] = {}
         self._left: dict[TaskId, Left] = {}
+        self._unsettled_ms = clock.monotonic_ms()  # when a task was last seen not to run
         self._spare = Spare(self._process, clock)
 
     @property
@@ -204,10 +206,13 @@ class Pool:
 
     def _has_settled(self) -> bool:
         """Whether a process may start beside the workers: before, their own tasks would wait for the processor."""
-        if not all(slot.takes_tasks for slot in self._slots):
+        now_ms, opened = self._clock.monotonic_ms(), all(slot.takes_tasks for slot in self._slots)
+        if not (opened and self.orders.runs_all):
+            self._unsettled_ms = now_ms
+        if not opened:
             return False
-        last_ms = max(slot.began_ms for slot in self._slots)
-        return self._clock.monotonic_ms() - last_ms >= SETTLED_MS or self.orders.runs_all
+        began_ms = max(slot.began_ms for slot in self._slots)
+        return now_ms - self._unsettled_ms >= CALM_MS or now_ms - began_ms >= SETTLED_MS
 
     def _process(self) -> WorkerProcess:
         settings, progress = self._settings, LeaseProgress(shared=True)
