@@ -542,7 +542,10 @@ class Cluster:
                 try:
                     found[source] = self.answer(future).offset
                 except KafkaException as error:
-                    if error_of(error).code() not in PASSING or self._clock.monotonic_ms() > deadline_ms:
+                    code = error_of(error).code()
+                    # No leader: the client keeps for a while that its user might not describe the topic.
+                    passes = code in PASSING or code == KafkaError._NOENT
+                    if not passes or self._clock.monotonic_ms() > deadline_ms:
                         need = Need(TOPIC, source.topic, operation)
                         raise self.translate(error, f"offsets of {source}", need) from error
                     refused.append(source)
