@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -104,9 +104,13 @@ class KafkaLog:
         """Connect producers of these ids, and for claims, all at once; drop unused ones of an earlier call."""
         self._check_open()
         with self._mutex:
-            boards = list(self._boards.values())
-        others = [board.connect for board in boards] + [partial(self._group_metadata, board.group) for board in boards]
-        self._prepared.begin(transactional_ids, others)
+            boards = [board for board in self._boards.values() if not board.connected]
+            groups = [name for name in self._boards if name not in self._metadata]
+        first: list[Callable[[], object]] = [
+            *(board.connect for board in boards),
+            *(partial(self._group_metadata, name) for name in groups),
+        ]
+        self._prepared.begin(transactional_ids, first)
 
     def producer(self) -> KafkaWriter:
         """A writer without fencing; its epoch is 0."""

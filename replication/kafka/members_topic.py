@@ -175,6 +175,11 @@ class Board:
                 if self._members.owners.get(transactional_id) == wanted:
                     return wanted.epoch
 
+    @property
+    def connected(self) -> bool:
+        """Whether a claim needs no new connection."""
+        return self._producer is not None
+
     def connect(self) -> None:
         """Connect for the next claim, if a broker answers; else the claim says why not."""
         with self._lock, suppress(StandfastError):

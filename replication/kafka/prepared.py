@@ -12,7 +12,7 @@ Rules of this file: connecting fences no one. A producer that could not connect 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from confluent_kafka import Producer
@@ -32,8 +32,11 @@ class Prepared:
         self._waiting: dict[str, Future[Producer | None]] = {}
         self._closed = False
 
-    def begin(self, names: Iterable[str], others: Iterable[Callable[[], None]] = ()) -> None:
-        """Connect producers of these transactional ids, and do these other things, in threads."""
+    def begin(self, names: Iterable[str], others: Sequence[Callable[[], object]] = ()) -> None:
+        """Connect producers of these transactional ids, and do these other things, in threads.
+
+        An error of one of those is left to the call that needs it.
+        """
         wanted = list(dict.fromkeys(names))
         with self._mutex:
             unused = {name: one for name, one in self._waiting.items() if name not in wanted}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from standfast.replication.offsets import TaskId
 from standfast.store.errors import Held
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.groups import TaskGroup
+from standfast.stream.session.managed import ACTIVES_FIRST_MS
 from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
 from standfast.stream.workers.session import WorkerSession
@@ -66,6 +68,54 @@ def test_worker_holds_exactly_the_tasks_of_its_order_and_reports_the_round_of_it
     assert found == {T0: HeldTask(ACTIVE, RUNNING, 0, 1), T1: HeldTask("standby", STANDBY, 0, 0)}
     assert worker.report()[0] == 3
     assert instance.follow(worker, Order(4, {}, frozenset())) == {}
+
+
+def test_standby_is_opened_once_the_active_tasks_of_the_same_order_run(instance: Instance) -> None:
+    worker = instance.worker()
+    worker.order(Order(1, {T0: 1}, frozenset({T1})))
+    seen = []
+    for _ in range(10):
+        instance.bench.clock.advance(100)
+        worker.poll_once()
+        seen.append({task: one.state for task, one in worker.report()[1].items()})
+    assert {T0: "restoring"} in seen
+    assert seen[-1] == {T0: RUNNING, T1: STANDBY}
+    assert not [one for one in seen if T1 in one and one[T0] != RUNNING]
+
+
+def test_active_task_with_a_long_restore_does_not_keep_standbys_closed(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = instance.worker()
+    worker.order(Order(1, {T0: 1}, frozenset({T1})))
+    monkeypatch.setattr(worker._instance.readiness, "run_whole", lambda: 0)  # as if records were left for ever
+    found = instance.settled(worker)
+    assert set(found) == {T0}
+    for _ in range(ACTIVES_FIRST_MS // 100):
+        found = instance.settled(worker)
+    assert {task: one.state for task, one in found.items()} == {T0: "restoring", T1: STANDBY}
+
+
+def test_running_tasks_are_seen_while_background_work_holds_the_session(instance: Instance) -> None:
+    """Records go on while another task is opened, which takes as long as its files and the log need."""
+    worker = instance.worker()
+    instance.follow(worker, Order(1, {T0: 1}))
+    holds, goes = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with worker._lock:
+            holds.set()
+            goes.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holds.wait(30)
+    try:
+        assert (list(worker.open_tasks()), list(worker.all_tasks())) == ([T0], [T0])
+        assert thread.is_alive()
+    finally:
+        goes.set()
+        thread.join()
 
 
 def test_report_holds_a_task_from_before_its_opening_until_after_its_closing(instance: Instance) -> None:
