@@ -208,7 +208,7 @@ class Loop:
     # --- start and end of tasks ---
 
     def _follow_tasks(self, tasks: Mapping[TaskId, Task]) -> None:
-        held = self._session.all_tasks()
+        held = self._session.held_tasks()
         for task_id, running in list(self._running.items()):
             # Another object under the same id is another opening of the task, with stores of its own.
             if held.get(task_id) is not running.task or running.task.state is not TaskState.RUNNING:

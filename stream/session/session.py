@@ -421,7 +421,12 @@ class Session(Closing):
         }
 
     def all_tasks(self) -> dict[TaskId, Task]:
-        """Tasks of every group held here, standbys included. Without the lock, as `open_tasks`."""
+        """Tasks of every group held here, standbys included."""
+        with self._usable():
+            return dict(self._instance.tasks)
+
+    def held_tasks(self) -> dict[TaskId, Task]:
+        """`all_tasks` without the lock, as `open_tasks`: it says nothing about background work that hangs."""
         self._usable()
         return self._instance.tasks.copy()
 

@@ -111,7 +111,7 @@ def test_running_tasks_are_seen_while_background_work_holds_the_session(instance
     thread.start()
     assert holds.wait(30)
     try:
-        assert (list(worker.open_tasks()), list(worker.all_tasks())) == ([T0], [T0])
+        assert (list(worker.open_tasks()), list(worker.held_tasks())) == ([T0], [T0])
         assert thread.is_alive()
     finally:
         goes.set()
