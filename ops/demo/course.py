@@ -103,7 +103,7 @@ class Course:
 
     def _scale_out(self) -> None:
         c = self._start("c", held=True)
-        self._feed_to = self.feeder.total * 3 // 4  # the others are for after the kill, however long C takes
+        self._feed_to = self.feeder.total * 5 // 8  # the others are for after the kill, however long C takes
         self._wait("a quarter of the flights", lambda: self._committed >= self.feeder.total // 4)
         began_ms = self.clock.monotonic_ms()
         c.release()
@@ -119,7 +119,8 @@ class Course:
 
     def _kill(self) -> int:
         self._wait("half of the flights", lambda: self._committed >= self.feeder.total // 2)
-        self._feed_to, reached = self.feeder.total, self.last["a"].processed
+        # The last eighth is for after the kill: else A's tasks might have no record left, whose first one ends the wait.
+        self._feed_to, reached = self.feeder.total * 7 // 8, self.last["a"].processed
 
         def in_the_middle() -> bool:
             return self.last["a"].processed > reached and self.feeder.fed > self._committed
