@@ -46,7 +46,7 @@ from standfast.stream.workers.protocol import (
 from standfast.stream.workers.spare import Spare
 from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
 
-CALM_MS = 2_000  # for so long all tasks have run: the start of a process takes a core for a second
+CALM_MS = 2_000  # for so long all tasks have run after a worker was replaced: a start takes a core for a second
 SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
 SLICE_MS = 5  # between two looks at workers that stop
 
@@ -212,7 +212,9 @@ class Pool:
         if not opened:
             return False
         began_ms = max(slot.began_ms for slot in self._slots)
-        return now_ms - self._unsettled_ms >= CALM_MS or now_ms - began_ms >= SETTLED_MS
+        # At first no task waits for its next commit, so the spare may come at once.
+        calm_ms = CALM_MS if any(slot.starts > 1 for slot in self._slots) else 0
+        return now_ms - self._unsettled_ms >= calm_ms or now_ms - began_ms >= SETTLED_MS
 
     def _process(self) -> WorkerProcess:
         settings, progress = self._settings, LeaseProgress(shared=True)
