@@ -119,7 +119,7 @@ class Course:
 
     def _kill(self) -> int:
         self._wait("half of the flights", lambda: self._committed >= self.feeder.total // 2)
-        # The last eighth is for after the kill: else A's tasks might have no record left, whose first one ends the wait.
+        # The last eighth is for after the kill: else A's tasks might have no record left, and the first one is awaited.
         self._feed_to, reached = self.feeder.total * 7 // 8, self.last["a"].processed
 
         def in_the_middle() -> bool:
