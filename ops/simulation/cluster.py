@@ -3,7 +3,7 @@
     tick    events ──> reports ──> place (the real one) ──> instances close, open, restore ──> reports of the next tick
 
 The log's claims are modelled: an active opens a task only while no other instance has it open, and a killed instance
-keeps its claims until its lease ends. Instances may see an assignment a tick late.
+keeps its claims until its lease ends. Instances may see an assignment a tick or two late.
 
 Rules of this file: the model only, driven by the seeded `Random` that it is given; `checks` judges, `play` chooses the
 events. No clock: a tick is TICK_MS.
@@ -21,6 +21,7 @@ from standfast.replication.placement.place import place
 
 TICK_MS = 1_000
 LEASE_TICKS = 3
+LATE_TICKS_MAX = 2
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Instance:
     lease: int = LEASE_TICKS
     rows: dict[TaskId, int] = field(default_factory=dict)
     open: dict[TaskId, CopyState] = field(default_factory=dict)
+    late: int = 0  # ticks in a row in which it has not seen the assignment
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class Cluster:
                 wanted[name][task] = CopyState.STANDBY
         for task, name in assignment.warmups.items():
             wanted[name][task] = CopyState.WARMUP
-        followers = [one for one in self.instances.values() if one.up and self.chance.random() >= self.late_share]
+        followers = [one for one in self.instances.values() if one.up and not self._is_late(one)]
         for instance in followers:
             self._close(instance, wanted[instance.id])
         for instance in followers:
@@ -126,6 +128,12 @@ class Cluster:
                 self.ends[task] += self.writes[task]
                 self.instances[name].rows[task] = self.ends[task]
         self.tick += 1
+
+    def _is_late(self, instance: Instance) -> bool:
+        # Not for ever, or a course would end before an instance has followed its last assignment.
+        late = instance.late < LATE_TICKS_MAX and self.chance.random() < self.late_share
+        instance.late = instance.late + 1 if late else 0
+        return late
 
     def serving(self, task: TaskId) -> str | None:
         """The instance that processes the task's records now."""

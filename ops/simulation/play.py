@@ -157,6 +157,7 @@ class _Game:
     def rest(self) -> None:
         """Quiet ticks until nothing changes; then the promises of rest."""
         self._say("quiet from here on")
+        self._unchanged = 0  # an instance that was killed just now is a member for the rest of its lease
         for one in self.cluster.instances.values():
             one.speed = max(one.speed, SPEED_LEAST)  # a slower one never reaches the end of tasks that are written
         for _ in range(QUIET_TICKS_MAX):
