@@ -320,11 +320,7 @@ class Instance:
         if membership.stale:
             membership.publish()
         if now_ms >= self._next_take_over_ms or (self.managed is not None and self.managed.has_news()):
-            # Each look reads all members: in a group of hundreds a second of looks would cost more than all else.
-            quick_ms = max(RESTORING_TICK_MS if readiness.restorer.tasks else TAKE_OVER_TICK_MS, membership.size)
-            if self.follower is not None or self.ordered is not None:
-                quick_ms = ORDERED_TICK_MS if self.follower is None else FOLLOW_TICK_MS
-            self._next_take_over_ms = now_ms + quick_ms
+            self._next_take_over_ms = now_ms + self._interval_ms()
             if self.managed is not None:
                 self.managed.tick(now_ms)
             elif self.ordered is not None:
@@ -333,9 +329,18 @@ class Instance:
                 self.follower.tick(now_ms)
             else:
                 self._take_over.tick()
-            if readiness.restorer.tasks and self._next_take_over_ms:  # begun just now: the next look would delay them
-                self._next_take_over_ms = now_ms + RESTORING_TICK_MS
+            if self._next_take_over_ms:  # again: the next look would delay restores that began just now
+                self._next_take_over_ms = now_ms + self._interval_ms()
         return restored.records + tailed.applied
+
+    def _interval_ms(self) -> int:
+        """Time to the next look at the tasks that come or leave."""
+        if self.follower is not None:
+            return FOLLOW_TICK_MS
+        if self.ordered is not None:
+            return ORDERED_TICK_MS
+        # Each look reads all members: in a group of hundreds a second of looks would cost more than all else.
+        return max(RESTORING_TICK_MS if self.readiness.restorer.tasks else TAKE_OVER_TICK_MS, self.membership.size)
 
     @property
     def is_settled(self) -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 WAIT_MS = 15_000
-ROUNDS_MAX, COST_MAX = 10, 3.0  # of the page with a thousand tasks, as a multiple of its plain document
+ROUNDS_MAX, COST_MAX = 10, 2.5  # of the page with a thousand tasks, as a multiple of its plain document
 EVIL = '<img src=x onerror="document.title=1">'
 
 
@@ -205,7 +205,7 @@ def without_script(page: str) -> str:
 
 
 @pytest.mark.long
-def test_a_thousand_tasks_cost_a_few_times_their_plain_document_at_most(serve: Serve, tab: Page) -> None:
+def test_a_thousand_tasks_cost_at_most_twice_and_a_half_their_plain_document(serve: Serve, tab: Page) -> None:
     document = many(1_000)
     with serve(lambda: document) as address:
         tab.goto(address)  # the browser itself is warm from now on
@@ -234,6 +234,8 @@ def test_a_thousand_tasks_cost_a_few_times_their_plain_document_at_most(serve: S
             bare.append(cost_s(lambda: tab.set_content(plain, wait_until="load")))
             ours.append(cost_s(lambda: tab.goto(address, wait_until="load")))
         assert 0.0 < median(ours) <= COST_MAX * median(bare), (ours, bare)
+        document["tasks"][999]["epoch"] = 4711
+        expect(row(tab, "tasks", "0_999")).to_contain_text("4,711", timeout=WAIT_MS)
 
 
 def start(port: int, epoch: int) -> tuple[subprocess.Popen[str], int]:
