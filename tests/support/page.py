@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from standfast.ops.page.page import OpsPage
 
+WAIT_MS = 20_000  # of each expectation: a chart begins with the second of two times of five seconds
 # Heavy imports stand inside the fixtures: this file is read by every run of pytest.
 Serve = Callable[..., Any]
 # The browser's words for a server that a test has ended: which one depends on how far the request had come.
@@ -79,11 +80,12 @@ def serve() -> Serve:
 @costly()
 def chromium() -> Iterator[Browser]:
     """A headless browser. Shared by one file: while it is there, its event loop runs in this thread."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     program = shutil.which("chromium")
     if program is None:
         missing("these tests need Debian's Chromium: apt-get install chromium")
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         # No sandbox: tests run as root in containers, and open only pages of this repository.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])

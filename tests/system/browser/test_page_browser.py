@@ -23,6 +23,7 @@ from standfast.ops.page.feed import NOTHING
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from support.page import WAIT_MS
 from support.placement import TASKS, Cluster
 from support.places import SUPPORT
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from support.sessions import Bench
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
-WAIT_MS = 15_000
 ROUNDS_MAX, COST_MAX = 10, 2.5  # of the page with a thousand tasks, as a multiple of its plain document
 EVIL = '<img src=x onerror="document.title=1">'
 
@@ -68,14 +68,14 @@ def test_bars_move_and_reach_a_hundred_during_a_real_restore(
         for _ in range(30):
             bench.clock.advance(100)
             session.poll_once()
-            value = bar.get_attribute("value", timeout=WAIT_MS)
+            value = bar.get_attribute("value")
             seen.append(int(value or 0))
             if session.ready:
                 break
             tab.wait_for_timeout(300)
-        expect(bar).to_have_attribute("value", "100", timeout=WAIT_MS)
+        expect(bar).to_have_attribute("value", "100")
         expect(row(tab, "restores", "0_0/kv")).to_contain_text("100 % done")
-        expect(verdict).to_contain_text("READY 1 active", timeout=WAIT_MS)
+        expect(verdict).to_contain_text("READY 1 active")
         expect(tab).to_have_title("READY · app")
         assert seen == sorted(seen) and any(0 < value < 100 for value in seen), seen
         expect(row(tab, "tasks", "0_0").locator(".state")).to_have_text("● running")
@@ -91,9 +91,9 @@ def test_lag_of_a_standby_moves_both_ways(bench: Bench, serve: Serve, tab: Page)
         cell = row(tab, "standbys", "0_0/kv").locator("td").nth(1)
         expect(cell).to_have_text("0")
         fill(writer, 0, 1_234)
-        expect(cell).to_have_text("1,234", timeout=WAIT_MS)
+        expect(cell).to_have_text("1,234")
         bench.settle(writer, standby)
-        expect(cell).to_have_text("0", timeout=WAIT_MS)
+        expect(cell).to_have_text("0")
         expect(row(tab, "standbys", "0_0/kv").locator("polyline")).to_have_count(1)
 
 
@@ -110,10 +110,10 @@ def test_task_that_moves_to_another_instance_is_seen_to_move(bench: Bench, serve
         expect(row(tab, "instances", a)).to_contain_text("rack=east")
         b = cluster.start("b").session.instance_id
         cluster.rounds()
-        expect(row(tab, "instances", b)).to_contain_text("● live", timeout=WAIT_MS)
+        expect(row(tab, "instances", b)).to_contain_text("● live")
         moved = next(number for number in cluster.active()["b"])
         there = row(tab, "placement", f"0_{moved}")
-        expect(there.locator("td").first).to_have_text(b, timeout=WAIT_MS)
+        expect(there.locator("td").first).to_have_text(b)
         expect(there).to_contain_text("● running")
         expect(there).to_contain_text(f"{a} (0)")
         expect(there).to_contain_text(f"{a} has more than its share")
@@ -129,7 +129,7 @@ def test_first_placement_appears_on_a_page_that_had_none(bench: Bench, serve: Se
         tab.goto(address)
         expect(tab.locator("#placement")).to_have_count(0)
         cluster.rounds()
-        expect(row(tab, "placement", "0_0")).to_contain_text("● running", timeout=WAIT_MS)
+        expect(row(tab, "placement", "0_0")).to_contain_text("● running")
 
 
 def test_store_named_like_markup_stays_text(bench: Bench, serve: Serve, tab: Page) -> None:
@@ -144,7 +144,7 @@ def test_store_named_like_markup_stays_text(bench: Bench, serve: Serve, tab: Pag
         expect(tab.locator('tbody[data-table="stores"] th').first).to_contain_text(EVIL)
         document["tasks"][0]["epoch"] = 77  # so that rows arrive over the stream as well
         document["tasks"][0]["stores"][0]["position"] = 5
-        expect(row(tab, "tasks", "0_0")).to_contain_text("77", timeout=WAIT_MS)
+        expect(row(tab, "tasks", "0_0")).to_contain_text("77")
         assert tab.locator("img").count() == 0
         expect(tab).to_have_title(f"READY · {EVIL}")
 
@@ -235,7 +235,7 @@ def test_a_thousand_tasks_cost_at_most_twice_and_a_half_their_plain_document(ser
             ours.append(cost_s(lambda: tab.goto(address, wait_until="load")))
         assert 0.0 < median(ours) <= COST_MAX * median(bare), (ours, bare)
         document["tasks"][999]["epoch"] = 4711
-        expect(row(tab, "tasks", "0_999")).to_contain_text("4,711", timeout=WAIT_MS)
+        expect(row(tab, "tasks", "0_999")).to_contain_text("4,711")
 
 
 def start(port: int, epoch: int) -> tuple[subprocess.Popen[str], int]:
@@ -257,11 +257,11 @@ def test_stream_comes_back_after_the_server_was_killed(tab: Page) -> None:
         connection, task = tab.locator("#connection"), row(tab, "tasks", "0_0")
         expect(connection).to_have_text("live")
         stop(child)
-        expect(connection).to_contain_text("connection lost", timeout=WAIT_MS)
+        expect(connection).to_contain_text("connection lost")
         expect(task).to_contain_text("0_0")  # known rows stay
         child, _ = start(port, 4711)
-        expect(task).to_contain_text("4,711", timeout=WAIT_MS)
-        expect(connection).to_have_text("live", timeout=WAIT_MS)
+        expect(task).to_contain_text("4,711")
+        expect(connection).to_have_text("live")
     finally:
         stop(child)
 
@@ -271,9 +271,9 @@ def test_without_a_stream_the_page_asks(serve: Serve, tab: Page) -> None:
     tab.add_init_script("delete window.EventSource")
     with serve(lambda: document) as address:
         tab.goto(address)
-        expect(tab.locator("#connection")).to_contain_text("asked every few seconds", timeout=WAIT_MS)
+        expect(tab.locator("#connection")).to_contain_text("asked every few seconds")
         document["tasks"][0]["epoch"] = 4711
-        expect(row(tab, "tasks", "0_0")).to_contain_text("4,711", timeout=WAIT_MS)
+        expect(row(tab, "tasks", "0_0")).to_contain_text("4,711")
 
 
 def test_with_too_many_streams_the_page_asks(serve: Serve, chromium: Browser) -> None:
@@ -282,9 +282,9 @@ def test_with_too_many_streams_the_page_asks(serve: Serve, chromium: Browser) ->
         context = chromium.new_context()
         tab = context.new_page()
         tab.goto(address)
-        expect(tab.locator("#connection")).to_contain_text("asked every few seconds", timeout=WAIT_MS)
+        expect(tab.locator("#connection")).to_contain_text("asked every few seconds")
         document["tasks"][0]["epoch"] = 4711
-        expect(row(tab, "tasks", "0_0")).to_contain_text("4,711", timeout=WAIT_MS)
+        expect(row(tab, "tasks", "0_0")).to_contain_text("4,711")
         context.close()
 
 
@@ -344,9 +344,9 @@ def test_buttons_verify_snapshot_and_drain_and_a_changelog_can_be_looked_at(side
         expect(tab.locator("#tiles")).to_contain_text("99 % of commits")
         result = tab.locator("#act-result")
         tab.get_by_role("button", name="Verify all stores").click()
-        expect(result).to_have_text("Verified: 1 equal", timeout=WAIT_MS)
+        expect(result).to_have_text("Verified: 1 equal")
         tab.get_by_role("button", name="Take it").click()
-        expect(result).to_contain_text("holds 1 tasks", timeout=WAIT_MS)
+        expect(result).to_contain_text("holds 1 tasks")
         row(tab, "changelogs", "0_0/kv").get_by_role("link").click()
         expect(tab.locator("tbody tr")).to_have_count(1)
         expect(tab.locator("tbody td code").first).to_have_text(EVIL)
@@ -357,8 +357,8 @@ def test_buttons_verify_snapshot_and_drain_and_a_changelog_can_be_looked_at(side
         expect(result).to_have_text("")  # no server was called
         tab.once("dialog", lambda asked: asked.accept())
         tab.get_by_role("button", name="Drain").click()
-        expect(result).to_have_text("Drained: every task is closed", timeout=WAIT_MS)
-        expect(tab.locator("#verdict")).to_contain_text("DRAINING", timeout=WAIT_MS)
+        expect(result).to_have_text("Drained: every task is closed")
+        expect(tab.locator("#verdict")).to_contain_text("DRAINING")
 
 
 def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(
@@ -380,7 +380,7 @@ def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(
         result, rows = tab.locator("#lookup-result"), tab.locator("#lookup-rows tbody tr")
         tab.locator("#lookup-key").fill(EVIL)
         tab.locator("#lookup-key").press("Enter")
-        expect(result).to_have_text("1 row", timeout=WAIT_MS)
+        expect(result).to_have_text("1 row")
         expect(rows).to_have_count(1)
         expect(rows.first.locator("td").last).to_have_text(EVIL)
         assert tab.locator("#lookup img").count() == 0
@@ -388,11 +388,11 @@ def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(
         tab.locator("#lookup-key").fill("6b")
         tab.locator("#lookup-format").select_option("hex")
         tab.get_by_role("button", name="Look up").click()
-        expect(result).to_have_text("2 rows", timeout=WAIT_MS)
+        expect(result).to_have_text("2 rows")
         expect(tab.locator("#lookup-rows thead th")).to_contain_text(["partition", "key", "start", "end", "value"])
         tab.locator("#lookup-key").fill("6c")
         tab.get_by_role("button", name="Look up").click()
-        expect(result).to_have_text("No row of this key in the partitions of this instance", timeout=WAIT_MS)
+        expect(result).to_have_text("No row of this key in the partitions of this instance")
         expect(tab.locator("#lookup-rows")).to_be_hidden()
         # A tab without the fixture's look at the console, where Chromium notes every answer 400.
         other = chromium.new_page()
@@ -400,7 +400,7 @@ def test_key_is_looked_up_where_peeking_is_allowed_and_stays_text(
         other.locator("#lookup-key").fill("xyz")
         other.locator("#lookup-format").select_option("hex")
         other.get_by_role("button", name="Look up").click()
-        expect(other.locator("#lookup-result")).to_contain_text("hex", timeout=WAIT_MS)
+        expect(other.locator("#lookup-result")).to_contain_text("hex")
         expect(other.locator("#lookup-rows")).to_be_hidden()
         other.close()
 
@@ -432,7 +432,7 @@ def test_only_who_may_is_shown_buttons(sidecars: Sidecars, chromium: Browser, tm
         expect(tab.locator("#actions")).to_have_count(shown)
         if shown:
             tab.get_by_role("button", name="Verify all stores").click()
-            expect(tab.locator("#act-result")).to_contain_text("Refused: ", timeout=WAIT_MS)  # there is no store
+            expect(tab.locator("#act-result")).to_contain_text("Refused: ")  # there is no store
         context.close()
 
 
@@ -453,7 +453,7 @@ def test_page_of_an_application_shows_its_tasks_at_work_and_says_when_it_is_gone
         expect(row(tab, "tasks", "0_0").locator(".state")).to_have_text("● running")
         with closing(open_log(log)) as opened:
             opened.producer().append({TopicPartition("in", 0): [Outgoing(b"k", b"1", 1)]})
-        expect(row(tab, "tasks", "0_0")).to_contain_text("in/0 at 1", timeout=WAIT_MS)
+        expect(row(tab, "tasks", "0_0")).to_contain_text("in/0 at 1")
         assert tab.locator("button, #servers, #schedules").count() == 0
         link = tab.get_by_role("link", name="status").get_attribute("href")
         assert app.session is not None
@@ -461,7 +461,7 @@ def test_page_of_an_application_shows_its_tasks_at_work_and_says_when_it_is_gone
     finally:
         app.stop()
         runs.join(60)
-    expect(tab.locator("#connection")).to_contain_text("connection lost", timeout=WAIT_MS)
+    expect(tab.locator("#connection")).to_contain_text("connection lost")
 
 
 # The contrast of every text with its background, as WCAG 2 defines it.
