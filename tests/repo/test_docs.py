@@ -21,6 +21,12 @@ def test_readme_can_be_read_to_its_end(repo_root: Path) -> None:
     assert len(lines) <= README_LINES_MAX
 
 
+def test_no_file_holds_the_lines_of_a_merge_that_was_not_resolved(repo_root: Path, repo_files: list[str]) -> None:
+    sides = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
+    assert sides.search(b"a\n" + b"<" * 7 + b" HEAD\nb\n") and not sides.search(b" " + b"<" * 7 + b" HEAD")
+    assert [name for name in repo_files if sides.search((repo_root / name).read_bytes())] == []
+
+
 def test_files_that_pages_link_to_are_there(repo_root: Path, repo_files: list[str]) -> None:
     pages = [name for name in repo_files if name.endswith(".md") and not name.startswith("tests/fixtures")]
     links = [
