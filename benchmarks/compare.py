@@ -7,6 +7,7 @@ Each system writes its own changelog from the same records, through its own runt
 starts. Then, in rounds in which every system has its turn:
 
     cold-1, cold-4      an empty directory; one partition, four partitions
+    cold-distinct       an empty directory, one partition; as many keys as records
     tail-clean          the directory of a clean stop, and a tenth of the log beyond it
     tail-kill           the directory of a process that was killed with SIGKILL behind its last commit, at least once
     tail-kill-eos       the same, exactly once
@@ -14,9 +15,9 @@ starts. Then, in rounds in which every system has its turn:
     standby             the active is killed with SIGKILL and a standby without lag takes over
     lost-rows           a window store is killed after its segment rolled: the number of its rows afterwards
 
-The clock runs from the start of the restore until every partition has processed its first record and no compaction is
-left to do. The broker compacts nothing meanwhile, so that every run reads the same log. Every result is compared with
-the expected rows. The program writes benchmarks/results/compare.json and pictures.
+Two clocks run from the start of the restore: until every partition has processed its first record, and until nothing is
+left to flush or to compact either. The broker compacts nothing meanwhile, so that every run reads the same log. Every
+result is compared with the expected rows. The program writes benchmarks/results/compare.json and pictures.
 
 Rules of this file: arguments and the order of the runs; compare_runs.py has the measures.
 """
@@ -38,7 +39,7 @@ from typing import Any
 from compare_data import Shape
 from compare_figures import document
 from compare_runs import AFTER_DEATH_S, CLEAN, KILLED, Ground, Place, lost, prepare, restore, standby
-from compare_sides import SYSTEMS, Sides, ensure_environment
+from compare_sides import SYSTEMS, Sides, ensure_environment, family_of
 
 from standfast._version import __version__
 from standfast.ops.tools.broker import Broker
@@ -49,6 +50,7 @@ HERE = Path(__file__).resolve().parent
 RESTORES: dict[str, tuple[str, str | None]] = {
     "cold-1": ("kv-1", None),
     "cold-4": ("kv-4", None),
+    "cold-distinct": ("distinct-1", None),
     "tail-clean": ("kv-1", CLEAN),
     "tail-kill": ("kv-1", KILLED),
     "tail-kill-eos": ("kv-1-eos", KILLED),
@@ -56,8 +58,15 @@ RESTORES: dict[str, tuple[str, str | None]] = {
 }
 GROUNDS = RESTORES | {"standby": ("kv-1", CLEAN)}
 SCENARIOS = (*GROUNDS, "lost-rows")
-# Quix Streams has neither standbys nor stores of windows with a retention.
-NOT_THERE = {("quix", name) for name in ("window-expired", "standby", "lost-rows")}
+# Quix Streams has neither standbys nor stores of windows with a retention. How reads and writes are tuned matters where
+# a whole changelog is read.
+NOT_THERE = {("quix", name) for name in ("window-expired", "standby", "lost-rows")} | {
+    (system, name)
+    for system in SYSTEMS
+    if system.endswith(("-reads", "-writes"))
+    for name in SCENARIOS
+    if not name.startswith(("cold-", "window-"))
+}
 BROKER = {"log.cleaner.enable": "false"}  # a cleaner would let later rounds read less than earlier ones
 HOUR_MS = 3_600_000
 
@@ -108,7 +117,7 @@ def measure(place: Place, args: argparse.Namespace, grounds: list[Ground], runs:
     # A killed process counts as alive until its session ends, and its task would not be given away before.
     if any(KILLED in ground.keep for ground in grounds):
         time.sleep(AFTER_DEATH_S)
-    by_name = {(one.system, one.name): one for one in grounds}
+    by_name = {(one.family, one.name): one for one in grounds}
     for number in range(args.rounds):
         order = args.systems if number % 2 == 0 else args.systems[::-1]
         for scenario in args.scenarios:
@@ -118,41 +127,43 @@ def measure(place: Place, args: argparse.Namespace, grounds: list[Ground], runs:
                 if scenario == "lost-rows":
                     found = lost(place, system, shape, number)
                 elif scenario == "standby":
-                    found = standby(place, by_name[system, "kv-1"])
+                    found = standby(place, system, by_name[family_of(system), "kv-1"])
                 else:
                     name, state = RESTORES[scenario]
-                    found = restore(place, by_name[system, name], state)
+                    found = restore(place, system, by_name[family_of(system), name], state)
                 runs.append({"scenario": scenario, "system": system, "round": number} | found)
                 say(line_of(runs[-1]))
 
 
 def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterator[Ground]:
-    """The grounds that the scenarios need."""
+    """The grounds that the scenarios need; the settings of a family share them."""
+    keep: dict[str, dict[str, set[str]]] = {}
     for system in systems:
-        keep: dict[str, set[str]] = {}
         for scenario in scenarios:
             if scenario in GROUNDS and (system, scenario) not in NOT_THERE:
                 name, state = GROUNDS[scenario]
-                keep.setdefault(name, set()).update([state] if state else [])
-        for name, states in sorted(keep.items()):
+                keep.setdefault(family_of(system), {}).setdefault(name, set()).update([state] if state else [])
+    for family, names in keep.items():
+        for name, states in sorted(names.items()):
             kind, partitions, *guarantee = name.split("-")
             made = Shape(
                 "window" if kind == "window" else "keyvalue",
                 shape.records,
-                shape.keys,
+                shape.records if kind == "distinct" else shape.keys,
                 int(partitions),
                 shape.seed,
                 shape.now_ms,
                 retention_ms=HOUR_MS,
             )
-            yield Ground(system, name, made, "exactly_once" if guarantee else "at_least_once", frozenset(states))
+            yield Ground(family, name, made, "exactly_once" if guarantee else "at_least_once", frozenset(states))
 
 
 def line_of(run: dict[str, Any]) -> str:
     """A run as a line for people."""
     lost = f", {run['lost']} rows lost" if "lost" in run else ""
     return (
-        f"round {run['round'] + 1} {run['scenario']:<14} {run['system']:<20} {run['elapsed_ms']:>9,.0f} ms, "
+        f"round {run['round'] + 1} {run['scenario']:<14} {run['system']:<30} {run['elapsed_ms']:>9,.0f} ms, "
+        f"{run['processed_ms']:,.0f} to the first records, "
         f"{run['restored']:,} restored, {run['cpu_s']:.2f} s of processor time, {run['peak_bytes'] >> 20} MiB, "
         f"{run['written_bytes'] >> 20} MiB written{lost}{'' if run['correct'] else ', NOT THE RIGHT ROWS'}"
     )

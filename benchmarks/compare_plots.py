@@ -2,7 +2,7 @@
 
     <environment of benchmarks/plots.txt>/bin/python benchmarks/compare_plots.py benchmarks/results/compare.json
 
-    compare-time.svg     seconds until everything is processed again, a panel a scenario
+    compare-time.svg     seconds until the first records are processed, and until nothing is left to compact
     compare-cpu.svg      processor seconds of the same runs
     compare-memory.svg   peak resident size
 
@@ -26,10 +26,20 @@ mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "standfast", "font.
 from compare_report import NAMES, WHAT  # noqa: E402 - the settings above come first
 from matplotlib import pyplot  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-COLOURS = {"standfast": "#0b6e4f", "kafka-streams": "#c2410c", "kafka-streams-tuned": "#f59e0b", "quix": "#4f46e5"}
-COLUMNS = 2
+WHICH = ("", "-reads", "-writes")
+COLOURS = {
+    "standfast": "#0b6e4f",
+    **{f"kafka-streams{version}": "#c2410c" for version in ("", "-4.4")},
+    **{f"kafka-streams{version}-tuned{which}": "#f59e0b" for version in ("", "-4.4") for which in WHICH},
+    "quix": "#4f46e5",
+}
+COLUMNS, BAR_INCHES = 2, 0.22
 PICTURES = {
-    "time": ("elapsed_ms", 1_000, "seconds until the first record is processed and nothing is left to compact"),
+    "time": (
+        "elapsed_ms",
+        1_000,
+        "seconds until the first records are processed (dark), and until RocksDB is idle",
+    ),
     "cpu": ("cpu_s", 1, "processor seconds meanwhile"),
     "memory": ("peak_bytes", 2**20, "peak resident size, MiB"),
 }
@@ -39,7 +49,9 @@ def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target
     """Draw one picture: a panel for each scenario, each with its own scale."""
     scenarios = found["settings"]["scenarios"]
     rows = -(-len(scenarios) // COLUMNS)
-    figure, panels = pyplot.subplots(rows, COLUMNS, figsize=(9, 0.5 + 1.35 * rows), squeeze=False)
+    most_bars = max(sum(one["scenario"] == name for one in found["results"]) for name in scenarios)
+    size = 11, 0.5 + (0.5 + BAR_INCHES * most_bars) * rows
+    figure, panels = pyplot.subplots(rows, COLUMNS, figsize=size, squeeze=False)
     for panel, scenario in zip(panels.flat, [*scenarios, *[None] * COLUMNS], strict=False):
         if scenario is None:
             panel.set_axis_off()
@@ -47,7 +59,10 @@ def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target
         results = [one for one in found["results"] if one["scenario"] == scenario][::-1]
         for at, one in enumerate(results):
             middle, least, most = (one[measure][name] / divisor for name in ("median", "min", "max"))
-            panel.barh(at, middle, color=COLOURS[one["system"]], height=0.7)
+            two_clocks = measure == "elapsed_ms"
+            panel.barh(at, middle, color=COLOURS[one["system"]], height=0.7, alpha=0.45 if two_clocks else 1)
+            if two_clocks:
+                panel.barh(at, one["processed_ms"]["median"] / divisor, color=COLOURS[one["system"]], height=0.7)
             panel.plot([least, most], [at, at], color="black", linewidth=1)
             lost = f", {one['lost']['median']:,.0f} rows lost" if one.get("lost", {}).get("median") else ""
             text = f"{middle:,.0f}" if divisor == 2**20 else f"{middle:,.2f}{lost}"

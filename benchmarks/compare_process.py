@@ -1,7 +1,8 @@
 """One running side of the comparison: a child process that takes commands, and is measured from outside.
 
     plan        JSON for the child: app, bootstrap, state_dir, source, partitions, kind, window_ms, retention_ms,
-                guarantee, tuned, standbys, commit_ms, detect_ms (for so long a dead member counts as alive)
+                guarantee, tuned (any of "reads", "writes"), standbys, commit_ms, detect_ms (for so long a dead member
+                counts as alive)
     events      restore     the replay of its first task begins
                 processed   every partition has processed its first record
                 drained     no compaction or flush runs or is due any more

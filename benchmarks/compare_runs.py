@@ -35,9 +35,9 @@ SETTLE_S = 2 * SHARED["commit_ms"] / 1_000  # a kill after that comes behind the
 
 @dataclass
 class Ground:
-    """A system's application, its source, and its changelog and state directories."""
+    """An application of a family of systems, its source, and its changelog and state directories."""
 
-    system: str
+    family: str
     name: str
     shape: Shape
     guarantee: str = "at_least_once"
@@ -52,7 +52,7 @@ class Ground:
     @property
     def app(self) -> str:
         """Name of the application."""
-        return f"{self.system}-{self.name}"
+        return f"{self.family}-{self.name}"
 
     @property
     def source(self) -> str:
@@ -75,8 +75,8 @@ class Place:
     sides: Sides
     say: Callable[[str], None]
 
-    def start(self, ground: Ground, state: Path, **plan: Any) -> Side:
-        """Start a side of a ground, on a state directory."""
+    def start(self, system: str, ground: Ground, state: Path, **plan: Any) -> Side:
+        """Start a side of a ground with the system's settings, on a state directory."""
         shape = ground.shape
         fields = {
             "app": ground.app,
@@ -89,7 +89,7 @@ class Place:
             "retention_ms": shape.retention_ms,
             "guarantee": ground.guarantee,
         }
-        return Side(self.sides.command(ground.system, fields | plan), self.folder / f"{ground.app}.errors")
+        return Side(self.sides.command(system, fields | plan), self.folder / f"{ground.app}.errors")
 
     def saved(self, ground: Ground, state: str) -> Path:
         """Path of a kept state directory of a ground."""
@@ -134,7 +134,7 @@ def prepare(place: Place, ground: Ground) -> None:
         if first == upto:
             continue
         feed(place.log, ground.source, shape.rows(first, upto))
-        side = place.start(ground, state)
+        side = place.start(ground.family, ground, state)
         try:
             side.wait_processed(upto - first)
             place.wait_committed(ground)
@@ -160,14 +160,14 @@ def changelog_of(log: Log, ground: Ground) -> dict[str, Any]:
     return {"topic": info.name, "offsets": sum(one.end - one.begin for one in found.values())}
 
 
-def restore(place: Place, ground: Ground, state: str | None) -> dict[str, Any]:
+def restore(place: Place, system: str, ground: Ground, state: str | None) -> dict[str, Any]:
     """One restore: from a copy of a kept directory, or from nothing."""
     place.probe(ground)
     run = place.folder / "run"
     if state is not None:  # a copy, so that all rounds begin alike
         shutil.copytree(place.saved(ground, state), run)
     os.sync()  # else the kernel would write pages of earlier runs during this one
-    side = place.start(ground, run)
+    side = place.start(system, ground, run)
     try:
         side.wait_mark("drained")
         measured = figures(side)
@@ -181,7 +181,7 @@ def restore(place: Place, ground: Ground, state: str | None) -> dict[str, Any]:
 
 
 def figures(side: Side) -> dict[str, Any]:
-    """Time and usage of a side, from the start of its restore until nothing was left to do."""
+    """Times and usage of a side, from the start of its restore: `processed_ms`, and until nothing was left to do."""
     # Each side reports its own times, in the one clock that Java and Python share.
     at = {name: mark["at_ns"] for name, mark in side.marks.items()}
     used, before = side.usage["drained"], side.usage.get("restore", Usage())
@@ -207,15 +207,15 @@ def checked(side: Side, ground: Ground) -> dict[str, Any]:
     )
 
 
-def standby(place: Place, ground: Ground) -> dict[str, Any]:
+def standby(place: Place, system: str, ground: Ground) -> dict[str, Any]:
     """Kill the active; the standby takes over. The time is from the kill to the first record that it processed."""
     one, two = place.folder / "run", place.folder / "run-standby"
     shutil.copytree(place.saved(ground, CLEAN), one)
     place.probe(ground)
-    sides = [place.start(ground, one, standbys=1)]
+    sides = [place.start(system, ground, one, standbys=1)]
     try:
         sides[0].wait_mark("drained")
-        sides.append(place.start(ground, two, standbys=1))
+        sides.append(place.start(system, ground, two, standbys=1))
         sides[1].wait_lag("standby")
         place.wait_committed(ground)
         time.sleep(SETTLE_S)
@@ -224,6 +224,7 @@ def standby(place: Place, ground: Ground) -> dict[str, Any]:
         place.probe(ground)
         sides[1].wait_mark("drained")
         measured = figures(sides[1])
+        measured["processed_ms"] = (sides[1].marks["processed"]["at_ns"] - killed_ns) / 1e6
         measured["elapsed_ms"] = (sides[1].marks["drained"]["at_ns"] - killed_ns) / 1e6
         measured["noticed_ms"] = (sides[1].marks["restore"]["at_ns"] - killed_ns) / 1e6
         place.wait_committed(ground)
@@ -245,7 +246,7 @@ def lost(place: Place, system: str, shape: Shape, number: int) -> dict[str, Any]
     place.log.admin.create_topic(ground.source, 1, TopicPolicy())
     run = place.folder / "run"
     fed: list[Row] = []
-    side = place.start(ground, run)
+    side = place.start(system, ground, run)
     try:
         for old in (True, False):
             rows = list(lost_rows(shape.seed, shape.now_ms, old=old))
@@ -258,7 +259,7 @@ def lost(place: Place, system: str, shape: Shape, number: int) -> dict[str, Any]
         time.sleep(AFTER_DEATH_S)
         # The last row again: it gives the side a record to process, and changes no row.
         feed(place.log, ground.source, [fed[-1]])
-        side = place.start(ground, run)
+        side = place.start(system, ground, run)
         side.wait_mark("drained")
         place.wait_committed(ground)
         split_ms = fed[OLD_ROWS].timestamp

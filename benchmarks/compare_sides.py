@@ -1,10 +1,16 @@
 """The systems of the comparison: their programs, and the commands that start their sides.
 
     standfast              this checkout
-    kafka-streams          Kafka Streams at its defaults
-    kafka-streams-tuned    threads = partitions; restore consumer: 20,000 records a poll, fetches of 16 MiB a partition
-                           and 100 MiB in all, a receive buffer of 4 MiB; RocksDB: 4 write buffers of 64 MiB
+    kafka-streams          Kafka Streams 4.3 at its defaults
+      -tuned-reads         threads = partitions; restore consumer: 20,000 records a poll, fetches of 16 MiB a partition
+                           and 100 MiB in all, a receive buffer of 4 MiB
+      -tuned-writes        threads = partitions; RocksDB: 4 write buffers of 64 MiB, two background threads
+      -tuned               both
+    kafka-streams-4.4      the same four for Kafka Streams 4.4
     quix                   Quix Streams at its defaults, in an environment of its own
+
+The settings of one version share an application: its source, its changelog and its state directories, which each of
+them reads and none changes but by probes.
 
 Rules of this file: every download is pinned by its hash and goes to the cache folder, once.
 """
@@ -27,7 +33,16 @@ from standfast.ops.tools.java import MAJOR_MIN, ensure_java
 
 HERE = Path(__file__).resolve().parent
 JAR_SETS = HERE.parent / "tests/support/programs/java"  # the set that the tests beside Kafka Streams use, too
-SYSTEMS = ("standfast", "kafka-streams", "kafka-streams-tuned", "quix")
+# The versions of Kafka Streams and their sets of jars.
+STREAMS = {"kafka-streams": "streams", "kafka-streams-4.4": "streams-4.4"}
+# Suffix of a system's name: what is tuned. No one setting is the best in every scenario, so there are three.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "": (),
+    "-tuned-reads": ("reads",),
+    "-tuned-writes": ("writes",),
+    "-tuned": ("reads", "writes"),
+}
+SYSTEMS = ("standfast", *(streams + suffix for streams in STREAMS for suffix in SETTINGS), "quix")
 JVM = ("-Xmx1g",)
 # The same on every side, so that they decide nothing: the commit interval, and how soon a death is noticed.
 SHARED = {"commit_ms": 1_000, "detect_ms": 6_000}
@@ -37,14 +52,14 @@ class Sides:
     """The programs and libraries of the chosen systems, fetched."""
 
     def __init__(self, systems: list[str], say: Say) -> None:
-        self._java: list[str] = []
+        self._java: dict[str, list[str]] = {}
         self._quix = ""
         self.versions: dict[str, str] = {}
-        if any(system.startswith("kafka-streams") for system in systems):
-            java, jars = ensure_java(say), jar_set("streams")
-            path = [str(compiled(say)), *map(str, sorted(ensure_jars(jars, java, say).iterdir()))]
-            self._java = [str(java.path), *JVM, "-cp", os.pathsep.join(path), "BenchApp"]
-            self.versions |= {"kafka-streams": jars.version, "java": str(java.major)}
+        for system in sorted({family_of(system) for system in systems} & STREAMS.keys()):
+            java, jars = ensure_java(say), jar_set(STREAMS[system])
+            path = [str(compiled(say, STREAMS[system])), *map(str, sorted(ensure_jars(jars, java, say).iterdir()))]
+            self._java[system] = [str(java.path), *JVM, "-cp", os.pathsep.join(path), "BenchApp"]
+            self.versions |= {system: jars.version, "java": str(java.major)}
         if "quix" in systems:
             python = ensure_environment("quix", say)
             self._quix = str(python)
@@ -52,13 +67,19 @@ class Sides:
 
     def command(self, system: str, plan: dict[str, Any]) -> list[str]:
         """The command that starts a side."""
-        text = json.dumps({"window_ms": 0, "retention_ms": 0, "standbys": 0} | SHARED | plan
-                          | {"tuned": system.endswith("-tuned")})  # fmt: skip
+        family = family_of(system)
+        tuned = SETTINGS[system.removeprefix(family)] if family in STREAMS else ()
+        text = json.dumps({"window_ms": 0, "retention_ms": 0, "standbys": 0} | SHARED | plan | {"tuned": tuned})
         if system == "standfast":
             return [sys.executable, "-P", str(HERE / "side_standfast.py"), text]
         if system == "quix":
             return [self._quix, "-P", str(HERE / "side_quix.py"), text]
-        return [*self._java, text]
+        return [*self._java[family], text]
+
+
+def family_of(system: str) -> str:
+    """The system without its settings: "kafka-streams-4.4" of "kafka-streams-4.4-tuned-reads"."""
+    return max((name for name in STREAMS if system.startswith(name)), key=len, default=system)
 
 
 def jar_set(name: str) -> JarSet:
@@ -66,10 +87,10 @@ def jar_set(name: str) -> JarSet:
     return parse_jar_set(name, json.loads((JAR_SETS / f"jars-{name}.json").read_text(encoding="utf-8")))
 
 
-def compiled(say: Say) -> Path:
-    """Folder with the classes of the Java side: compiled once on each machine for each content of its source."""
+def compiled(say: Say, streams: str = "streams") -> Path:
+    """Folder with the classes of the Java side: compiled once on each machine for each content and set of jars."""
     cache, source, java = cache_dir(), HERE / "java/BenchApp.java", ensure_java(say)
-    jars = ensure_jars(jar_set("streams"), java, say)
+    jars = ensure_jars(jar_set(streams), java, say)
     content = hashlib.sha256(b"\0".join([jars.name.encode(), source.read_bytes()])).hexdigest()
     target = cache / "java-classes" / f"bench-{content[:16]}"
     if target.is_dir():

@@ -5,7 +5,8 @@
     stdin      processed | lag | digest [FROM_MS TO_MS] | stop, or the end of stdin
     stdout     JSON, one object a line: the events restore, processed, drained with at_ns (CLOCK_MONOTONIC), and answers
 
-Rules of this file: an application as a user writes it, with default settings except those that all sides share.
+Rules of this file: an application as a user writes it, with default settings except those that all sides share, and
+the wait for an instance that stopped, which none of the others has.
 """
 
 from __future__ import annotations
@@ -170,6 +171,7 @@ def build() -> sf.App:
         commit_interval_ms=PLAN["commit_ms"],
         standby_replicas=PLAN["standbys"],
         lease_ms=PLAN["detect_ms"],
+        restart_grace_ms=0,  # each run is a new instance: it would wait for the return of the stopped one
         listeners=[Watcher()],
     )
     processor = PutWindow if PLAN["kind"] == "window" else Put

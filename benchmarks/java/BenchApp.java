@@ -105,9 +105,13 @@ public final class BenchApp {
         settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG), "earliest");
         settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), plan.get("detect_ms").asInt());
         settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG), plan.get("detect_ms").asInt() / 4);
-        if (plan.get("tuned").asBoolean()) {
+        if (!plan.get("tuned").isEmpty()) {
             settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, plan.get("partitions").asInt());
+        }
+        if (tuned("writes")) {
             settings.put(StreamsConfig.ROCKSDB_CONFIG_SETTER_CLASS_CONFIG, LargerBuffers.class);
+        }
+        if (tuned("reads")) {
             settings.put(StreamsConfig.restoreConsumerPrefix(ConsumerConfig.MAX_POLL_RECORDS_CONFIG), 20_000);
             settings.put(StreamsConfig.restoreConsumerPrefix(ConsumerConfig.FETCH_MAX_BYTES_CONFIG), 100 << 20);
             settings.put(StreamsConfig.restoreConsumerPrefix(ConsumerConfig.MAX_PARTITION_FETCH_BYTES_CONFIG), 16 << 20);
@@ -130,6 +134,15 @@ public final class BenchApp {
                 Stores.persistentTimestampedKeyValueStore(STORE), BYTES, BYTES), "put");
         }
         return topology;
+    }
+
+    static boolean tuned(String part) {
+        for (JsonNode one : plan.get("tuned")) {
+            if (one.asText().equals(part)) {
+                return true;
+            }
+        }
+        return false;
     }
 
     static boolean windowed() {
@@ -300,12 +313,13 @@ public final class BenchApp {
         }
     }
 
-    /** Four write buffers of 64 MiB instead of the defaults. */
+    /** Four write buffers of 64 MiB and two background threads instead of the defaults. */
     public static final class LargerBuffers implements RocksDBConfigSetter {
         @Override
         public void setConfig(String store, Options options, Map<String, Object> settings) {
             options.setWriteBufferSize(64L << 20);
             options.setMaxWriteBufferNumber(4);
+            options.setIncreaseParallelism(2);
         }
 
         @Override

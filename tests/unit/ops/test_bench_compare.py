@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -71,3 +74,40 @@ def test_both_sides_restore_the_same_rows_from_their_own_changelogs(streams_clas
 def test_arguments_that_cannot_be_used_are_refused(options: tuple[str, ...], says: str) -> None:
     done = run(COMPARE, *options)
     assert done.returncode == 2 and says in done.stderr
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    spec = spec_from_file_location("standfast_compare_figures", BENCHMARKS / "compare_figures.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def runs_of(system: str, *figures: tuple[float, float, float]) -> list[dict[str, Any]]:
+    """One run a round: time to the first record, time until idle (both ms), processor time (s)."""
+    names = ("processed_ms", "elapsed_ms", "cpu_s")
+    return [{"scenario": "cold-1", "system": system} | dict(zip(names, one, strict=True)) for one in figures]
+
+
+def test_the_best_tuned_setting_of_each_measure_is_compared_and_goals_hold_on_both_clocks(figures: ModuleType) -> None:
+    systems = ["standfast", "kafka-streams", *(f"kafka-streams{suffix}" for suffix in ("-tuned", "-tuned-reads"))]
+    runs = [
+        *runs_of("standfast", (1, 2, 1), (1, 2, 1), (1, 2, 1)),
+        *runs_of("kafka-streams", (9, 9, 9)),
+        *runs_of("kafka-streams-tuned", (5, 6, 8), (5, 7, 8), (50, 6, 8)),
+        *runs_of("kafka-streams-tuned-reads", (6, 9, 3), (6, 9, 3), (6, 9, 3)),
+    ]
+    found = figures.ratios({"scenarios": ["cold-1"], "systems": systems}, runs, comparable=True)
+    shown = [(one["system"], one["setting"], one["measure"], one["median"], one["goal_met"]) for one in found]
+    tuned = "kafka-streams-tuned"
+    assert shown == [
+        ("kafka-streams", "kafka-streams", "processed_ms", 9, None),
+        ("kafka-streams", "kafka-streams", "elapsed_ms", 4.5, None),
+        ("kafka-streams", "kafka-streams", "cpu_s", 9, None),
+        (tuned, tuned, "processed_ms", 5, True),
+        (tuned, tuned, "elapsed_ms", 3, False),
+        (tuned, "kafka-streams-tuned-reads", "cpu_s", 3, False),
+    ]
+    assert (found[3]["min"], found[3]["max"]) == (5, 50), "the spread of the rounds"
