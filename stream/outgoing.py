@@ -20,7 +20,7 @@ def check_output(
 ) -> None:
     """Raise InvalidRequest for a record that no log accepts. `least_ms`: the smallest timestamp of this log."""
     problem = _bytes_problem("key", key) or _bytes_problem("value", value)
-    problem = problem or timestamp_problem(timestamp, least_ms) or _headers_problem(headers)
+    problem = problem or timestamp_problem(timestamp, least_ms) or headers_problem(headers)
     if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= PARTITION_MAX:
         problem = f"partition {partition!r:.100} is not valid: give a whole number from 0 to 2**31-1"
     if problem is not None:
@@ -58,7 +58,8 @@ def _bytes_problem(part: str, given: object) -> str | None:
     return f"its {part} is of type {type(given).__name__}: give bytes or None (serialise it first)"
 
 
-def _headers_problem(headers: object) -> str | None:
+def headers_problem(headers: object) -> str | None:
+    """Why a log does not accept these headers; None if it does."""
     if not isinstance(headers, tuple | list):
         return f"its headers are of type {type(headers).__name__}: give a tuple of (name, bytes or None)"
     for header in headers:

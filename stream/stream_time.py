@@ -37,14 +37,9 @@ class TaskStreamTime:
         self.policy: Policy = policy
         self._largest: dict[str, int | None] = {}
         self._idle: set[str] = set()
-        self._now_ms: int | None = None
+        self.now_ms: int | None = None  # the task's stream time; None while it is unknown
         for partition in partitions:
             self.add(partition)
-
-    @property
-    def now_ms(self) -> int | None:
-        """The task's stream time; None while it is unknown."""
-        return self._now_ms
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -74,9 +69,9 @@ class TaskStreamTime:
             self._largest[partition] = timestamp_ms
         if back:
             self._idle.discard(partition)
-        if self.policy == "max":
+        if self.policy == "max" or (newer and len(self._largest) == 1):
             self._advance(timestamp_ms)
-        elif back or (newer and (before is None or self._now_ms is None or before <= self._now_ms)):
+        elif back or (newer and (before is None or self.now_ms is None or before <= self.now_ms)):
             # Otherwise this partition was ahead of the clock already, so that another one holds it.
             self._advance(self._smallest())
 
@@ -110,8 +105,8 @@ class TaskStreamTime:
         Idleness is not kept: after a restart a partition counts until it is found idle again.
         """
         state = {partition: largest for partition, largest in self._largest.items() if largest is not None}
-        if self._now_ms is not None:
-            state[CLOCK_KEY] = self._now_ms
+        if self.now_ms is not None:
+            state[CLOCK_KEY] = self.now_ms
         return state
 
     def restore(self, state: Mapping[str, int]) -> None:
@@ -144,8 +139,8 @@ class TaskStreamTime:
         return smallest
 
     def _advance(self, to_ms: int | None) -> None:
-        if to_ms is not None and (self._now_ms is None or to_ms > self._now_ms):
-            self._now_ms = to_ms
+        if to_ms is not None and (self.now_ms is None or to_ms > self.now_ms):
+            self.now_ms = to_ms
 
     def _time_of(self, partition: str) -> int | None:
         try:

@@ -40,6 +40,7 @@ from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
 from standfast.store.specs import StoreSpec, store_name
 from standfast.store.types.kinds import gives_stores
+from standfast.stream.outgoing import headers_problem
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CallLoop
 from standfast.stream.runtime.inputs import OwnInput
@@ -118,6 +119,8 @@ class Driver(Closing):
         check_topic(topic)
         if timestamp is not None and not is_whole(timestamp, -INT64_MAX):
             raise InvalidRequest(f"driver: timestamp must be whole milliseconds, not {timestamp!r:.100}")
+        if (problem := headers_problem(headers)) is not None:
+            raise InvalidRequest(f"driver: a record of {topic!r} cannot be passed: {problem}")
         node = self._nodes.get(f"{topic}-source")
         if not isinstance(node, SourceNode) or node.internal:
             raise self._no_source(topic)

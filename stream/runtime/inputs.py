@@ -1,19 +1,25 @@
 """One input partition of a task: waiting records, the next one decoded, and the handling of undecodable ones.
 
-    fetched ──> queue ──> head (decoded, with its timestamp) ──> processors
-                            │ cannot be decoded, or has no valid timestamp
-                            └──> fail, skip and count, or dead letter, as the source's policy says
+    fetched ──> columns ──> CHUNK records, decoded by column ──> head (with its timestamp) ──> processors
+                  │
+                  └── one of them cannot be decoded, or is no plain record ──> each by itself ──> head
+                                                 │ cannot be decoded, or has no valid timestamp
+                                                 └──> fail, skip and count, or dead letter, as the source's policy says
 
 Rules of this file: it decides about one record at a time and keeps the offsets right: `consumed` is the next offset to
-process, and moves past skipped records.
+process, and moves past skipped records. An error of a serde is raised when its record is next, never before.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, TypeAlias, cast
 
+from standfast.replication.columns import RecordColumns
+from standfast.replication.log import Headers
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.serde import Serde, beyond_record
@@ -27,6 +33,13 @@ from standfast.stream.topology.sources import ARRIVAL_TIME
 from standfast.stream.watermarks import SourceWatermarks
 
 TIME_MAX_MS = 2**63 - 1
+# Few, because the lease counts on progress with each record: a slow serde must not keep it from that for long.
+CHUNK = 32
+
+# Offsets, timestamps, keys, values, headers (None: no record has any).
+Columns: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[Any], Sequence[Any], Sequence[Headers] | None]
+# Record(*row) costs a Python-level call per record; this does not.
+_make = cast("Callable[[Iterable[Any]], Record]", partial(tuple.__new__, Record))
 
 
 class RecordFailed(InvalidRequest):
@@ -44,9 +57,10 @@ class Input:
     """Records of one topic and partition on their way into a task."""
 
     __slots__ = (
-        "_deserialize_key", "_deserialize_value", "at_end", "behind", "consumed", "fetched", "head", "idle", "key",
-        "label", "largest_ms", "partition", "policy", "process", "protected", "queue", "raw", "settings", "source",
-        "timestamp", "topic", "wall_ms", "watermarks",
+        "_at", "_chunk", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_records", "_taken",
+        "_waiting", "at_end", "behind", "consumed", "control", "fetched", "head", "idle", "key", "label",
+        "largest_ms", "offset", "partition", "policy", "process", "protected", "settings", "source", "timestamp",
+        "topic", "wall_ms", "watermarks",
     )  # fmt: skip
 
     def __init__(
@@ -66,9 +80,16 @@ class Input:
         self.behind = 1  # from a record's offset to the next one to process
         self.key = source_key(source.topic, partition)
         self.process = process
-        self.queue: deque[LogRecord] = deque()
+        self._pieces: deque[Columns] = deque()  # as fetched
+        self._taken = 0  # records of the first piece that are in a chunk, or were
+        self._waiting = 0  # records of pieces that are in no chunk yet
+        self._queue: deque[LogRecord] = deque()  # records of a chunk that are decoded one by one
+        self._chunk: Columns = ((), (), (), (), None)
+        self._records: list[Record] = []  # of the chunk, decoded
+        self._at = 0  # place of `head` among them
         self.head: Record | None = None
-        self.raw: LogRecord | None = None
+        self.offset = -1  # of `head`
+        self.control = False  # `head` is a signal of an upstream task
         self.at_end = False
         self.consumed = position
         self.fetched = position
@@ -85,37 +106,89 @@ class Input:
     @property
     def waiting(self) -> int:
         """The number of records fetched and not processed."""
-        return len(self.queue) + (self.head is not None)
+        return self._waiting + len(self._queue) + (0 if self.head is None else len(self._records) - self._at)
+
+    @property
+    def raw(self) -> LogRecord:
+        """The record of `head` as it was fetched; only where there is a head."""
+        return _row(self._chunk, self._at)
 
     def add(self, records: Sequence[LogRecord], next_offset: int, at_end: bool) -> None:
         """Add fetched records; `next_offset` may lie beyond the last of them."""
-        self.queue.extend(records)
+        if records:
+            self._pieces.append(_columns(records))
+            self._waiting += len(records)
         self.fetched = next_offset
         self.at_end = at_end
 
     def advance(self, leave_out: LeaveOut) -> None:
-        """Decode the next record; undecodable ones are skipped, or RecordFailed is raised, as the source says."""
-        queue, internal = self.queue, self.source.internal
-        while queue:
-            raw = queue.popleft()
+        """Go on to the next record; undecodable ones are skipped, or RecordFailed is raised, as the source says."""
+        at = self._at + 1
+        if at < len(self._records):
+            self._at = at
+            self.head = self._records[at]
+            self.offset = self._chunk[0][at]
+        else:
+            self._begin_chunk(leave_out)
+
+    def _begin_chunk(self, leave_out: LeaveOut) -> None:
+        while self._queue or self._waiting:
+            if not self._queue:
+                chunk = self._next_chunk()
+                if records := self._decoded(chunk):
+                    self._take(chunk, records, control=False)
+                    return
+                self._queue.extend(_row(chunk, at) for at in range(len(chunk[0])))
+            raw = self._queue.popleft()
+            control = self.source.internal and is_control(raw)
             try:
-                if internal and is_control(raw):
-                    # A signal has no key or value to decode; its time only orders it among the records.
-                    self.head = Record(None, None, max(raw.timestamp, 0))
-                else:
-                    self.head = self.decode(raw)
+                # A signal has no key or value to decode; its time only orders it among the records.
+                record = Record(None, None, max(raw.timestamp, 0)) if control else self.decode(raw)
             except RecordFailed as failure:
-                self.head = None
+                self._take_none()
                 if not self._may_leave_out(failure):
                     raise
                 leave_out(self, raw, failure, failure.reason)
                 self.consumed = raw.offset + self.behind
                 continue
-            self.raw = raw
+            self._take(_columns([raw]), [record], control=control)
             return
-        self.head = self.raw = None
+        self._take_none()
         # Offsets may end in markers or gaps, which no record ever moves `consumed` past.
         self.consumed = max(self.consumed, self.fetched)
+
+    def _next_chunk(self) -> Columns:
+        piece, first = self._pieces[0], self._taken
+        upto = min(first + CHUNK, len(piece[0]))
+        offsets, times, keys, values, headers = piece
+        part = slice(first, upto)
+        self._taken = upto
+        if upto == len(offsets):
+            self._pieces.popleft()
+            self._taken = 0
+        self._waiting -= upto - first
+        return offsets[part], times[part], keys[part], values[part], None if headers is None else headers[part]
+
+    def _decoded(self, chunk: Columns) -> list[Record] | None:
+        """The records of a chunk; None if each has to be looked at by itself."""
+        _, times, keys, values, headers = chunk
+        if self.timestamp is not None or min(times) < 0 or (self.source.internal and headers is not None):
+            return None
+        key_of, value_of = self._deserialize_key, self._deserialize_value
+        try:
+            keys = [None if key is None else key_of(key) for key in keys]
+            values = [None if value is None else value_of(value) for value in values]
+        except Exception:  # noqa: BLE001 - the record by itself raises it again, once the ones before it are processed
+            return None
+        return list(map(_make, zip(keys, values, times, headers or repeat(()), repeat(None))))
+
+    def _take(self, chunk: Columns, records: list[Record], *, control: bool) -> None:
+        self._chunk, self._records, self._at = chunk, records, 0
+        self.head, self.offset, self.control = records[0], chunk[0][0], control
+
+    def _take_none(self) -> None:
+        self._chunk, self._records, self._at = ((), (), (), (), None), [], 0
+        self.head, self.offset, self.control = None, -1, False
 
     def decode(self, raw: LogRecord) -> Record:
         """Decode a record, with its timestamp. Raises RecordFailed, or the error of a serde that is `beyond_record`."""
@@ -208,6 +281,18 @@ class OwnInput(Input):
         """
         key, value = self.settings.key.of_topic(topic, "key"), self.settings.value.of_topic(topic, "value")
         return _written(raw.key, key), _written(raw.value, value)
+
+
+def _columns(records: Sequence[LogRecord]) -> Columns:
+    if isinstance(records, RecordColumns):
+        return records.offsets, records.timestamps, records.keys, records.values, records.headers
+    offsets, times, keys, values, headers = zip(*records, strict=True)
+    return offsets, times, keys, values, headers if any(headers) else None
+
+
+def _row(columns: Columns, at: int) -> LogRecord:
+    offsets, times, keys, values, headers = columns
+    return LogRecord(offsets[at], times[at], keys[at], values[at], () if headers is None else headers[at])
 
 
 def _as_collected(given: Any) -> Any:

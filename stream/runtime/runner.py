@@ -34,7 +34,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InternalError, InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.timestamps import writable
-from standfast.stream.control import control_headers, is_control
+from standfast.stream.control import control_headers
 from standfast.stream.punctuation import (
     STREAM_TIME,
     Callback,
@@ -550,13 +550,11 @@ class TaskRunner:
         return chosen
 
     def _process(self, one: Input, record: Record) -> None:
-        raw = one.raw
-        assert raw is not None  # there is a head
-        hand, task, stamp = self.in_hand, self.task, record.timestamp
-        hand.topic, hand.partition, hand.offset, hand.headers = one.label, one.partition, raw.offset, record.headers
-        if one.source.internal and is_control(raw):
+        hand, task, stamp, offset = self.in_hand, self.task, record.timestamp, one.offset
+        hand.topic, hand.partition, hand.offset, hand.headers = one.label, one.partition, offset, record.headers
+        if one.control:
             if self._event_time is not None:
-                self._in_turn(partial(self._event_time.on_control, one, raw, self._clock.monotonic_ms()))
+                self._in_turn(partial(self._event_time.on_control, one, one.raw, self._clock.monotonic_ms()))
         else:
             task.record_timestamp = stamp
             if stamp > one.largest_ms or one.idle:
@@ -565,16 +563,16 @@ class TaskRunner:
                 self._time.observe(one.key, stamp)
             try:
                 if self._event_time is not None:
-                    self._process_in_event_time(one, record, raw, self._event_time)
+                    self._process_in_event_time(one, record, one.raw, self._event_time)
                 elif one.protected:
-                    self._process_protected(one, record, raw)
+                    self._process_protected(one, record)
                 else:
                     one.process(record)
             except Exception as error:
-                error.add_note(f"while task {task.id} processed the {one.at(raw)}")
-                self.failed_at = f"{one.label}-{one.partition} at offset {raw.offset}"
+                error.add_note(f"while task {task.id} processed the {one.at(one.raw)}")
+                self.failed_at = f"{one.label}-{one.partition} at offset {offset}"
                 raise
-        one.consumed = raw.offset + one.behind
+        one.consumed = offset + one.behind
         self._advance(one)
         now_ms = self._time.now_ms
         if now_ms is not None and now_ms >= self._stream_due_ms:
@@ -594,11 +592,11 @@ class TaskRunner:
         self._tracing.failed(self._name, one.label, one.partition, raw.offset, raw.headers, error)
         self._left_out.failed(one, raw, error, reason)
 
-    def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> None:
+    def _process_protected(self, one: Input, record: Record) -> None:
         error = self._guard.attempt(one.process, record)
         # Outside of the savepoint: a dead letter written inside would be rolled back with the record.
         if error is not None:
-            self._left_out.failed(one, raw, error, "process")
+            self._left_out.failed(one, one.raw, error, "process")
 
     def _process_in_event_time(self, one: Input, record: Record, raw: LogRecord, event_time: EventTime) -> None:
         signals: list[Signal] = []
