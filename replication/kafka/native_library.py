@@ -20,8 +20,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import confluent_kafka  # noqa: F401  loads librdkafka
-
 from standfast.replication.kafka.callbacks import ERROR
 
 SWITCH = "STANDFAST_NATIVE"
@@ -65,6 +63,7 @@ def _found() -> Native:
         return Native(None, reason=f"the compiled reader is for Linux, and this is {sys.platform}")
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return Native(None, reason="the compiled reader needs CPython with its interpreter lock")
+    import_module("confluent_kafka")  # loads librdkafka
     try:
         module = import_module(MODULE)
     except ImportError as error:
