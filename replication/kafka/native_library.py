@@ -1,6 +1,7 @@
 """The compiled reader: whether it can be used here, and why not.
 
-    native()        the module with librdkafka found, or the reason against it; looked up once
+    compiled()      the module alone, whose fold needs no librdkafka, or the reason against it; looked up once
+    native()        the module with librdkafka found, or the reason against it
     refused_by      the reason in a log's own settings
 
 The module uses the librdkafka that the confluent_kafka package has loaded, by its path in the process's own memory map,
@@ -43,11 +44,17 @@ class Native(NamedTuple):
         return f"compiled, on librdkafka {self.version}"
 
 
-def native() -> Native:
-    """The compiled module, or the reason against it."""
+def compiled() -> Native:
+    """The compiled module, without a look for librdkafka, or the reason against it."""
     if os.environ.get(SWITCH) == "0":
         return Native(None, reason=f"{SWITCH}=0 is set")
-    return _found()
+    return _module()
+
+
+def native() -> Native:
+    """The compiled module on the librdkafka of the installed client, or the reason against it; loads that client."""
+    found = compiled()
+    return found if found.module is None else _with_client(found.module)
 
 
 def refused_by(functions: frozenset[str]) -> str:
@@ -58,16 +65,20 @@ def refused_by(functions: frozenset[str]) -> str:
 
 
 @cache
-def _found() -> Native:
+def _module() -> Native:
     if sys.platform != "linux":
         return Native(None, reason=f"the compiled reader is for Linux, and this is {sys.platform}")
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return Native(None, reason="the compiled reader needs CPython with its interpreter lock")
-    import_module("confluent_kafka")  # loads librdkafka
     try:
-        module = import_module(MODULE)
+        return Native(import_module(MODULE))
     except ImportError as error:
         return Native(None, reason=f"the compiled reader is not installed ({error}): install gcc, then standfast again")
+
+
+@cache
+def _with_client(module: Any) -> Native:
+    import_module("confluent_kafka")  # loads librdkafka
     return with_library(module, loaded())
 
 

@@ -1,7 +1,7 @@
 """Folds of changelog records to the rows of a store's files: the last row of each key, in the families of the store.
 
     StoreFold     the store itself turns records into rows (`TypedStore.restore`), over an empty engine: the reference
-    NativeFold    the compiled fold, by the rule below, for records that are still in a compiled reader's memory
+    NativeFold    the compiled fold, by the rule below, for records by column, best still in a compiled reader's memory
 
     rule          a row is the record's value, behind its timestamp where the store keeps one; with times at the end of
                   its key it lives in the family of its segment, as long as that segment lives
@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span
+from standfast.replication.kafka.native_library import compiled
 from standfast.replication.log import Record
 from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import Corruption, InternalError
@@ -107,8 +107,12 @@ def rule_of(spec: StoreSpec) -> RowRule:
 
 
 def fold_for(spec: StoreSpec, records: Sequence[Record], observed_ms: int) -> RowFold:
-    """The fold that suits a store and the first of its records; `observed_ms` is a time that it will observe."""
-    if isinstance(records, LazyColumns) and records.spans is not None:
+    """The fold that suits a store and the first of its records; `observed_ms` is a time that it will observe.
+
+    Measured, records of 116 bytes with distinct keys, folding and sorting: 2.2 us each by the store, 0.6 by the
+    compiled fold out of columns, less out of a reader's parts. Out of tuples it would save little.
+    """
+    if isinstance(records, RecordColumns) and compiled().module is not None:
         return NativeFold(spec, observed_ms)
     return StoreFold(spec, observed_ms)
 
@@ -193,7 +197,9 @@ class NativeFold:
         self._spec = spec
         self._rule = rule_of(spec)
         rule = self._rule
-        self._module = _module()
+        self._module = compiled().module
+        if self._module is None:
+            raise InternalError(f"there is no compiled fold: {compiled().reason}")
         self._fold: Any = self._module.Fold(
             rule.stamped, rule.suffix, rule.numbered, rule.retention_ms, rule.interval_ms, observed_ms
         )
@@ -273,17 +279,6 @@ class NativeFold:
         """See RowFold."""
         self._fold.clear()
         self.records = self.expired = self.skipped = 0
-
-
-@cache
-def _module() -> Any:
-    # Imported here: a restore from another log than Kafka must not load librdkafka.
-    from standfast.replication.kafka.native_library import native
-
-    found = native()
-    if found.module is None:
-        raise InternalError(f"records of the compiled reader came without it: {found.reason}")
-    return found.module
 
 
 def _size(rows: dict[bytes, bytes | None]) -> int:

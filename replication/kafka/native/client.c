@@ -45,6 +45,7 @@ typedef struct {
     Ear *ear;
     pid_t pid;
     int busy;
+    int closing; /* closed while another thread was inside */
     int lost; /* memory ran out between two records: what follows would have a gap */
 } Client;
 
@@ -162,7 +163,7 @@ static PyObject *raise_code(int code, const char *text)
 
 static int enter(Client *self)
 {
-    const char *why = self->handle == NULL         ? "this client of Kafka was closed: open another one"
+    const char *why = self->handle == NULL || self->closing ? "this client of Kafka was closed: open another one"
                       : self->pid != getpid()      ? "this client of Kafka belongs to the process that forked this one"
                       : self->busy                 ? "another thread uses this client of Kafka: one at a time may"
                       : self->lost                 ? "this client of Kafka ran out of memory and lost records: close it"
@@ -271,14 +272,20 @@ static void client_dealloc(Client *self)
     Py_DECREF(type);
 }
 
+static void leave(Client *self)
+{
+    self->busy = 0;
+    if (self->closing)
+        destroy(self);
+}
+
 static PyObject *client_close(Client *self, PyObject *unused)
 {
     (void)unused;
-    if (self->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "another thread uses this client of Kafka: close it afterwards");
-        return NULL;
-    }
-    destroy(self);
+    if (self->busy)
+        self->closing = 1; /* `leave` destroys it: the thread inside still uses the handle */
+    else
+        destroy(self);
     Py_RETURN_NONE;
 }
 
@@ -466,7 +473,7 @@ static PyObject *client_consume(Client *self, PyObject *args)
     if (batch.messages == NULL || batch.draft_of == NULL) {
         free(batch.messages);
         free(batch.draft_of);
-        self->busy = 0;
+        leave(self);
         return PyErr_NoMemory(); /* before a message was taken: nothing is lost */
     }
     Py_BEGIN_ALLOW_THREADS
@@ -484,7 +491,7 @@ static PyObject *client_consume(Client *self, PyObject *args)
     }
     Py_END_ALLOW_THREADS
     PyObject *found = finish(self, &batch, failed);
-    self->busy = 0;
+    leave(self);
     if (found != NULL && code != 0) {
         Py_DECREF(found);
         return raise_code(code, NULL);
@@ -533,7 +540,7 @@ static PyObject *change(Client *self, PyObject *given, int what)
     else
         code = what == 2 ? rd.pause_partitions(self->handle, list) : rd.resume_partitions(self->handle, list);
     Py_END_ALLOW_THREADS
-    self->busy = 0;
+    leave(self);
     rd.topic_partition_list_destroy(list);
     if (error != NULL) {
         raise_code(rd.error_code(error), rd.error_string(error));
@@ -573,7 +580,7 @@ static PyObject *client_end(Client *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "si", &topic, &partition) || enter(self) < 0)
         return NULL;
     int code = rd.get_watermark_offsets(self->handle, topic, partition, &low, &high);
-    self->busy = 0;
+    leave(self);
     return PyLong_FromLongLong(code == 0 ? high : -1);
 }
 
@@ -592,7 +599,7 @@ static PyObject *client_learn(Client *self, PyObject *args)
     if (topic != NULL)
         rd.topic_destroy(topic);
     Py_END_ALLOW_THREADS
-    self->busy = 0;
+    leave(self);
     if (code != 0)
         return raise_code(code, NULL);
     Py_RETURN_NONE;
@@ -609,7 +616,7 @@ static PyMethodDef client_methods[] = {
     {"end", (PyCFunction)client_end, METH_VARARGS,
      "end(topic, partition) -> end that the last fetch reported, -1 if there is none"},
     {"learn", (PyCFunction)client_learn, METH_VARARGS, "learn(topic, timeout_ms): ask for the leaders of a topic"},
-    {"close", (PyCFunction)client_close, METH_NOARGS, "Destroy the client. Twice is fine; it asks no broker."},
+    {"close", (PyCFunction)client_close, METH_NOARGS, "Destroy the client, asking no broker; while another thread is inside, once it leaves. Twice is fine."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import standfast as sf
+from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -81,7 +82,11 @@ def restored(bench: Bench, directory: str, **how: Any) -> sf.Session:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
-def test_bulk_and_batches_restore_what_the_live_store_holds(bench: Bench, many_runs: None, seed: int) -> None:
+@pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "python"])
+def test_bulk_and_batches_restore_what_the_live_store_holds(
+    bench: Bench, many_runs: None, monkeypatch: pytest.MonkeyPatch, seed: int, native: str
+) -> None:
+    monkeypatch.setenv(SWITCH, native)
     first = live(bench, seed)
     expected = digests(first)
     times = first.task(0).stores.cut.stores

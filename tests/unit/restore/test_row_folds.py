@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span, payload_bytes
-from standfast.replication.kafka.native_library import native
+from standfast.replication.kafka.native_library import SWITCH, native
 from standfast.replication.log import Record
 from standfast.restore.replay.row_folds import NativeFold, RowFold, StoreFold, fold_for
 from standfast.restore.replay.run_builder import RunBuilder
@@ -107,13 +107,17 @@ def test_files_of_both_folds_have_the_same_entries(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
-def test_records_of_the_compiled_reader_are_folded_by_it_and_all_others_by_the_store() -> None:
+def test_records_by_column_are_folded_by_the_compiled_fold_and_all_others_by_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     records = [Record(0, 1, b"k", b"v")]
-    assert isinstance(fold_for(SPECS["kv"], lazy(records, 0), -1), NativeFold)
     read = lazy(records, 0)
-    assert read.keys == [b"k"]
-    assert isinstance(fold_for(SPECS["kv"], read, -1), StoreFold), "its columns are lists already"
+    assert read.keys == [b"k"], "its columns are lists now"
+    for columns in (lazy(records, 0), read, RecordColumns([0], [1], [b"k"], [b"v"])):
+        assert isinstance(fold_for(SPECS["kv"], columns, -1), NativeFold)
     assert isinstance(fold_for(SPECS["kv"], records, -1), StoreFold)
+    monkeypatch.setenv(SWITCH, "0")
+    assert isinstance(fold_for(SPECS["kv"], read, -1), StoreFold)
 
 
 def test_compiled_fold_takes_records_of_any_shape_once_it_has_begun() -> None:
