@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,36 @@ def test_rows_are_sorted_by_whole_keys(common: bytes) -> None:
     (family,) = fold.families(drop_deletes=False)
     ((found, _),) = family.batches
     assert found == sorted(common + suffix for suffix in suffixes)
+
+
+STARVED = """
+import resource
+from pathlib import Path
+from standfast.replication.kafka.native_library import compiled
+
+native = compiled().module
+part = native.part_of("t", 0, [0], [0], [b"k"], [b"v"])
+fold = native.Fold(True)
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
+parts = []
+try:
+    while True:
+        keys = [b"%d-%d" % (len(parts), at) for at in range(1_000)]
+        parts.append(native.part_of("t", 0, list(range(1_000)), [0] * 1_000, keys, [bytes(1_000)] * 1_000))
+        fold.add(parts[-1], 0, 1_000)
+except MemoryError:
+    parts.clear()
+try:
+    fold.add(part, 0, 1)
+    fold.sort()
+except (RuntimeError, MemoryError):
+    pass
+print("alive")
+"""
+
+
+@pytest.mark.slow
+def test_fold_that_gets_no_more_memory_raises_and_ends_no_process() -> None:
+    child = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60, check=False)
+    assert (child.returncode, child.stdout.strip()) == (0, "alive"), child.stderr[-2_000:]
