@@ -42,7 +42,9 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; \
 	  do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
-$(VENV)/.core: requirements/core.txt pyproject.toml
+NATIVE := setup.py $(wildcard replication/kafka/native/*.[ch])
+
+$(VENV)/.core: requirements/core.txt pyproject.toml $(NATIVE)
 	@python="$(PYTHON)"; if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  if [ -z "$$python" ]; then \
 	    echo "standfast needs Python 3.11 or newer with the venv module (Debian: apt-get install python3-venv)" >&2; exit 1; fi; \

@@ -428,7 +428,9 @@ class Log(Protocol):
     @property
     def admin(self) -> LogAdmin: ...
 
-    def reader(self) -> LogReader: ...
+    def reader(self, *, narrow: bool = False) -> LogReader:
+        """A reader without assignment. `narrow`: one of several at once, which fetches less ahead."""
+        ...
 
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> LogWriter:
         """Open a writer and fence every older one of this id.

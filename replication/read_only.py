@@ -59,9 +59,9 @@ class ReadOnlyLog:
         """The admin's reading methods."""
         return self._admin
 
-    def reader(self) -> LogReader:
+    def reader(self, *, narrow: bool = False) -> LogReader:
         """A reader of the log underneath: readers commit nothing."""
-        return self._log.reader()
+        return self._log.reader(narrow=narrow)
 
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> LogWriter:
         """Raise InvalidRequest."""

@@ -80,7 +80,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         if name == "failover":
             add("--lease", metavar="DURATION", help="how long a member may be silent, as 500ms (an application's)")
         if name == "restore":
-            add("--workers", metavar="LIST", help="processes of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
+            add("--workers", metavar="LIST", help="threads of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
             add("--restore-memory", metavar="SIZE", help="memory for rows in all of them, as 512MiB (a session's)")
         if name == "scale":
             add("--workers", metavar="LIST", help="numbers of worker processes, as 1,2,4 (1,2)")
@@ -199,7 +199,7 @@ def _settings(args: argparse.Namespace) -> Json:
             problems.append(f"--lease is {args.lease!r}: {error}")
     workers = (getattr(args, "workers", None) or "").replace(" ", "")
     if not re.fullmatch(r"(\d{1,2}(,\d{1,2})*)?", workers):
-        problems.append(f"--workers is {workers!r}: give numbers of processes, as 0,1,2")
+        problems.append(f"--workers is {workers!r}: give numbers of workers, as 0,1,2")
     elif args.bench_command == "scale":
         problems += [
             f"--workers is {workers!r}: give numbers from 1 to the {cores()} cores that this process may use"

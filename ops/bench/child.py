@@ -22,9 +22,7 @@ same data.
 from __future__ import annotations
 
 import json
-import os
 import random
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -62,8 +60,6 @@ from standfast.store.clock import SystemClock
 from standfast.store.process.child import json_line
 from standfast.store.process.parent import Parent
 from standfast.stream.session.session import Session
-
-WORKERS_END_MS = 5_000
 
 
 def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
@@ -186,7 +182,7 @@ def restore(step: Step) -> Measured:
     with closing(open_log(address_of(step))) as log:
         log.admin.create_topic(step.source, 1, TopicPolicy())
         records = log.reader().bounds([step.changelog])[step.changelog].end
-    # No lease process: only the processes of the restore are measured.
+    # No lease process: only the restore is measured.
     session = session_of(
         step,
         f"restore-{step.run}",
@@ -215,30 +211,13 @@ def restore(step: Step) -> Measured:
 
 
 def _of_workers(session: Session) -> Measured:
-    """Figures of the worker processes of a bulk restore; they end by themselves once it is done."""
-    clock = SystemClock()
-    deadline_ms = clock.monotonic_ms() + WORKERS_END_MS
-    # RUSAGE_CHILDREN counts a process only once it was waited for.
-    while _children() and clock.monotonic_ms() < deadline_ms:
-        clock.sleep_ms(5)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """Figures of the workers of a bulk restore."""
     bulk = session.statistics().bulk
     return {
         "workers": bulk.workers_max if bulk.runs else 0,
         "runs_ingested": bulk.runs,
-        "workers_cpu_ms": round((used.ru_utime + used.ru_stime) * 1_000),
         "worker_peak_rss_bytes": bulk.worker_peak_rss_bytes,
     }
-
-
-def _children() -> bool:
-    """Whether a process of ours still lives, or has not been waited for."""
-    try:
-        # WNOWAIT: the process stays for the caller that waits for it.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def main(arguments: list[str]) -> int:

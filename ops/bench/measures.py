@@ -269,17 +269,13 @@ class Bench:
         }
 
     def _memory(self, runs: list[Json]) -> Json:
-        """Peak memory of all processes together: the sum of each one's own peak."""
+        """Peak memory of the process that restores, and its bound."""
         bound = self.settings["memory_bytes"] + MEMORY_ALLOWANCE_BYTES
         in_bulk = any(run["runs_ingested"] for run in runs)
-        # The worker processes of a bulk restore have a budget of their own.
+        # The workers of a bulk restore have a budget of their own.
         if in_bulk:
             bound += self.settings["restore_memory_bytes"]
-        peaks = [
-            run["peak_rss_bytes"] + run["workers"] * run["worker_peak_rss_bytes"]
-            for run in runs
-            if run["peak_rss_bytes"] is not None
-        ]
+        peaks = [run["peak_rss_bytes"] for run in runs if run["peak_rss_bytes"] is not None]
         return {
             "peak_rss_bytes": max(peaks, default=None),
             "peak_rss_bound_bytes": bound,

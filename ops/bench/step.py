@@ -57,7 +57,7 @@ class Step:
     guarantee: str = "exactly_once"
     log: str = ""  # address of the log; without one, each run has an embedded one in its folder
     app: str = APP  # its topics begin with this
-    workers: int | None = None  # processes of a bulk restore, 0 for batches, or of an application; None: its default
+    workers: int | None = None  # threads of a bulk restore (0: batches) or processes of an application
     turns: int = 0  # of a loop, as the work for one record
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
     tasks: int = 1

@@ -72,7 +72,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; `argv` is without the program's name (default: the process's own). Returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments == ["--version"]:
+        from standfast.replication.kafka.native_library import native
+
         print(f"standfast {__version__}")  # without importing the module of every command
+        print(f"reader of Kafka: {native().text}")
         return 0
     parser = build_parser()
     try:

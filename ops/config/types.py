@@ -127,11 +127,11 @@ class StateSection:
     # Writes end before the disk is full, so that deletes, commits and flushes, which make room, can go on.
     disk_floor_bytes: int = shown(256 << 20, SIZE, "below this free space the sidecar is not ready and refuses writes")
     restore_workers: int | None = shown(
-        None, number(0, 64), "processes of a bulk restore; left out: one per core, at most 4"
+        None, number(0, 64), "threads of a bulk restore; left out: one per core, at most 4"
     )
     # Much memory makes few files (500,000 rows of 112 bytes make two), and compacting many costs as much as folding.
     restore_memory_bytes: int = shown(
-        512 << 20, at_least(SIZE, "16MiB"), "memory for rows in all processes of a bulk restore"
+        512 << 20, at_least(SIZE, "16MiB"), "memory for rows in all threads of a bulk restore"
     )
     # Below a million records, batches are faster than workers on two cores.
     bulk_restore_records: int | None = shown(

@@ -98,8 +98,8 @@ class EmbeddedLog:
         self._check_open()
         return self._admin
 
-    def reader(self) -> EmbeddedReader:
-        """A reader without assignment."""
+    def reader(self, *, narrow: bool = False) -> EmbeddedReader:
+        """A reader without assignment; it fetches nothing ahead, narrow or not."""
         return self._keep(lambda db: EmbeddedReader(db, self._clock, self._forget))
 
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> EmbeddedWriter:

@@ -8,7 +8,7 @@
     any other function               refused, with the reason
 
 A function exists in this process only. A process that standfast starts logs in for itself, so that with `oauth_cb` none
-is started: a thread renews the lease, and restores run in batches (see `needs_this_process`).
+is started: a thread renews the lease (see `needs_this_process`).
 
 Rules of this file: it calls the given functions, reads the clock by which tokens expire, and does nothing else; it must
 not know the client library. Every problem is reported at once, and none contains a setting's value.
@@ -117,8 +117,12 @@ class Callbacks:
         found = {name: self._guarded(name, function) for name, function in self._functions.items()}
         if OAUTH in self._functions:
             found[OAUTH] = self._token
-        found[ERROR] = self._error
+        found[ERROR] = self.report
         return found
+
+    def named(self) -> frozenset[str]:
+        """Names of the user's functions."""
+        return frozenset(self._functions)
 
     @property
     def gives_tokens(self) -> bool:
@@ -146,7 +150,8 @@ class Callbacks:
             self._no_token = ""
         return token
 
-    def _error(self, error: Any) -> None:
+    def report(self, error: Any) -> None:
+        """Take a client's error: for our own text, then for the function of the user."""
         # `no_token` says it better, and no longer than it is true.
         if OAUTH not in self._functions or not str(error.str()).startswith(TOKENLESS):
             self._note(error)

@@ -64,6 +64,7 @@ ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved
 GROWING_MS = 200
 KNOWN_MS = 1_000  # how long a partition that was found counts as present
 INTERNAL = "__"  # Kafka's own topics
+QUEUE_SETTING = "queued.max.messages.kbytes"
 _NAMED_MAX = 8
 NOT_SET = "OAuth token not set"  # in the error of a client whose `oauth_cb` did not return in time
 _NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
@@ -79,7 +80,7 @@ _CONSUMER = {
     "fetch.queue.backoff.ms": "1",
     "fetch.wait.max.ms": "10",
     "fetch.error.backoff.ms": "100",
-    "queued.max.messages.kbytes": str(LIMITS.client_kib),
+    QUEUE_SETTING: str(LIMITS.client_kib),
     "queued.min.messages": str(LIMITS.client_records),
     "fetch.max.bytes": "52428800",
     "max.partition.fetch.bytes": str(LIMITS.client_partition_bytes),
@@ -144,13 +145,27 @@ class Cluster:
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def consumer(self, group: str | None = None, **settings: str) -> Consumer:
+    def consumer(self, group: str | None = None, *, narrow: bool = False, **settings: str) -> Consumer:
         """A consumer that never joins a group; `settings` have _ for the dots."""
-        options = _CONSUMER | options_of(self._options, consumer=True)
+        return self._make(Consumer, self.consumer_options(group, narrow=narrow) | _dotted(settings))
+
+    def consumer_options(self, group: str | None = None, *, narrow: bool = False) -> dict[str, str]:
+        """Settings of such a consumer without callbacks. `narrow`: it fetches less ahead, unless the address says."""
+        options = _CONSUMER | ({QUEUE_SETTING: str(LIMITS.narrow_client_kib)} if narrow else {})
+        options |= options_of(self._options, consumer=True)
         if group is not None:
             options["group.id"] = group
         options.setdefault("group.id", "standfast")
-        return self._make(Consumer, options | _dotted(settings))
+        return options
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The functions that this log's clients call."""
+        return self._callbacks
+
+    def keep(self, client: Result) -> Result:
+        """Keep a client that was made elsewhere until `release`, or until this log is gone; returns it."""
+        return self._clients.keep(client)
 
     def producer(self, **settings: str) -> Producer:
         """A producer; `settings` have _ for the dots."""
@@ -174,16 +189,7 @@ class Cluster:
                 self.run("connecting", lambda: producer.list_topics(INTERNAL, self.timeout_s))
         return producer
 
-    def learn_leaders(self, consumer: Consumer, topics: Iterable[str]) -> None:
-        """Make a consumer ask for topics before they are assigned.
-
-        Measured: without that, it may learn of a second topic's leaders a second late.
-        """
-        for topic in topics:
-            what = f"describing topic {topic!r}"
-            self.run(what, partial(consumer.list_topics, topic, self.timeout_s))
-
-    def release(self, *clients: Consumer | Producer | None) -> None:
+    def release(self, *clients: object) -> None:
         """Destroy clients made here that are not used any more; None and one that was released are fine."""
         for client in clients:
             self._clients.release(client)

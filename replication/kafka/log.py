@@ -76,10 +76,13 @@ class KafkaLog:
         self._check_open()
         return self._admin
 
-    def reader(self) -> KafkaReader:
-        """A reader without assignment."""
+    def reader(self, *, narrow: bool = False) -> KafkaReader:
+        """A reader without assignment. `narrow`: its client fetches less ahead, unless the address sets the amount.
+
+        Measured: the client holds 400 bytes for a record of 116, so the default would take 250 MB in each reader.
+        """
         self._check_open()
-        return self._keep(KafkaReader(self._cluster, self._forget))
+        return self._keep(KafkaReader(self._cluster, self._forget, narrow=narrow))
 
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> KafkaWriter:
         """Open a writer and fence every older one of this id. See Log.writer; raises Held.

@@ -1,6 +1,6 @@
 """The reader of a Kafka log: our own small buffer for each assigned partition, filled from the client's one queue.
 
-    client's queue ──> pull: columns, by partition ──> slots: pieces, end ──> serve: a fair share of each
+    feed (feed.py) ──> pull: pieces, by partition ──> slots: pieces, end ──> serve: a fair share of each
 
     at end      the client reported the end at this offset, or the last record stands just before the broker's end
     lost        the broker has no such offset: its bounds decide between StateLost and going on
@@ -20,24 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import AUTHENTICATION, PERMISSION, UNKNOWN_TOPIC, error_of, translated
-from standfast.replication.kafka.records import keys_of, to_columns
+from standfast.replication.kafka.feed import Event, Feed, News, Piece
+from standfast.replication.kafka.native_feed import open_feed
 from standfast.replication.kafka.slot import ReaderSlot
 from standfast.replication.log import Fetched, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import TOPIC, Need
-from standfast.replication.uncollected import uncollected
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
 
-CHUNK = 1_000  # messages taken from the client at once; smaller batches stay in the processor's cache
 PATIENCE_MS = 1_000
 WAIT_MS = 50
 TOPIC_CHECK_MS = 1_000
@@ -47,12 +46,13 @@ STUCK_MS = 5_000
 class KafkaReader:
     """LogReader of a Kafka log."""
 
-    def __init__(self, cluster: Cluster, closed: Callable[[KafkaReader], None]) -> None:
+    def __init__(self, cluster: Cluster, closed: Callable[[KafkaReader], None], *, narrow: bool = False) -> None:
         self._cluster = cluster
+        self._narrow = narrow
         self._forget = closed
         self._clock = SystemClock()
         self._slots: dict[TopicPartition, ReaderSlot] = {}
-        self._client: Consumer | None = None  # made with the first assignment: many readers only ask for bounds
+        self._feed: Feed | None = None  # made with the first assignment: many readers only ask for bounds
         self._asked: set[str] = set()  # topics whose leaders the client knows
         self._closed = False
         self._turn = 0
@@ -68,7 +68,7 @@ class KafkaReader:
         """
         slots = self._resolve(positions)
         self.remove(list(self._slots))
-        self._consumer()
+        self._client()
         self._begin(slots)
 
     def assignment(self) -> Mapping[TopicPartition, int]:
@@ -87,8 +87,8 @@ class KafkaReader:
         gone = [self._slots.pop(source) for source in dict.fromkeys(partitions) if source in self._slots]
         if gone:
             self._release(gone)
-            wanted = [KafkaPartition(*slot.source) for slot in gone]
-            self._cluster.run("unassigning", lambda: self._consumer().incremental_unassign(wanted))
+            sources = [slot.source for slot in gone]
+            self._cluster.run("unassigning", lambda: self._client().unassign(sources))
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Move the position of an assigned partition."""
@@ -131,8 +131,9 @@ class KafkaReader:
         """Close the client. Twice is fine."""
         if not self._closed:
             self._closed = True
-            self._cluster.release(self._client)
-            self._client = None
+            if self._feed is not None:
+                self._feed.close()
+            self._feed = None
             self._forget(self)
 
     # -- fetching -----------------------------------------------------------------------------------------------------
@@ -143,8 +144,9 @@ class KafkaReader:
         if max_records < 1:
             raise InvalidRequest(f"fetch needs max_records of 1 or more, got {max_records}")
         began_ms = self._clock.monotonic_ms()
+        more = False
         while True:
-            self._pull(max_records)
+            self._pull(max_records, more=more)
             now_ms = self._clock.monotonic_ms()
             self._monitor(now_ms)
             waited_ms = now_ms - began_ms
@@ -162,7 +164,9 @@ class KafkaReader:
             if waited_ms >= limit_ms:
                 return []
             # One message ends this wait; the next turn pulls the others, which the client has by then.
-            self._ingest(self._consume(1, min(limit_ms - waited_ms, WAIT_MS)))
+            news = self._consume(1, min(limit_ms - waited_ms, WAIT_MS))
+            self._ingest(news)
+            more = bool(news)
 
     def fetch_ready(self, max_records: int) -> list[Fetched]:
         """See LogReader. It waits for no answer of a broker, but sends the requests for topics' ids."""
@@ -173,113 +177,88 @@ class KafkaReader:
             return []
         return self._serve(max_records)
 
-    def _pull(self, wanted: int, buffered: int = LIMITS.slot_records) -> None:
-        """Take messages from the client until `wanted` or `buffered` records are here, or `LIMITS.slot_bytes`."""
+    def _pull(self, wanted: int, buffered: int = LIMITS.slot_records, *, more: bool = False) -> None:
+        """Take messages from the client until `wanted` or `buffered` records are here, or `LIMITS.slot_bytes`.
+
+        With `more` at least once: the first record of a partition has just come, with others behind it.
+        """
         if not self._slots:
             return
         held = sum(slot.count for slot in self._slots.values() if not slot.paused)
         hungry = any(slot.hungry for slot in self._slots.values())
         size = 0
-        while held < max(wanted, buffered) and size < LIMITS.slot_bytes and (hungry or held < wanted):
-            with uncollected():  # measured: else the collector walks through every batch, a quarter of the time
-                messages = self._consume(CHUNK, 0)
-                count = len(messages)
-                size += self._ingest(messages)
-                del messages
-            if not count:
+        while more or (held < max(wanted, buffered) and size < LIMITS.slot_bytes and (hungry or held < wanted)):
+            more = False
+            news = self._consume(self._client().chunk, 0)
+            if not news:
                 return
-            held += count
+            size += self._ingest(news)
+            held = sum(slot.count for slot in self._slots.values() if not slot.paused)
             hungry = any(slot.hungry for slot in self._slots.values())
 
-    def _consume(self, count: int, timeout_ms: int) -> list[Message]:
+    def _consume(self, count: int, timeout_ms: int) -> Sequence[News]:
         if not self._slots:
             self._clock.sleep_ms(timeout_ms)
-            return []
-        client = self._consumer()
-        return self._cluster.run("fetching", lambda: client.consume(count, timeout_ms / 1_000))
+            return ()
+        feed = self._client()
+        return self._cluster.run("fetching", lambda: feed.consume(count, timeout_ms))
 
-    def _ingest(self, messages: list[Message]) -> int:
-        """Sort messages into their slots; returns the bytes of their keys and values."""
-        if not messages:
+    def _ingest(self, news: Sequence[News]) -> int:
+        """Take pieces into their slots, note events; returns the bytes of keys and values.
+
+        It keeps records behind a failing event, since they come only once.
+        """
+        if not news:
             return 0
         now_ms = self._clock.monotonic_ms()
-        keys = keys_of(messages)
-        if not all(keys) and any(map(Message.error, messages)):  # an event has no key
-            return self._ingest_events(messages, now_ms)
-        return self._sort(messages, now_ms, keys)
-
-    def _ingest_events(self, messages: list[Message], now_ms: int) -> int:
-        """Like `_ingest`, with events among the messages. Keeps records behind a failing event: they come only once."""
         size = 0
-        run: list[Message] = []
         trouble: StandfastError | None = None
-        for message in messages:
-            error = message.error()
-            if error is None:
-                run.append(message)
+        for one in news:
+            if isinstance(one, Piece):
+                size += self._keep(one, now_ms)
                 continue
-            size += self._sort(run, now_ms)
-            run = []
             try:
-                self._note(message, error, now_ms)
+                self._note(one, now_ms)
             except StandfastError as found:
                 trouble = trouble or found
-        size += self._sort(run, now_ms)
         if trouble is not None:
             raise trouble
         return size
 
-    def _sort(self, messages: list[Message], now_ms: int, keys: list[bytes | None] | None = None) -> int:
-        if not messages:
-            return 0
-        source = _source_of(messages[0])
-        # With one partition assigned, records of another can only come first: the client drops unassigned ones.
-        single = len(self._slots) == 1 and source in self._slots and source == _source_of(messages[-1])
-        if single or len(set(map(Message.partition, messages))) == len(set(map(Message.topic, messages))) == 1:
-            return self._keep(source, messages, now_ms, keys)
-        by_source: dict[Any, list[Message]] = {}
-        for message in messages:
-            by_source.setdefault((message.topic(), message.partition()), []).append(message)
-        return sum(self._keep(source, own, now_ms) for source, own in by_source.items())
-
-    def _keep(
-        self, source: TopicPartition, messages: list[Message], now_ms: int, keys: list[bytes | None] | None = None
-    ) -> int:
+    def _keep(self, piece: Piece, now_ms: int) -> int:
+        source, records = piece
         slot = self._slots.get(source)
         if slot is None:
             return 0  # unassigned meanwhile
-        if (messages[0].offset() or 0) < slot.frontier:  # fetched before a seek
-            messages = [message for message in messages if (message.offset() or 0) >= slot.frontier]
-            if not messages:
+        if records.first_offset < slot.frontier:  # fetched before a seek
+            records = records[records.index_of(slot.frontier) :]
+            if not len(records):
                 return 0
-            keys = None
-        piece = to_columns(messages, keys)
-        slot.pieces.append(piece)
-        slot.count += len(piece)
-        slot.frontier = piece.offsets[-1] + 1
+        slot.pieces.append(records)
+        slot.count += len(records)
+        slot.frontier = records.last_offset + 1
         slot.end = -1
         slot.answered = True
         slot.late = slot.kicked = False
         slot.heard_ms = now_ms
         if slot.paused and not slot.held:
             slot.held = True
-            self._consumer().pause([KafkaPartition(*slot.source)])
-        return piece.payload_bytes
+            self._client().pause(slot.source)
+        return records.payload_bytes
 
-    def _note(self, message: Message, error: KafkaError, now_ms: int) -> None:
-        """Note an event, which is a message without a record."""
+    def _note(self, event: Event, now_ms: int) -> None:
+        source, error, offset = event
         code = error.code()
-        source = TopicPartition(message.topic() or "", message.partition() or 0)
         slot = self._slots.get(source)
         if slot is not None and code == KafkaError._PARTITION_EOF:
-            offset = message.offset() or 0
-            if offset >= slot.frontier:
-                slot.frontier = slot.end = offset
+            end = offset or 0
+            if end >= slot.frontier:
+                slot.frontier = slot.end = end
                 slot.answered = True
                 slot.late = slot.kicked = False
                 slot.heard_ms = now_ms
         elif slot is not None and code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            slot.event = (error, message.offset())
+            slot.event = (error, offset)
         elif code in UNKNOWN_TOPIC:
             self._checked_ms = 0  # deleted or recreated: ask for its id now
         elif slot is not None and code in PERMISSION:
@@ -318,7 +297,7 @@ class KafkaReader:
         position = slot.position
         if count:
             records = taken = slot.take(count)
-            position = taken.offsets[-1] + 1
+            position = taken.last_offset + 1
         if not slot.count:
             if slot.end != slot.frontier and records and self._stands_at_end(slot):
                 slot.end = slot.frontier
@@ -332,8 +311,7 @@ class KafkaReader:
 
     def _stands_at_end(self, slot: ReaderSlot) -> bool:
         """Whether the last record stands just before the end that the last fetch reported: no marker follows it."""
-        bounds = self._consumer().get_watermark_offsets(KafkaPartition(*slot.source), cached=True)
-        return bool(bounds) and bounds[1] == slot.frontier
+        return self._client().fetched_end(slot.source) == slot.frontier
 
     # -- looking after ------------------------------------------------------------------------------------------------
 
@@ -429,11 +407,11 @@ class KafkaReader:
         if self._closed:
             raise Closed(f"reader of {self._cluster.where} was closed: open a new one")
 
-    def _consumer(self) -> Consumer:
+    def _client(self) -> Feed:
         self._check_open()
-        if self._client is None:
-            self._client = self._cluster.consumer()
-        return self._client
+        if self._feed is None:
+            self._feed = open_feed(self._cluster, narrow=self._narrow)
+        return self._feed
 
     def _resolve(self, positions: Mapping[TopicPartition, int]) -> list[ReaderSlot]:
         self._check_open()
@@ -446,20 +424,20 @@ class KafkaReader:
 
     def _begin(self, slots: list[ReaderSlot]) -> None:
         if slots:
-            client = self._consumer()
-            new = {slot.source.topic for slot in slots} - self._asked
-            self._cluster.learn_leaders(client, new)
-            self._asked |= new
-            wanted = [KafkaPartition(*slot.source, slot.position) for slot in slots]
-            self._cluster.run("assigning", lambda: client.incremental_assign(wanted))
+            feed = self._client()
+            for topic in {slot.source.topic for slot in slots} - self._asked:
+                self._cluster.run(f"describing topic {topic!r}", partial(feed.learn, topic, self._cluster.timeout_s))
+                self._asked.add(topic)
+            positions = {slot.source: slot.position for slot in slots}
+            self._cluster.run("assigning", lambda: feed.assign(positions))
             self._slots.update({slot.source: slot for slot in slots})
 
     def _restart(self, slot: ReaderSlot, offset: int, *, keep: bool = False) -> None:
         """Go on reading at an offset; `keep` the records buffered before it."""
-        client = self._consumer()
+        feed = self._client()
         self._release([slot])
-        client.incremental_unassign([KafkaPartition(*slot.source)])
-        client.incremental_assign([KafkaPartition(*slot.source, offset)])
+        feed.unassign([slot.source])
+        feed.assign({slot.source: offset})
         now_ms = self._clock.monotonic_ms()
         if keep:
             slot.heard_ms = now_ms
@@ -472,7 +450,7 @@ class KafkaReader:
         for slot in slots:
             if slot.held:
                 slot.held = False
-                self._consumer().resume([KafkaPartition(*slot.source)])
+                self._client().resume(slot.source)
 
     def _slot(self, source: TopicPartition) -> ReaderSlot:
         self._check_open()
@@ -481,10 +459,6 @@ class KafkaReader:
             held = ", ".join(map(str, self._slots)) or "nothing"
             raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
         return slot
-
-
-def _source_of(message: Message) -> TopicPartition:
-    return TopicPartition(message.topic() or "", message.partition() or 0)
 
 
 def _recreated(source: TopicPartition) -> StateLost:

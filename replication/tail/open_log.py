@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, parse_kafka_address
 from standfast.replication.kafka.callbacks import functions_of, with_settings
 from standfast.replication.log import Log
@@ -26,7 +24,6 @@ from standfast.store.errors import BadConfig
 _SQLITE = "sqlite"
 _KAFKA = "kafka"
 _SCHEMES = (_SQLITE, _KAFKA)
-QUEUE_SETTING = "queued.max.messages.kbytes"
 _OPTIONS = {"synchronous": ("full", "normal")}
 _EXAMPLE = "write sqlite:///./log (relative), sqlite:////var/lib/app/log (absolute) or kafka://host:9092"
 
@@ -98,17 +95,6 @@ def open_log(
     from standfast.replication.embedded.log import EmbeddedLog
 
     return EmbeddedLog(where.path, synchronous=where.synchronous, clock=clock, patient=patient, create=create)
-
-
-def narrow_address(address: str) -> str:
-    """The address for one of several readers of a machine: it fetches less ahead, unless the address sets the amount.
-
-    Measured: the client holds 400 bytes for a record of 116, so the default would take 250 MB in each reader.
-    """
-    where = parse_address(address)
-    if not isinstance(where, KafkaAddress) or QUEUE_SETTING in where.options:
-        return address
-    return str(replace(where, options={**where.options, QUEUE_SETTING: str(LIMITS.narrow_client_kib)}))
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -1,17 +1,19 @@
-"""Bulk restore: workers build sorted files from ranges of changelogs, this process ingests them in offset order.
+"""Bulk restore: threads build sorted files from changelogs, the session's thread ingests them in offset order.
 
-    add ──> (survey) ──> ranges ──> worker processes ──> runs ── sha256 ── applier.ingest ──> position ──> ... end
-                                                                                                            │
-                                                              done <── shape: compact where level 0 is full ┘
+    add ──> worker thread, one for each changelog ──> runs ── sha256 ── applier.ingest ──> position ──> ... end
+                                                                                                         │
+                                                            done <── shape: compact where level 0 is full ┘
+
+A changelog has one worker. Measured: two with a half each are slower, since keys of both halves are written twice.
 
 Rules of this file: a shell driven by one thread through `poll_once`, which waits for an ingest only;
-`standfast.restore.replay.bulk_plan` decides which changelogs are loaded and how they are split. A position moves only
-with an ingested run, so that an interrupted restore goes on from there (a window or session store begins again). Stores
-that a standby tails are never loaded here.
+`standfast.restore.replay.bulk_plan` decides which changelogs are loaded. A position moves only with an ingested run, so
+that an interrupted restore goes on from there (a window or session store begins again). Stores that a standby tails
+are never loaded here.
 
-A worker's failure fails no task: after it was killed, died, wrote a damaged file or could not start, its range goes to
-a worker again; after `ATTEMPTS_MAX` times the changelog is given back, and batches restore the rest. The same holds for
-an unreadable record, since batches report which one it is.
+A worker's failure fails no task: after an error of the log, a damaged file or a thread that could not start, the rest
+of the changelog goes to a worker again; after `ATTEMPTS_MAX` times it is given back, and batches restore the rest. The
+same holds for an unreadable record, since batches report which one it is.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
-from standfast.restore.files.manifest import Manifest, ManifestPartition
+from standfast.restore.files.manifest import ManifestPartition
 from standfast.restore.files.manifest_files import check_files
-from standfast.restore.replay.bulk_plan import BulkSettings, Choice, choose, needs_compaction, parts_of
-from standfast.restore.replay.worker_pool import Answer, Died, WorkerPool
-from standfast.restore.replay.worker_protocol import Done, Failed, Job, Progress, Ready, Run, Surveyed
+from standfast.restore.replay.bulk_plan import BulkSettings, Choice, choose, needs_compaction
+from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
+from standfast.restore.replay.worker_pool import WorkerPool
 from standfast.store.clock import measured_ns
 from standfast.store.errors import StandfastError, StateLost, Unavailable
 from standfast.store.log import as_event, logger
@@ -46,7 +48,9 @@ LEVEL0_PROPERTY = "num-files-at-level0"
 class BulkStatistics:
     """Counts since the start: runs and files ingested, workers that failed, changelogs given back to batches.
 
-    worker_peak_rss_bytes   largest resident size that a worker has reported
+    workers_now, workers_max   threads that build files now, and at most
+    worker_peak_rss_bytes      the most memory that the rows of one worker took; the name is that of a time when
+                               workers were processes
     """
 
     workers_now: int = 0
@@ -82,21 +86,8 @@ class Step:
 
 
 @dataclass(slots=True)
-class _Range:
-    """A range under work; `built`: end of the last reported run, `read`: position of the worker."""
-
-    start: int
-    end: int
-    built: int
-    read: int
-    job: int = -1
-    attempts: int = 0
-    runs: deque[Manifest] = field(default_factory=deque)
-
-
-@dataclass(slots=True)
 class _Load:
-    """One changelog. `ranges` are None until it is planned."""
+    """One changelog. `built`: end of the last reported run, `read`: position of the worker; `job` -1: none."""
 
     applier: ChangelogApplier
     changelog: TopicPartition
@@ -107,54 +98,43 @@ class _Load:
     folder: Path
     position: int
     covered: int
-    ranges: list[_Range] | None = None
-    surveying: _Range | None = None
-    observed_ms: int = -1
+    built: int
+    read: int
+    job: int = -1
+    attempts: int = 0
+    runs: deque[ManifestPartition] = field(default_factory=deque)
     records: int = 0
     read_records: int = 0
     read_bytes: int = 0
     shaping: _Shaping | None = None
-
-    def range_of(self, number: int) -> _Range | None:
-        """The range, or survey, of a job."""
-        return next((one for one in self.every() if one.job == number), None)
-
-    def unfinished_jobs(self) -> set[int]:
-        """Jobs with runs still to build; a worker that has built all of them has only to report so."""
-        return {one.job for one in self.every() if one.job >= 0 and one.built < one.end}
-
-    def every(self) -> list[_Range]:
-        """All ranges, and the survey."""
-        return [*(self.ranges or ()), *([self.surveying] if self.surveying else ())]
 
 
 class BulkLoader:
     """All bulk loads of one process."""
 
     def __init__(self, log: Log, settings: BulkSettings) -> None:
-        self._log = log
         self._settings = settings
-        self._pool = WorkerPool(settings.workers)
+        self._pool = WorkerPool(log, settings.workers)
         self.phases_ns = self._pool.phases_ns
         self._loads: dict[TopicPartition, _Load] = {}
         self._next_job = 0
         self._runs = self._files = self._failures = self._given_back = 0
 
     @property
-    def workers(self) -> list[int]:
-        """Ids of the worker processes that run now."""
-        return self._pool.pids
+    def workers(self) -> list[str]:
+        """Names of the threads that build files now."""
+        return self._pool.threads
 
     def statistics(self) -> BulkStatistics:
         """Counts so far."""
         return BulkStatistics(
-            workers_now=len(self._pool.pids),
+            workers_now=len(self._pool.threads),
             workers_max=self._settings.workers,
             runs=self._runs,
             files=self._files,
             failures=self._failures,
             given_back=self._given_back,
-            worker_peak_rss_bytes=self._pool.peak_rss_bytes,
+            worker_peak_rss_bytes=self._pool.peak_bytes,
         )
 
     def choice(self, applier: ChangelogApplier, changelog: TopicPartition, position: int, end: int) -> Choice:
@@ -184,6 +164,8 @@ class BulkLoader:
             folder=folder,
             position=position,
             covered=position,
+            built=position,
+            read=position,
         )
 
     def remove(self, task: TaskId) -> None:
@@ -192,156 +174,112 @@ class BulkLoader:
             self._drop(load)
 
     def poll_once(self) -> list[Step]:
-        """Read the workers' events, ingest the next runs, give out work; one step for each changelog that moved."""
+        """Read the workers' reports, ingest the next runs, give out work; one step for each changelog that moved."""
         if not self._loads and self._pool.quiet:
             return []
-        steps = self._plan()
+        steps = self._begin()
         for answer in self._pool.poll():
             steps += self._take(answer)
         for load in list(self._loads.values()):
             steps += self._advance(load)
-        # Start build workers while the survey runs; starting one takes about as long. Not for windows: the survey may
-        # find that most have expired.
-        surveys = sum(one.surveying is not None and not one.spec.traits.lead for one in self._loads.values())
-        for died in self._pool.hand_out(surveys * (self._parts - 1)):
-            steps += self._take(died)
+        for failed in self._pool.hand_out():
+            steps += self._take(failed)
         return steps
 
     def close(self) -> None:
         """End the workers and remove their files."""
+        self._pool.close()
         for load in list(self._loads.values()):
             self._drop(load)
-        self._pool.close()
 
     # -- work for the workers -----------------------------------------------------------------------------------------
 
-    def _plan(self) -> list[Step]:
-        """Split new loads: only now the number of changelogs that share the workers is known."""
+    def _begin(self) -> list[Step]:
+        """Give new loads a folder and a job."""
         steps = []
-        for load in [one for one in self._loads.values() if one.ranges is None and one.surveying is None]:
+        for load in [one for one in self._loads.values() if one.job < 0 and one.built == one.start and not one.runs]:
             try:
                 shutil.rmtree(load.folder, ignore_errors=True)  # files left by a process that was killed
-                load.folder.mkdir(mode=0o700, parents=True)
+                load.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 steps.append(self._end(load, given_back=f"its folder cannot be created: {error}"))
                 continue
-            # One range and no expiry: a survey has nothing to decide.
-            if self._parts == 1 and load.spec.traits.times is None:
-                self._split(load, [(load.start, load.end)])
-            else:
-                load.surveying = _Range(load.start, load.end, load.start, load.start)
-                self._submit(load, load.surveying, self._parts)
+            self._submit(load)
         return steps
 
-    def _split(self, load: _Load, ranges: Collection[tuple[int, int]]) -> None:
-        load.ranges = [_Range(start, end, start, start) for start, end in ranges]
-        load.surveying = None
-        for one in load.ranges:
-            self._submit(load, one)
-
-    def _submit(self, load: _Load, one: _Range, parts: int = 0) -> None:
-        """Queue a job that builds a range from the end of its runs, or that surveys it (`parts` > 0)."""
-        one.job, self._next_job = self._next_job, self._next_job + 1
-        first = load.ranges is not None and one is load.ranges[0] and one.built == one.start
+    def _submit(self, load: _Load) -> None:
+        """Queue a job from the end of the load's runs on."""
+        load.job, self._next_job = self._next_job, self._next_job + 1
+        settings = self._settings
         self._pool.submit(
             Job(
-                number=one.job,
-                address=self._log.address,  # through the pipe: every user can list command lines
-                app=load.applier.stores.app,
-                store=load.spec.name,
-                definition=load.spec.definition(),
-                topic=load.changelog.topic,
+                number=load.job,
+                spec=load.spec,
+                changelog=load.changelog,
                 topic_id=load.applier.topic_id(load.changelog),  # the worker refuses a recreated topic
-                partition=load.changelog.partition,
-                partition_count=load.applier.partition_counts[load.changelog],
-                start=one.built,
-                end=one.end,
-                folder=str(load.folder),
-                prefix=str(one.job),
-                budget_bytes=self._settings.memory_bytes // self._settings.workers,  # the bound is for all workers
-                fetch_records=self._settings.fetch_records,
-                observed_ms=load.observed_ms,
-                drop_deletes=load.cold and first,  # with rows below, or in a later run, a delete hides an older value
-                survey=parts > 0,
-                parts=max(parts, 1),
-                least=self._settings.range_records,
-                disk_floor_bytes=self._settings.disk_floor_bytes,
+                start=load.built,
+                end=load.end,
+                folder=load.folder,
+                budget_bytes=settings.memory_bytes // settings.workers,  # the bound is for all workers
+                fetch_records=settings.fetch_records,
+                # With rows below, or in an earlier run, a delete hides an older value.
+                drop_deletes=load.cold and load.built == load.start,
+                disk_floor_bytes=settings.disk_floor_bytes,
             )
         )
 
-    def _take(self, answer: Answer) -> Iterator[Step]:
-        if isinstance(answer, Ready):
-            return
-        found = ((load, load.range_of(answer.number)) for load in self._loads.values())
-        load, one = next(((load, one) for load, one in found if one is not None), (None, None))
-        if load is None or one is None:
+    def _take(self, event: Event) -> Iterator[Step]:
+        load = next((load for load in self._loads.values() if load.job == event.number), None)
+        if load is None:
             return  # the load was given up meanwhile
-        if isinstance(answer, Surveyed):
-            load.observed_ms = answer.observed_ms
-            self._split(load, answer.ranges)
-        elif isinstance(answer, Progress):
-            one.read = max(one.read, answer.position)
-            load.read_records += answer.records
-            load.read_bytes += answer.bytes
-        elif isinstance(answer, Run):
-            one.runs.append(answer.manifest)
-            one.built = answer.manifest.partitions[0].end
-        elif isinstance(answer, Done):
-            one.job = -1
+        if isinstance(event, Progress):
+            load.read = max(load.read, event.position)
+            load.read_records += event.records
+            load.read_bytes += event.bytes
+        elif isinstance(event, Run):
+            load.runs.append(event.partition)
+            load.built = event.partition.end
+        elif isinstance(event, Failed):
+            yield from self._again(load, event.error)
         else:
-            yield from self._again(load, one, answer)
+            assert isinstance(event, Done)
 
-    def _again(self, load: _Load, one: _Range, answer: Died | Failed) -> Iterator[Step]:
-        """Queue a range again from the end of its runs, as long as another attempt may help."""
-        if isinstance(answer, Failed):
-            error = answer.error()
-            what = f"failed: {error}"
-            # The log has lost records, which batches would not find either.
-            if isinstance(error, StateLost):
-                yield self._end(load, error=error)
-                return
-            # An unreachable log may answer the next time; an unreadable record stays unreadable.
-            passing = isinstance(error, Unavailable)
-        else:
-            what, passing = f"died ({answer.how})", True
-        one.attempts += 1
+    def _again(self, load: _Load, error: StandfastError) -> Iterator[Step]:
+        """Queue the rest of a changelog again, as long as another attempt may help."""
+        # The log has lost records, which batches would not find either.
+        if isinstance(error, StateLost):
+            yield self._end(load, error=error)
+            return
+        load.attempts += 1
         self._failures += 1
-        if not passing or one.attempts >= ATTEMPTS_MAX:
-            yield self._end(load, given_back=f"a worker process {what}")
+        # An unreachable log may answer the next time; an unreadable record stays unreadable.
+        if not isinstance(error, Unavailable) or load.attempts >= ATTEMPTS_MAX:
+            yield self._end(load, given_back=f"a worker failed: {error}")
             return
         logger.warning(
-            "the worker process for %s from offset %d %s: trying again",
+            "the worker for %s from offset %d failed: %s: trying again",
             load.changelog,
-            one.built,
-            what,
-            extra=as_event("restore_worker_retried", changelog=load.changelog, offset=one.built),
+            load.built,
+            error,
+            extra=as_event("restore_worker_retried", changelog=load.changelog, offset=load.built),
         )
-        one.read = one.built  # rows of the unfinished run were lost with the worker
-        self._submit(load, one, self._parts if one is load.surveying else 0)
-
-    @property
-    def _parts(self) -> int:
-        return parts_of(len(self._loads), self._settings.workers)
+        load.read = load.built  # rows of the unfinished run were lost with the worker
+        self._submit(load)
 
     # -- runs of the workers ------------------------------------------------------------------------------------------
 
     def _advance(self, load: _Load) -> Iterator[Step]:
-        if load.ranges is None:
-            return
         before = load.position
         try:
             self._ingest(load)
         except _Spoilt as error:
-            yield self._end(
-                load, given_back=f"a file of a worker process does not match its manifest: {error.__cause__}"
-            )
+            yield self._end(load, given_back=f"a file of a worker does not match its digest: {error.__cause__}")
             return
         except StandfastError as error:
             yield self._end(load, error=error)
             return
-        covered = load.end - sum(one.end - max(one.read, one.built) for one in load.ranges)
-        # A range that is built again has read less than before, and progress must not go back.
-        load.covered = max(load.covered, min(covered, load.end))
+        # A worker that begins again has read less than before, and progress must not go back.
+        load.covered = max(load.covered, min(max(load.read, load.built), load.end))
         if load.position >= load.end:
             if load.shaping is None:
                 load.shaping = _Shaping(load)
@@ -361,16 +299,11 @@ class BulkLoader:
         Expired rows of segments were skipped by a stream time from the end of the log, so that such a store is right at
         the end and at no offset before: it takes all runs at once.
         """
-        assert load.ranges is not None
         at_once = load.spec.traits.times is not None
-        if at_once and any(one.built < one.end for one in load.ranges):
+        if at_once and load.built < load.end:
             return
-        ready: list[ManifestPartition] = []
-        for one in load.ranges:
-            ready += [run.partitions[0] for run in one.runs]
-            one.runs.clear()
-            if one.built < one.end:
-                break  # later ranges have runs too, but the last writer wins: offset order
+        ready = list(load.runs)
+        load.runs.clear()
         for runs in [ready] if at_once and ready else [[run] for run in ready]:
             files = [file for run in runs for file in run.files]
             started_ns = measured_ns()
@@ -414,13 +347,13 @@ class BulkLoader:
 
     def _drop(self, load: _Load) -> None:
         del self._loads[load.changelog]
-        # A worker that has built all its runs is not killed: only its `Done` is missing.
-        self._pool.cancel(load.unfinished_jobs())
+        # A worker that has built all its runs is left alone: only its `Done`, with its phases, is missing.
+        self._pool.cancel([load.job] if load.built < load.end else [])
         shutil.rmtree(load.folder, ignore_errors=True)
 
 
 class _Spoilt(Exception):
-    """A file does not match its manifest."""
+    """A file does not match its digest."""
 
 
 class _Shaping:

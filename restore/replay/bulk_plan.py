@@ -1,4 +1,4 @@
-"""The plan of a bulk restore: decides which changelogs are loaded, from which offset, and how the work is split.
+"""The plan of a bulk restore: decides which changelogs are loaded, and from which offset.
 
     store                                       records left      way
     in memory, versioned, or of a source topic  any               batches, for ever (see BATCHES)
@@ -6,13 +6,11 @@
     warm                                        WARM or more      bulk
                                                 fewer             batches
 
-    changelog  start ─────── skipped: expired ──────── first ──┬────────────┬────────────┬── end
-                                                               │  range 0   │  range 1   │     one worker each
-                                                               └ run, run … ┴ run …      ┘     ingested in this order
+    changelog  start ─────── skipped: expired ──────── first ─── run ─── run ─── ... end    one worker, in this order
 
-A run holds the rows of its range that a worker had in memory when its budget was reached: sorted files, one for each
-family, with deletes as deletes. If two runs have the same key the later one wins, so runs are ingested in offset order
-and not merged in Python.
+A run holds the rows that a worker had in memory when its budget was reached: sorted files, one for each family, with
+deletes as deletes. If two runs have the same key the later one wins, so runs are ingested in offset order and not
+merged.
 
 **Expired records.** Rows of window and session stores live and die with their segment, by their own time (window
 start, session end). The tail of the log gives a stream time that the store will have observed in the end, whatever
@@ -27,10 +25,8 @@ Rules of this file: pure; counts of records are differences of offsets, so upper
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from standfast.store.errors import InternalError
 from standfast.store.specs import TRAITS
 from standfast.store.types.segments import segment_id, segment_interval_ms, segment_start_ms
 
@@ -39,7 +35,6 @@ from standfast.store.types.segments import segment_id, segment_interval_ms, segm
 COLD_RECORDS = 300_000
 # Files that overlap existing rows make RocksDB rewrite these once: with few records left, batches cost less.
 WARM_RECORDS = 900_000
-RANGE_RECORDS_MIN = 50_000
 FETCH_RECORDS = 4_000  # measured: as fast as fewer, a twentieth faster than 10,000
 TAIL_RECORDS = 2_000
 LEVEL0_FILES_MAX = 3  # RocksDB compacts from four on by itself; with fewer, the tree is as it always is
@@ -55,10 +50,10 @@ BATCHES = {
 
 @dataclass(frozen=True, slots=True)
 class BulkSettings:
-    """workers: processes that build files, 0 for batches only. memory_bytes: bound of the rows that all of them hold.
+    """workers: threads that build files, 0 for batches only. memory_bytes: bound of the rows that all of them hold.
 
-    cold_records, warm_records: a cold or warm store with so many records or more is loaded in bulk; range_records: the
-    least records of a range. fetch_records: folded at once, between two checks of the memory in use.
+    cold_records, warm_records: a cold or warm store with so many records or more is loaded in bulk. fetch_records:
+    folded at once, between two checks of the memory in use.
     disk_floor_bytes: files are written only while they leave so much disk free.
     """
 
@@ -66,7 +61,6 @@ class BulkSettings:
     memory_bytes: int
     cold_records: int = COLD_RECORDS
     warm_records: int = WARM_RECORDS
-    range_records: int = RANGE_RECORDS_MIN
     fetch_records: int = FETCH_RECORDS
     disk_floor_bytes: int = 0
 
@@ -101,35 +95,6 @@ def choose(
     if records < least:
         return Choice(False, f"{state}, and {records} records are fewer than {least}")
     return Choice(True, f"{state}, {records} records")
-
-
-def split(samples: Sequence[tuple[int, float]], end: int, parts: int, least: int) -> list[tuple[int, int]]:
-    """Ranges [from, to) of about as many records each, at most `parts`, with about `least` records or more.
-
-    A compacted log has few records in its old part, so `samples` are (offset, records per offset from there on),
-    ascending; the first range begins at the first one. At least one range results, also for an empty changelog.
-    """
-    start = samples[0][0]
-    if start > end or parts < 1:
-        raise InternalError(f"offsets {start} to {end} cannot be split into {parts}")
-    stretches = [
-        (offset, upto - offset, density * (upto - offset))
-        for (offset, density), (upto, _) in zip(samples, [*samples[1:], (end, 0.0)], strict=True)
-    ]
-    total = sum(records for *_, records in stretches)
-    parts = max(min(parts, int(total / max(least, 1))), 1)
-    edges, passed = [start], 0.0
-    for offset, length, records in stretches:
-        while len(edges) < parts and records and passed + records >= total * len(edges) / parts:
-            share = (total * len(edges) / parts - passed) / records
-            edges.append(max(offset + int(share * length), edges[-1]))
-        passed += records
-    return list(zip(edges, [*edges[1:], end], strict=True))
-
-
-def parts_of(partitions: int, workers: int) -> int:
-    """Number of ranges for each of `partitions` changelogs, so that no worker is without work."""
-    return max(-(-workers // max(partitions, 1)), 1)
 
 
 def skip_before_ms(tail: Tail | None, *, retention_ms: int, lead_ms: int) -> int | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from standfast.restore.replay.bulk_plan import split
+from standfast.store.errors import InternalError
 
 SPLIT_BYTES = 1 << 30  # bytes of keys and values: 20 to 40 s of one core
 PARTS_MAX = 512
@@ -78,6 +78,30 @@ def parts_of(sizes: Mapping[int, float], cores: int, asked_bytes: int | None = N
     return {
         number: min(max(-int(-size // bound), 2), PARTS_MAX) for number, size in sizes.items() if size > bound * slack
     }
+
+
+def split(samples: Sequence[tuple[int, float]], end: int, parts: int, least: int) -> list[tuple[int, int]]:
+    """Ranges [from, to) of about as many records each, at most `parts`, with about `least` records or more.
+
+    A compacted log has few records in its old part, so `samples` are (offset, records per offset from there on),
+    ascending; the first range begins at the first one. At least one range results, also for an empty changelog.
+    """
+    start = samples[0][0]
+    if start > end or parts < 1:
+        raise InternalError(f"offsets {start} to {end} cannot be split into {parts}")
+    stretches = [
+        (offset, upto - offset, density * (upto - offset))
+        for (offset, density), (upto, _) in zip(samples, [*samples[1:], (end, 0.0)], strict=True)
+    ]
+    total = sum(records for *_, records in stretches)
+    parts = max(min(parts, int(total / max(least, 1))), 1)
+    edges, passed = [start], 0.0
+    for offset, length, records in stretches:
+        while len(edges) < parts and records and passed + records >= total * len(edges) / parts:
+            share = (total * len(edges) / parts - passed) / records
+            edges.append(max(offset + int(share * length), edges[-1]))
+        passed += records
+    return list(zip(edges, [*edges[1:], end], strict=True))
 
 
 def split_at(places: Sequence[Place], end: int, parts: int) -> tuple[tuple[int, ...], tuple[bytes, ...]]:

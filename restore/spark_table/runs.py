@@ -25,7 +25,8 @@ from standfast.replication.columns import RecordColumns
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import ManifestFile
 from standfast.restore.files.manifest_files import sha256_of
-from standfast.restore.replay.run_builder import ROW_OVERHEAD_BYTES, RunBuilder
+from standfast.restore.replay.row_folds import ROW_OVERHEAD_BYTES
+from standfast.restore.replay.run_builder import RunBuilder
 from standfast.restore.spark_table.columns import shown
 from standfast.restore.spark_table.encode import Encoded
 from standfast.restore.verify.at_rest import MEMORY_BYTES, view

@@ -6,16 +6,16 @@ Facts about the binding, each held by a test: keys must ascend strictly; an empt
 a file is complete only after `finish`, so it is written under another name first; an ingest checks no block checksum;
 of overlapping files in one call the later wins.
 
-Rules of this file: one of the three that import rocksdict; it knows rows and files, no store type and no log. Worker
-processes import it too, so it opens no database.
+Rules of this file: one of the three that import rocksdict; it knows rows and files, no store type and no log. Threads
+that build files use it beside an open database, so it opens none.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import rocksdict
 
@@ -27,6 +27,8 @@ BLOCK_BYTES = 8 << 10
 COMPRESSION = "lz4"
 UNFINISHED = ".tmp"
 TOUCH_ROWS = 1_000
+
+Batch: TypeAlias = tuple[Sequence[bytes], Sequence[bytes | None]]  # keys and rows, in key order; None deletes
 
 
 class SortedFile(NamedTuple):
@@ -55,24 +57,46 @@ def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
 
     A crash leaves the file whole or, under another name, unfinished.
     """
-    if not rows:
-        raise InvalidRequest(f"{path}: no rows to write: a file needs at least one")
+    return write_batches(path, sorted_batches(rows))
+
+
+def write_batches(path: Path, batches: Iterable[Batch]) -> SortedFile:
+    """As `write_sorted`, of rows in key order that come in batches. An error of the batches ends it, too."""
     if not path.parent.is_dir():
         raise Unavailable(f"writing {path}: its folder is absent: create it again")
-    keys = sorted(rows)
     unfinished = path.with_name(path.name + UNFINISHED)
     where = f"writing {path}"
-    try:
-        writer = rocksdict.SstFileWriter(file_options())
-        writer.open(str(unfinished))
-        deletes = _fill(writer, keys, rows)
-        writer.finish()
-        del writer
-        size = unfinished.stat().st_size
-        unfinished.rename(path)
-    except Exception as error:
-        raise translate(error, where) from error
-    return SortedFile(path, size, len(keys), deletes, keys[0], keys[-1])
+    entries = deletes = 0
+    first_key = last_key = b""
+    writer: Any = None
+    for keys, rows in batches:
+        if not keys:
+            continue
+        if writer is None:
+            writer = _called(where, rocksdict.SstFileWriter, file_options())
+            _called(where, writer.open, str(unfinished))
+        deletes += _called(where, _fill, writer, keys, rows)
+        first_key, last_key = first_key if entries else keys[0], keys[-1]
+        entries += len(keys)
+    if writer is None:
+        raise InvalidRequest(f"{path}: no rows to write: a file needs at least one")
+    _called(where, writer.finish)
+    del writer
+    size = _called(where, _placed, unfinished, path)
+    return SortedFile(path, size, entries, deletes, first_key, last_key)
+
+
+def sorted_batches(rows: Mapping[bytes, bytes | None]) -> Iterator[Batch]:
+    """Rows in key order.
+
+    In key order each row lies somewhere else in memory. A loop that only looks up a thousand rows at a time, and one
+    that touches them, bring them into the processor's cache together: measured, a third less time.
+    """
+    keys = sorted(rows)
+    row_of = rows.__getitem__
+    for first in range(0, len(keys), TOUCH_ROWS):
+        some = keys[first : first + TOUCH_ROWS]
+        yield some, list(map(row_of, some))
 
 
 def ingest(family: rocksdict.Rdict, paths: Sequence[Path]) -> None:
@@ -93,26 +117,31 @@ def file_options() -> rocksdict.Options:
     return options
 
 
-def _fill(writer: rocksdict.SstFileWriter, keys: list[bytes], rows: Mapping[bytes, bytes | None]) -> int:
-    """Write the rows; returns the number of deletes.
+def _called(where: str, call: Callable[..., Any], *given: object) -> Any:
+    """Call the binding, with its errors as ours."""
+    try:
+        return call(*given)
+    except Exception as error:
+        raise translate(error, where) from error
 
-    In key order each row lies somewhere else in memory. Loops that only look up and touch a thousand rows at a time
-    bring them into the processor's cache together: measured, a third less time.
-    """
-    deletes = 0
-    put, delete, row_of = writer.__setitem__, writer.__delitem__, rows.__getitem__
-    for first in range(0, len(keys), TOUCH_ROWS):
-        some = keys[first : first + TOUCH_ROWS]
-        values = list(map(row_of, some))
-        try:
-            b"".join(values)  # type: ignore[arg-type]
-        except TypeError:  # a delete among them
-            for key, value in zip(some, values, strict=True):
-                if value is None:
-                    delete(key)
-                    deletes += 1
-                else:
-                    put(key, value)
-            continue
-        deque(map(put, some, values), maxlen=0)  # the loop in C
-    return deletes
+
+def _placed(unfinished: Path, path: Path) -> int:
+    size = unfinished.stat().st_size
+    unfinished.rename(path)
+    return size
+
+
+def _fill(writer: rocksdict.SstFileWriter, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> int:
+    """Write the rows; returns the number of deletes."""
+    put, delete = writer.__setitem__, writer.__delitem__
+    try:
+        b"".join(rows)  # type: ignore[arg-type]
+    except TypeError:  # a delete among them
+        for key, row in zip(keys, rows, strict=True):
+            if row is None:
+                delete(key)
+            else:
+                put(key, row)
+        return sum(row is None for row in rows)
+    deque(map(put, keys, rows), maxlen=0)  # the loop in C
+    return 0

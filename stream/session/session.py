@@ -672,8 +672,11 @@ class Session(Closing):
     def _keep_lease(self, address: str) -> None:
         """Start the renewal of the lease: it connects while the session opens."""
         if needs_this_process(self._settings.kafka):
-            logger.info("application %s: no other process has its oauth_cb: a thread renews the lease, restores run "
-                        "in this process", self.app, extra=as_event("one_process", app=self.app))  # fmt: skip
+            logger.info(
+                "application %s: no other process has its oauth_cb: a thread renews the lease",
+                self.app,
+                extra=as_event("one_process", app=self.app),
+            )
         elif self._settings.take_over:  # else no other member takes a task over when the lease runs out
             self._keeper.use_process(address)
             self.progress = self._keeper.progress

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from standfast.replication.kafka.callbacks import OAUTH, kafka_problems, needs_this_process
+from standfast.replication.kafka.callbacks import kafka_problems
 from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.replay.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
 from standfast.store.arguments import INT64_MAX, flag_problems, is_whole, list_problems, name_problems, refuse
@@ -102,9 +102,9 @@ class SessionSettings:
     discovery_interval_ms   milliseconds between an application's checks of its source topics for new partitions, which
                             get tasks, and their changelogs partitions, without a restart; None: never, and a changelog
                             with fewer partitions than its source is an error
-    restore_workers         number of processes that build the files of a bulk restore; 0: batches only, in this
+    restore_workers         number of threads that build the files of a bulk restore; 0: batches only, in this
                             process; None: as many as there are cores, at most 4
-    restore_memory_bytes    bytes of rows that these processes may hold, all together
+    restore_memory_bytes    bytes of rows that these threads may hold, all together
     bulk_restore_records    number of records from which on a cold store is restored in bulk; three times as many for
                             one that holds rows
     disk_floor_bytes        with fewer free bytes on the volume of `state_dir`, or of an embedded log, nothing new is
@@ -125,7 +125,7 @@ class SessionSettings:
                             their tasks and wait. False: it waits until they have stopped
     kafka                   settings of the Kafka clients beside those of the log's address: text, numbers, and the
                             functions oauth_cb, error_cb and throttle_cb. With oauth_cb no other process can log in: a
-                            thread renews the lease, and restores run in this process
+                            thread renews the lease
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -167,12 +167,6 @@ class SessionSettings:
         flags = {name: getattr(self, name) for name in _FLAGS}
         problems = [*self._choice_problems(), *self._number_problems(), *flag_problems(**flags)]
         problems += kafka_problems(self.kafka)
-        if not problems and self.restore_workers and needs_this_process(self.kafka):
-            problems.append(
-                f"restore_workers={self.restore_workers} cannot go with kafka={{{OAUTH!r}: ...}}: a worker process "
-                "logs in for itself, and no function can be handed to it: leave restore_workers out, and restores run "
-                "in this process, or log in by settings alone, such as sasl.oauthbearer.method=oidc"
-            )
         return problems
 
     def bulk(self) -> BulkSettings:
@@ -180,18 +174,12 @@ class SessionSettings:
         workers = self.restore_workers
         return BulkSettings(
             # The cores that this process may use, which may be fewer than the machine's.
-            workers=self._workers if workers is None else workers,
+            workers=_restore_workers() if workers is None else workers,
             memory_bytes=self.restore_memory_bytes,
             cold_records=self.bulk_restore_records,
             warm_records=self.bulk_restore_records * WARM_RECORDS // COLD_RECORDS,
             disk_floor_bytes=self.disk_floor_bytes,
         )
-
-    @property
-    def _workers(self) -> int:
-        if needs_this_process(self.kafka):
-            return 0
-        return min(len(os.sched_getaffinity(0)), RESTORE_WORKERS_MAX)
 
     def check(
         self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
@@ -259,6 +247,11 @@ class SessionSettings:
             ]
             + _tag_problems(self.tags)
         )
+
+
+def _restore_workers() -> int:
+    """A worker for each core; more threads than a few gain nothing, since one thread ingests their files."""
+    return min(len(os.sched_getaffinity(0)), RESTORE_WORKERS_MAX)
 
 
 def _tag_problems(tags: object) -> list[str]:

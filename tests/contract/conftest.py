@@ -2,6 +2,7 @@
 
     embedded   a file of the test's own, under a clock that the test moves
     kafka      the broker that all tests share, emptied before each test; leases run by the test's clock here too
+    pure_kafka the same without the compiled reader
 
 Rules of this file: each log defines here how to reopen it (as another process would), how to let time pass, how to
 remove records from its head, and its allowed differences: a log over a network may show acknowledged records a moment
@@ -23,6 +24,7 @@ from confluent_kafka.admin import AdminClient
 
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
@@ -96,6 +98,12 @@ def kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable
     return Bench(log, reopen, clock.advance, truncate, settle, 1, False, 5_000), close_all
 
 
+def pure_kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]:
+    """The Kafka log whose readers use the client of confluent_kafka."""
+    request.getfixturevalue("monkeypatch").setenv(SWITCH, "0")
+    return kafka(folder, request)
+
+
 def clear(address: str) -> None:
     """Delete every topic and group that earlier tests left."""
     admin = AdminClient({"bootstrap.servers": address, "log_level": "4"})
@@ -138,13 +146,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Add the fetch of `support.kafka` to tests of the Kafka log."""
     for item in items:
         call = getattr(item, "callspec", None)
-        if isinstance(item, pytest.Function) and call is not None and call.params.get("bench") is kafka:
+        if isinstance(item, pytest.Function) and call is not None and call.params.get("bench") in (kafka, pure_kafka):
             item.fixturenames.append("kafka_files")
             item.add_marker(pytest.mark.kafka)
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(params=[embedded, kafka])
+@pytest.fixture(params=[embedded, kafka, pure_kafka])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     make: MakeBench = request.param
     made, close = make(tmp_path, request)

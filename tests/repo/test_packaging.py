@@ -85,7 +85,10 @@ def test_wheel_holds_exactly_the_modules_on_disk(
         for name in repo_files
         if name.partition("/")[0] in folders and (name.endswith((".py", "py.typed")) or "/data/" in name)
     }
-    assert {name for name in wheel_names if ".dist-info/" not in name} == wanted | {"pyspark_standfast.py"}
+    assert {name for name in wheel_names if ".dist-info/" not in name} == wanted | {
+        "pyspark_standfast.py",
+        "standfast/replication/kafka/_native.abi3.so",
+    }
 
 
 def test_wheel_holds_types_data_and_licence_and_no_tests(packages: list[str], wheel_names: list[str]) -> None:
@@ -108,10 +111,29 @@ def test_source_archive_holds_no_links_and_no_tests(archives: Path) -> None:
     assert {"LICENSE", "README.md", "pyproject.toml", "store/errors.py"} <= set(inner)
 
 
-def test_installed_command_tells_its_version(installed: Path, archives: Path) -> None:
+def test_installed_command_tells_its_version_and_its_reader(installed: Path, archives: Path) -> None:
     (wheel,) = archives.glob("*.whl")
     version = wheel.name.split("-")[1]
-    assert run([installed.parent / "standfast", "--version"], archives).strip() == f"standfast {version}"
+    first, second = run([installed.parent / "standfast", "--version"], archives).splitlines()
+    assert first == f"standfast {version}"
+    assert second.startswith("reader of Kafka: compiled, on librdkafka 2.")
+
+
+def test_wheel_serves_every_python_and_a_pure_one_every_system(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wheel,) = archives.glob("*.whl")
+    assert "-cp311-abi3-linux_" in wheel.name
+    monkeypatch.setenv("STANDFAST_PURE", "1")
+    (source,) = archives.glob("*.tar.gz")
+    with tarfile.open(source) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "pure", folder], tmp_path)
+    (pure,) = (tmp_path / "pure").iterdir()
+    assert pure.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(pure) as archive:
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".c"))]
 
 
 def test_every_package_and_public_name_imports_from_the_wheel(

@@ -78,7 +78,6 @@ PURE = {
     "restore/progress.py",
     "restore/report/text.py",
     "restore/spark/split_plan.py",
-    "restore/replay/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",
     "replication/checks.py",

@@ -28,7 +28,7 @@ def many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     real = BulkLoader.__init__
 
     def small(self: BulkLoader, log: Any, settings: BulkSettings) -> None:
-        tiny = replace(settings, memory_bytes=6_000, fetch_records=50, range_records=20, warm_records=1)
+        tiny = replace(settings, memory_bytes=6_000, fetch_records=50, warm_records=1)
         real(self, log, tiny if settings.workers else settings)
 
     monkeypatch.setattr(BulkLoader, "__init__", small)

@@ -103,8 +103,12 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     found.sort(key=lambda one: one.severity != "error")
     topics = {} if looked is None else looked.survey.topics
     present = [name for name, topic in topics.items() if topic is not None]
-    out.document(_document(app, settings.log, () if looked is None else looked.survey.brokers, present, found))
+    reader = _reader(settings.log)
+    document = _document(app, settings.log, () if looked is None else looked.survey.brokers, present, found)
+    out.document(document | {"reader": reader})
     _show(out, found)
+    if reader is not None:
+        out.line(f"reader of Kafka: {reader}")
     for topic, other in () if looked is None else looked.doubtful:
         out.note(f"topic {topic} may belong to {app!r} or {other!r}: name its store with --store to have it checked")
     if looked is None:
@@ -112,6 +116,18 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     wrong = len(errors(found))  # warnings leave the exit code at 0, so that a script may demand it
     out.line(f"{app}: {wrong} wrong, {len(found) - wrong} warnings, in {len(present)} topics")
     return NEGATIVE if wrong else OK
+
+
+def _reader(address: str | None) -> str | None:
+    """The way in which records of a Kafka log are read on this machine; None for another log."""
+    from standfast.replication.kafka.address import KafkaAddress
+    from standfast.replication.tail.open_log import parse_address
+
+    if not isinstance(parse_address(address or ""), KafkaAddress):
+        return None
+    from standfast.replication.kafka.native_library import native
+
+    return native().text
 
 
 def _place(address: str | None) -> str:

@@ -62,7 +62,7 @@ LEASE_MS = 60_000  # far longer than a run: the lease of a killed process never 
 RESTORE_BATCH_RECORDS = 40  # so that a kill finds a restore under way
 EXIT_FENCED = 75
 REFUSED_MS = 3_000
-BULK = BulkSettings(2, 8_000, cold_records=1, warm_records=1, range_records=20, fetch_records=20)
+BULK = BulkSettings(2, 8_000, cold_records=1, warm_records=1, fetch_records=20)
 
 
 def source_of(app: str) -> str:

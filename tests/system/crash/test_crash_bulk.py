@@ -1,4 +1,4 @@
-"""Kill -9 in the middle of a bulk restore, of the owner and of its workers: the remaining state equals the log.
+"""Kill -9 in the middle of a bulk restore: the remaining state equals the log.
 
 The looks and the comparison are those of `test_crash.py`: after each kill every store equals the log folded to its own
 position, and in the end the killed directory and a fresh one hold the writer's rows.
@@ -7,12 +7,10 @@ position, and in the end the killed directory and a fresh one hold the writer's 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from standfast.restore.replay.worker_pool import MODULE
 from standfast.store.task.state_dir import BULK_FOLDER
 from support.crash.run import PATIENCE_S, Crash
 from support.crash.seeds import seed_of_run
@@ -45,28 +43,10 @@ def test_kill_around_an_ingest_is_met_and_made_good(tmp_path: Path, place: str) 
     crash.check_restored(["b", "a", "cold"])
 
 
-@pytest.mark.long
 @pytest.mark.slow
-def test_worker_that_is_killed_each_time_is_done_without(tmp_path: Path) -> None:
-    crash = written(tmp_path, 8)
-    with crash.life("loader", "b", "worker.run=kill:2") as loader:
-        deadline = time.monotonic() + 2 * PATIENCE_S
-        while not (whole := [line for line in loader.lines() if line.startswith("whole")]):
-            assert loader.process.poll() is None and time.monotonic() < deadline, loader.err.read_text()
-            time.sleep(0.01)
-        assert int(whole[0].split()[1]) > 0
-    crash.check_left("b")
-    crash.check_restored(["b", "a"])
-
-
-@pytest.mark.slow
-def test_no_worker_outlives_its_owner_and_its_files_go_with_the_next_start(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_go_with_the_next_start(tmp_path: Path) -> None:
     crash = written(tmp_path, 9)
     crash.kill_once("loader", "b", "ingest.marked=kill:1")
-    deadline = time.monotonic() + 10
-    while workers_in(tmp_path / "b"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
     assert list((tmp_path / "b").glob(f"*/{BULK_FOLDER}/*/*"))
     crash.check_restored(["b", "a"])
     assert not list((tmp_path / "b").glob(f"*/{BULK_FOLDER}/*/*"))
@@ -79,17 +59,3 @@ def written(root: Path, seed: int) -> Crash:
         assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
     crash.check_left("a")
     return crash
-
-
-def workers_in(directory: Path) -> list[str]:
-    """Worker processes with an open file in this folder, or working in it."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().decode(errors="replace")
-            opened = [str(handle.readlink()) for handle in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        if MODULE in command and any(str(directory) in name for name in opened):
-            found.append(command)
-    return found

@@ -1,6 +1,6 @@
 """Bulk restore from a real Kafka log: transactions and their markers, and skipping by time.
 
-Rules of this file: those of `test_kafka_session.py`; workers open the log by its address, as another process would.
+Rules of this file: those of `test_kafka_session.py`. Each test runs with the compiled reader and fold, and without.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 from system.kafka.test_kafka_session import Sessions
 
 import standfast as sf
+from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -24,8 +25,11 @@ from support.sessions import HOUR_MS
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-@pytest.fixture
-def sessions(tmp_path: Path, kafka_address: str) -> Iterator[Sessions]:
+@pytest.fixture(params=["1", "0"], ids=["compiled", "python"])
+def sessions(
+    tmp_path: Path, kafka_address: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Sessions]:
+    monkeypatch.setenv(SWITCH, request.param)
     made = Sessions(tmp_path, kafka_address)
     yield made
     made.close()

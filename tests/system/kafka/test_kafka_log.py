@@ -21,8 +21,10 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.ops.tools.broker import Broker
+from standfast.replication.columns import RecordColumns
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka import cluster as kafka_cluster
+from standfast.replication.kafka.feed import Event, Piece, PythonFeed
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
@@ -488,16 +490,29 @@ def test_records_that_the_client_gives_beside_an_error_of_another_partition_are_
     other = TopicPartition(part.topic, 1)
     reader = log.reader()
     reader.assign({part: 0, other: 0})
-    refused = Message(topic=other.topic, partition=1, offset=0, error=KafkaError(KafkaError.UNKNOWN))
-    first, second = (
-        Message(topic=part.topic, partition=0, offset=at, key=b"k", value=b"v%d" % at, timestamp=(1, 1_000 + at))
-        for at in (0, 1)
-    )
+    refused = Event(other, KafkaError(KafkaError.UNKNOWN), 0)
+    first, second = (Piece(part, RecordColumns([at], [1_000 + at], [b"k"], [b"v%d" % at])) for at in (0, 1))
     with pytest.raises(Unavailable, match=str(other)):
         reader._ingest([first, refused, second])
     # The end of the empty topic may come as a batch of its own.
     found = [record for batch in reader.fetch_ready(10) for record in batch.records]
     assert [(record.offset, record.value) for record in found] == [(0, b"v0"), (1, b"v1")]
+
+
+def test_feed_of_the_python_client_keeps_the_order_of_records_and_events(log: KafkaLog) -> None:
+    feed = PythonFeed(log._cluster, narrow=False)
+    error = KafkaError(KafkaError.UNKNOWN)
+
+    def message(partition: int, offset: int, **more: Any) -> Message:
+        return Message(topic="t", partition=partition, offset=offset, timestamp=(1, offset), **more)
+
+    news = feed._news(
+        [message(0, 0, key=b"a"), message(1, 5, key=b"b"), message(0, 1, error=error), message(0, 1, value=b"v")]
+    )
+    feed.close()
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    assert [(each.source, type(each)) for each in news] == [(zero, Piece), (one, Piece), (zero, Event), (zero, Piece)]
+    assert [each.records.offsets[0] for each in news if isinstance(each, Piece)] == [0, 5, 1]
 
 
 def test_permission_that_a_partition_lacks_is_told_at_each_fetch_until_it_is_unassigned(log: KafkaLog) -> None:
@@ -506,7 +521,7 @@ def test_permission_that_a_partition_lacks_is_told_at_each_fetch_until_it_is_una
     reader = log.reader()
     reader.assign({part: 0, other: 0})
     error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)  # the client reports it once
-    reader._ingest([Message(topic=other.topic, partition=1, offset=0, error=error)])
+    reader._ingest([Event(other, error, 0)])
     for _ in range(2):
         with pytest.raises(BadConfig, match=rf"{other}: User:ANONYMOUS has no permission READ") as refused:
             reader.fetch(10)

@@ -137,7 +137,7 @@ def test_each_line_of_a_sidecar_and_of_its_worker_is_an_event_for_programs(sidec
 
 @pytest.mark.parametrize(
     "module",
-    ["restore.replay.worker", "replication.lease.worker", "ops.sidecar.worker.worker"],
+    ["replication.lease.worker", "ops.sidecar.worker.worker"],
 )
 def test_error_that_ends_a_child_process_is_an_event_for_programs(module: str) -> None:
     command = [sys.executable, "-P", "-m", f"standfast.{module}"]

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication.columns import RecordColumns, gapless, joined, payload_bytes
+from standfast.replication.columns import LazyColumns, RecordColumns, Span, gapless, joined, payload_bytes
+from standfast.replication.kafka.native_library import native
 from standfast.replication.log import Record
 from standfast.store import serde
 from standfast.store.rocks.engine import RocksShared
@@ -44,6 +45,38 @@ def columns_of(records: list[Record]) -> RecordColumns:
         [record.value for record in records],
         headers if any(headers) else None,
     )
+
+
+def lazy_of(records: list[Record], cut: int) -> LazyColumns:
+    """Records without headers in the memory of a compiled reader, in two parts."""
+    found = []
+    for some in (records[:cut], records[cut:]):
+        columns = [[record[at] for record in some] for at in range(4)]
+        if some:
+            found.append(Span(native().module.part_of("t", 0, *columns), 0, len(some)))
+    return LazyColumns(found)
+
+
+@given(record_lists(), st.integers(0, 30), st.integers(0, 31), st.integers(0, 31), st.integers(0, 100))
+def test_lazy_columns_read_as_the_records_they_stand_for(
+    records: list[Record], cut: int, start: int, stop: int, offset: int
+) -> None:
+    plain = [record._replace(headers=()) for record in records]
+    columns = lazy_of(plain, cut)
+    piece = columns[start:stop]
+    assert isinstance(piece, LazyColumns) and piece.spans is not None
+    assert (len(columns), len(piece)) == (len(plain), len(plain[start:stop]))
+    assert columns.payload_bytes == payload_bytes(plain) and piece.payload_bytes == payload_bytes(plain[start:stop])
+    assert columns.index_of(offset) == columns_of(plain).index_of(offset)
+    assert not plain or (columns.first_offset, columns.last_offset) == (plain[0].offset, plain[-1].offset)
+    both = joined([columns[:start], columns[start:]])
+    assert isinstance(both, LazyColumns)
+    assert columns.spans is not None, "none of these reads a column"
+    assert piece == plain[start:stop] and columns == plain and both == plain
+    assert columns.spans is None and columns.index_of(offset) == columns_of(plain).index_of(offset)
+    assert columns[start:stop] == plain[start:stop] and list(columns.rows()) == list(columns_of(plain).rows())
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = columns.no_such
 
 
 @given(record_lists(), st.integers(-31, 31), st.integers(-31, 31))

@@ -92,13 +92,11 @@ def test_wrong_settings_are_refused_before_anything_is_made(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_a_login_by_function_no_other_process_is_started() -> None:
-    here = SessionSettings(kafka={**OAUTH, "oauth_cb": token})
-    assert (here.problems(), here.bulk().workers) == ([], 0)
-    assert SessionSettings(kafka={"error_cb": print}).bulk().workers > 0
-    asked = SessionSettings(kafka={**OAUTH, "oauth_cb": token}, restore_workers=2)
-    assert "restore_workers=2 cannot go with kafka={'oauth_cb': ...}" in asked.problems()[0]
-    assert not SessionSettings(kafka={**OAUTH, "oauth_cb": token}, restore_workers=0).problems()
+def test_with_a_login_by_function_restores_are_in_bulk_as_ever() -> None:
+    for workers in (None, 0, 2):
+        given = SessionSettings(kafka={**OAUTH, "oauth_cb": token}, restore_workers=workers)
+        assert not given.problems()
+        assert given.bulk().workers == SessionSettings(restore_workers=workers).bulk().workers
 
 
 def test_test_driver_runs_an_application_that_logs_in_by_a_function() -> None:

@@ -1,10 +1,8 @@
-"""Bulk restore: the same rows as batches and as the live store, for every kind of store and however it was split."""
+"""Bulk restore: the same rows as batches and as the live store, for every kind of store, in any number of runs."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 from typing import Any
@@ -14,13 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import standfast as sf
+from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.replay.bulk import BulkLoader
 from standfast.restore.replay.bulk_plan import LEVEL0_FILES_MAX
+from standfast.restore.replay.run_builder import RunBuilder
 from standfast.store import window_key
-from standfast.store.errors import Corruption
+from standfast.store.errors import Corruption, Unavailable
 from standfast.store.rocks.engine import RocksEngine
 from support.bulk import BATCHES, BULK, digests, drive, loader
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench, four_stores, operate
@@ -82,7 +82,11 @@ def restored(bench: Bench, directory: str, **how: Any) -> sf.Session:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
-def test_bulk_and_batches_restore_what_the_live_store_holds(bench: Bench, many_runs: None, seed: int) -> None:
+@pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "python"])
+def test_bulk_and_batches_restore_what_the_live_store_holds(
+    bench: Bench, many_runs: None, monkeypatch: pytest.MonkeyPatch, seed: int, native: str
+) -> None:
+    monkeypatch.setenv(SWITCH, native)
     first = live(bench, seed)
     expected = digests(first)
     times = first.task(0).stores.cut.stores
@@ -299,30 +303,45 @@ def test_any_small_log_of_windows_restores_alike(
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-def kill_workers(session: sf.Session, times: int) -> int:
-    """Kill every worker seen while the session restores, so many times; returns the number killed."""
-    killed: set[int] = set()
-    deadline = time.monotonic() + 60
-    while session.missing():
-        assert time.monotonic() < deadline, session.missing()
-        session.poll_once()
-        for pid in loader(session).workers:
-            if pid not in killed and len(killed) < times:
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
-        time.sleep(0.002)
-    return len(killed)
-
-
 @pytest.mark.parametrize("times", [1, 3, 100])
-def test_killed_workers_cost_time_and_nothing_else(bench: Bench, many_runs: None, times: int) -> None:
+def test_failing_workers_cost_time_and_nothing_else(
+    bench: Bench, many_runs: None, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
     first = live(bench, 6)
     expected = digests(first)
     first.close()
-    session = bench.session("bulk", stores=all_kinds(), **BULK)
-    session.assign(active=[0])
-    assert kill_workers(session, times) >= min(times, 3)
+    left, chance = [times], random.Random(times)
+    mutex = threading.Lock()
+    real = RunBuilder.add
+
+    def fail(self: RunBuilder, records: Any, payload_bytes: int) -> None:
+        with mutex:
+            if left[0] and chance.random() < 0.3:
+                left[0] -= 1
+                raise Unavailable("the log is away: try again")
+        real(self, records, payload_bytes)
+
+    monkeypatch.setattr(RunBuilder, "add", fail)
+    session = restored(bench, "bulk", **BULK)
     assert digests(session) == expected
+    assert loader(session).statistics().failures >= min(times, 3)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a bug")])
+def test_worker_that_ends_with_any_error_is_done_without(
+    bench: Bench, many_runs: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    first = live(bench, 6)
+    expected = digests(first)
+    first.close()
+
+    def fail(self: RunBuilder, records: Any, payload_bytes: int) -> None:
+        raise error
+
+    monkeypatch.setattr(RunBuilder, "add", fail)
+    session = restored(bench, "bulk", **BULK)
+    assert digests(session) == expected
+    assert loader(session).statistics().given_back == 5
 
 
 def test_worker_that_cannot_start_is_done_without(
@@ -331,13 +350,27 @@ def test_worker_that_cannot_start_is_done_without(
     first = live(bench, 6)
     expected = digests(first)
     first.close()
-    for module in ("standfast.absent", "standfast.store.names"):  # fails at once; ends at once
-        monkeypatch.setattr("standfast.restore.replay.worker_pool.MODULE", module)
-        session = restored(bench, module, **BULK)
-        assert digests(session) == expected
-        session.close()
-    monkeypatch.setattr("sys.executable", "/no/such/python")
+    real = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name.startswith("standfast-build-"):
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     assert digests(restored(bench, "none", **BULK)) == expected
+
+
+@pytest.mark.parametrize("rounds", [1, 20])
+def test_session_closed_in_the_middle_leaves_no_thread_and_no_file(bench: Bench, many_runs: None, rounds: int) -> None:
+    live(bench, 6).close()
+    session = bench.session("bulk", stores=all_kinds(), **BULK)
+    session.assign(active=[0])
+    for _ in range(rounds):
+        session.poll_once()
+    session.close()
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("standfast-build-")]
+    assert not list((bench.root / "bulk" / "app").glob(".bulk/**/*.sst*"))
 
 
 def test_damaged_file_is_noticed_and_batches_do_it(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from standfast.restore.spark.batches import StoreShape
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rebuild import PartitionWriter, RebuildJob, Seen, buckets_added_up, ingest_files
 from standfast.restore.spark.rows import partitions_of
-from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, spark_hash, split_at, tickets_of
+from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, spark_hash, split, split_at, tickets_of
 from standfast.restore.spark.verify_rows import added_up
 from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.import_tasks import link_files
+from standfast.store.errors import InternalError
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.specs import StoreSpec
 from support.spark_folds import sorted_buckets
@@ -176,3 +178,30 @@ def test_every_bucket_has_a_ticket_of_its_own() -> None:
     assert Split.load(splits[1].dump()) == splits[1]
     assert (splits[1].span(0), splits[1].span(2)) == ((None, b"c"), (b"f", None))
     assert sum((Seen(), Seen(2, 1, 1, 9, 5, 7, 8)), Seen()) == Seen(2, 1, 1, 9, 5, 7, 8)
+
+
+def test_ranges_hold_equal_shares_of_the_records() -> None:
+    assert split([(0, 1.0)], 100, 4, 1) == [(0, 25), (25, 50), (50, 75), (75, 100)]
+    assert split([(0, 1.0)], 100, 4, 40) == [(0, 50), (50, 100)]
+    # The first half was compacted to a tenth: the middle of the records lies at (10 + 100) / 2 = 55 of 110.
+    assert split([(0, 0.1), (100, 1.0)], 200, 2, 1) == [(0, 145), (145, 200)]
+    assert split([(7, 1.0)], 7, 4, 1) == [(7, 7)]
+    assert split([(0, 0.0), (50, 0.0)], 100, 4, 1) == [(0, 100)]
+    with pytest.raises(InternalError):
+        split([(5, 1.0)], 4, 1, 1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1_000), st.floats(0, 1)), min_size=1, max_size=8),
+    st.integers(0, 1_000),
+    st.integers(1, 8),
+    st.integers(1, 50),
+)
+def test_ranges_cover_all_offsets_once(samples: list[tuple[int, float]], more: int, parts: int, least: int) -> None:
+    samples = sorted(samples)
+    end = samples[-1][0] + more
+    ranges = split(samples, end, parts, least)
+    assert 1 <= len(ranges) <= parts
+    assert ranges[0][0] == samples[0][0] and ranges[-1][1] == end
+    assert all(start <= stop for start, stop in ranges)
+    assert all(one[1] == other[0] for one, other in pairwise(ranges))

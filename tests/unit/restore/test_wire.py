@@ -9,7 +9,6 @@ import pytest
 
 from standfast.ops.sidecar.worker import protocol as worker
 from standfast.ops.sidecar.worker.moves import Holding
-from standfast.replication.shapes import read
 from standfast.restore.files.manifest import (
     Made,
     Manifest,
@@ -18,7 +17,6 @@ from standfast.restore.files.manifest import (
     dump_manifest,
     parse_manifest,
 )
-from standfast.restore.replay import worker_protocol as replay
 from standfast.store.errors import Corruption, InternalError
 
 FILE = ManifestFile("0-0-0.sst", "kv", 10, 2, "61", "62", "0" * 64, 1)
@@ -47,27 +45,6 @@ def manifest_line(skipped: int) -> str:
     return MANIFEST_LINE % (FILE_LINE % ("0" * 64), 2 - skipped, told)
 
 
-JOB = replay.Job(1, "sqlite:///l", "a", "s", {"kind": "keyvalue"}, "t", "id", 0, 1, 0, 9, "/f", "1", 1 << 20, 100)
-REPLAY: list[tuple[Any, str]] = [
-    (replay.Ready(12), '{"event":"Ready","pid":12}'),
-    (
-        replay.Surveyed(3, ((0, 5), (5, 9)), 77),
-        '{"event":"Surveyed","number":3,"ranges":[[0,5],[5,9]],"observed_ms":77}',
-    ),
-    (
-        replay.Progress(3, 5, 4, 100),
-        '{"event":"Progress","number":3,"position":5,"records":4,"bytes":100}',
-    ),
-    (replay.Run(3, manifest(0)), f'{{"event":"Run","number":3,"manifest":{manifest_line(0)}}}'),
-    (replay.Run(3, manifest(1)), f'{{"event":"Run","number":3,"manifest":{manifest_line(1)}}}'),
-    (replay.Done(3, 1 << 20), '{"event":"Done","number":3,"peak_rss_bytes":1048576,"phases_ns":{}}'),
-    (replay.Done(3, 1, {"read": 5}), '{"event":"Done","number":3,"peak_rss_bytes":1,"phases_ns":{"read":5}}'),
-    (
-        replay.Failed(3, "StateLost", "g\u00f6ne \x7f\u2028", "truncated", (("t", 1),)),
-        '{"event":"Failed","number":3,"kind":"StateLost","message":"g\\u00f6ne \\u007f\\u2028",'
-        '"reason":"truncated","sources":[["t",1]]}',
-    ),
-]
 ORDERS: list[tuple[Any, str]] = [
     (
         worker.Open("a", "kafka://h", "/s", 7, "m", "", ({"name": "kv"},), {"n": 1.5, "x": None}),
@@ -91,7 +68,7 @@ REPORTS: list[tuple[Any, str]] = [
     (worker.Rows(1, 200), '{"say":"Rows","id":1,"status":200,"document":{}}'),
     (worker.Failed("Held", "m\u00fc"), '{"say":"Failed","kind":"Held","message":"m\\u00fc"}'),
 ]
-PARSERS = (replay.parse_job, replay.parse_event, worker.parse_order, worker.parse_report)
+PARSERS = (worker.parse_order, worker.parse_report)
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
@@ -99,23 +76,6 @@ def test_manifest_is_written_as_ever_and_names_what_was_skipped_only_where_there
     text = json.dumps(json.loads(manifest_line(skipped)), indent=1) + "\n"
     assert dump_manifest(manifest(skipped)) == text
     assert parse_manifest(text, "here") == manifest(skipped)
-
-
-@pytest.mark.parametrize(("event", "line"), REPLAY)
-def test_events_of_a_restore_worker_keep_their_bytes(event: replay.Event, line: str) -> None:
-    assert replay.event_line(event) == line.encode() + b"\n"
-    assert replay.parse_event(line.encode()) == event
-
-
-def test_jobs_of_a_restore_worker_keep_their_bytes() -> None:
-    line = (
-        b'{"number":1,"address":"sqlite:///l","app":"a","store":"s","definition":{"kind":"keyvalue"},"topic":"t",'
-        b'"topic_id":"id","partition":0,"partition_count":1,"start":0,"end":9,"folder":"/f","prefix":"1",'
-        b'"budget_bytes":1048576,"fetch_records":100,"observed_ms":-1,"drop_deletes":false,"survey":false,"parts":1,'
-        b'"least":1,"disk_floor_bytes":0}\n'
-    )
-    assert replay.job_line(JOB) == line
-    assert replay.parse_job(line) == JOB
 
 
 @pytest.mark.parametrize(("order", "line"), ORDERS)
@@ -155,10 +115,6 @@ def test_bytes_that_are_no_message_are_refused_as_a_bug_of_ours(parse: Any, line
 @pytest.mark.parametrize(
     ("parse", "line"),
     [
-        (replay.parse_event, b'{"event":"Boom"}'),
-        (replay.parse_event, b'{"event":"Ready","pid":1,"more":1}'),
-        (replay.parse_event, b'{"event":"Ready"}'),
-        (replay.parse_event, b'{"event":"Surveyed","number":3,"ranges":[[0,5,6]],"observed_ms":7}'),
         (worker.parse_order, b'{"do":"Boom"}'),
         (worker.parse_order, b'{"do":"Stop","more":1}'),
         (worker.parse_order, b'{"do":"Hold","round":1,"active":[]}'),
@@ -180,14 +136,10 @@ def test_order_that_cannot_be_read_is_not_repeated_because_it_may_hold_a_passwor
     assert "hunter2" not in str(refused.value)
 
 
-def test_run_that_cannot_be_is_neither_said_nor_believed() -> None:
-    (part,) = manifest(0).partitions
+def test_manifest_of_an_impossible_run_is_refused() -> None:
     wrong = manifest_line(0).replace('"end":9', '"end":-9')
     with pytest.raises(Corruption, match="end -9"):
-        replay.parse_event(f'{{"event":"Run","number":3,"manifest":{wrong}}}'.encode())
-    with pytest.raises(Corruption, match="end -9"):
-        replay.event_line(replay.Run(3, read(wrong, Manifest)))
-    assert part.end == 9
+        parse_manifest(wrong, "here")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format":"standfast.manifest/1","definition":' + '{"a":' * 100_000])

@@ -18,8 +18,8 @@ from standfast.ops.sidecar.control.session import failure_of
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.restore.replay.jobs import Event, Job, Progress, Run
 from standfast.restore.replay.worker import Worker
-from standfast.restore.replay.worker_protocol import Event, Job, Progress, Run
 from standfast.store.buffer import WriteBuffer
 from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
@@ -331,27 +331,25 @@ def test_a_restore_waits_at_the_floor_says_why_and_goes_on(
 
 
 def test_a_worker_of_a_bulk_restore_writes_no_file_below_the_floor(small_disk: Mount, tmp_path: Path) -> None:
-    root, log = small_disk(48), f"sqlite:///{tmp_path}/log"
+    root = small_disk(48)
     said: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    with closing(open_log(log)) as opened:
-        topic = opened.admin.create_topic("t", 1, TopicPolicy())
-        records = [Outgoing(b"%d" % number, bytes(1_000), number) for number in range(100)]
-        opened.producer().append({TopicPartition("t", 0): records})
-    definition = sf.KeyValueStore("kv", sf.serde.bytes, sf.serde.bytes).definition()
-    job = Job(
-        1, log, "app", "kv", definition, "t", topic.topic_id, 0, 1, 0, 100, str(root), "1", 1 << 20, 100,
-        disk_floor_bytes=FLOOR,
-    )  # fmt: skip
-    filler = fill(root, FLOOR - MIB)
-    building = threading.Thread(target=Worker(said.put).do, args=(job,), daemon=True)
-    building.start()
-    assert isinstance(said.get(timeout=TIMEOUT_S), Progress), "it has read all"
-    with pytest.raises(queue.Empty):
-        said.get(timeout=0.3)
-    assert list(root.iterdir()) == [filler]
-    filler.unlink()
-    assert isinstance(said.get(timeout=TIMEOUT_S), Run)
-    building.join(TIMEOUT_S)
+    stop = threading.Event()
+    source = TopicPartition("t", 0)
+    with closing(open_log(f"sqlite:///{tmp_path}/log")) as log:
+        topic = log.admin.create_topic("t", 1, TopicPolicy())
+        log.producer().append({source: [Outgoing(b"%d" % number, bytes(1_000), number) for number in range(100)]})
+        spec = sf.KeyValueStore("kv", sf.serde.bytes, sf.serde.bytes)
+        job = Job(1, spec, source, topic.topic_id, 0, 100, root, 1 << 20, 100, disk_floor_bytes=FLOOR)
+        filler = fill(root, FLOOR - MIB)
+        building = threading.Thread(target=Worker(log, job, said.put, stop).run, daemon=True)
+        building.start()
+        assert isinstance(said.get(timeout=TIMEOUT_S), Progress), "it has read all"
+        with pytest.raises(queue.Empty):
+            said.get(timeout=0.3)
+        assert list(root.iterdir()) == [filler]
+        filler.unlink()
+        assert isinstance(said.get(timeout=TIMEOUT_S), Run)
+        building.join(TIMEOUT_S)
 
 
 def test_a_standby_waits_at_the_floor_and_catches_up(small_disk: Mount, tmp_path: Path, clock: ManualClock) -> None:

@@ -1,0 +1,33 @@
+/* The table of the module `standfast.replication.kafka._native`.
+ *
+ * Rules of this file: names and their homes; one interpreter a process (single-phase initialisation says so). */
+#include "native.h"
+
+static PyMethodDef functions[] = {
+    {"load", load_library, METH_O,
+     "load(path) -> version\n\nUse the librdkafka at this path, which the process must have loaded already. Raises "
+     "OSError for one that is not loaded, lacks a function, or is older or newer than tried."},
+    {"part_of", part_of_columns, METH_VARARGS,
+     "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns, which are lists "
+     "or tuples of one length; a key or value may be None."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", "Records of Kafka without the interpreter: see native.h.", -1, functions,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    if (init_client(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,109 @@
+"""The compiled client as a feed of a Kafka reader: see `feed.py`.
+
+Its records are parts (`standfast.replication.columns.LazyColumns`), so a restore folds them without a Python object.
+
+Rules of this file: errors of the compiled client become those of confluent_kafka, so that all other files know one
+kind. Complaints and log lines come with a batch, in the thread of the reader.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from standfast.replication.columns import LazyColumns, Span
+from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.feed import Event, Feed, News, Piece, PythonFeed
+from standfast.replication.kafka.native_library import native, refused_by
+from standfast.replication.offsets import TopicPartition
+from standfast.store.log import as_event, logger
+
+CHUNK = 4_000  # a part of so many small records still fits in the processor's cache
+_EVENT, _COMPLAINT = 0, 1
+_LEVELS = (*(logging.CRITICAL,) * 3, logging.ERROR, logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
+
+
+class NativeFeed:
+    """The compiled client."""
+
+    chunk = CHUNK
+
+    def __init__(self, cluster: Cluster, *, narrow: bool) -> None:
+        """Raises KafkaException for a setting that librdkafka refuses."""
+        self._cluster = cluster
+        self._module = native().module
+        settings = list(cluster.consumer_options(narrow=narrow).items())
+        with self._errors():
+            self._client: Any = cluster.keep(self._module.Client(settings))
+
+    def consume(self, count: int, timeout_ms: int) -> Sequence[News]:
+        """See Feed."""
+        with self._errors():
+            found = self._client.consume(count, timeout_ms)
+        return [news for one in found if (news := self._news(one)) is not None]
+
+    def _news(self, found: Any) -> News | None:
+        if not isinstance(found, tuple):
+            return Piece(TopicPartition(found.topic, found.partition), LazyColumns((Span(found, 0, len(found)),)))
+        kind, code, *more = found
+        if kind == _EVENT:
+            text, topic, partition, offset = more
+            source = TopicPartition(topic, max(partition, 0))
+            return Event(source, KafkaError(code, text), offset if offset >= 0 else None)
+        if kind == _COMPLAINT:
+            self._cluster.callbacks.report(KafkaError(code, more[0]))
+        else:
+            level = _LEVELS[min(code, len(_LEVELS) - 1)]
+            logger.log(level, "%s [standfast] %s", *more, extra=as_event("kafka_client_line"))
+        return None
+
+    def learn(self, topic: str, timeout_s: float) -> None:
+        """See Feed."""
+        with self._errors():
+            self._client.learn(topic, round(timeout_s * 1_000))
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """See Feed."""
+        with self._errors():
+            self._client.assign([(*source, offset) for source, offset in positions.items()])
+
+    def unassign(self, sources: Iterable[TopicPartition]) -> None:
+        """See Feed."""
+        with self._errors():
+            self._client.unassign([(*source, 0) for source in sources])
+
+    def pause(self, source: TopicPartition) -> None:
+        """See Feed."""
+        with self._errors():
+            self._client.pause([(*source, 0)])
+
+    def resume(self, source: TopicPartition) -> None:
+        """See Feed."""
+        with self._errors():
+            self._client.resume([(*source, 0)])
+
+    def fetched_end(self, source: TopicPartition) -> int:
+        """See Feed."""
+        found: int = self._client.end(*source)
+        return found
+
+    def close(self) -> None:
+        """See Feed."""
+        self._cluster.release(self._client)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._module.Error as error:
+            raise KafkaException(KafkaError(*error.args)) from error
+
+
+def open_feed(cluster: Cluster, *, narrow: bool = False) -> Feed:
+    """The feed of a reader; see `Log.reader` for `narrow`."""
+    usable = native().module is not None and not refused_by(cluster.callbacks.named())
+    return NativeFeed(cluster, narrow=narrow) if usable else PythonFeed(cluster, narrow=narrow)

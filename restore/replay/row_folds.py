@@ -1,0 +1,289 @@
+"""Folds of changelog records to the rows of a store's files: the last row of each key, in the families of the store.
+
+    StoreFold     the store itself turns records into rows (`TypedStore.restore`), over an empty engine: the reference
+    NativeFold    the compiled fold, by the rule below, for records by column, best still in a compiled reader's memory
+
+    rule          a row is the record's value, behind its timestamp where the store keeps one; with times at the end of
+                  its key it lives in the family of its segment, as long as that segment lives
+
+So a run has the very bytes that batches write. A test folds the same records both ways and compares the files.
+
+Rules of this file: it knows no log, thread or file. Records come in offset order, without gaps but those of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from standfast.replication.columns import LazyColumns, RecordColumns, Span
+from standfast.replication.kafka.native_library import compiled
+from standfast.replication.log import Record
+from standfast.store.buffer import WriteBuffer
+from standfast.store.errors import Corruption, InternalError
+from standfast.store.memory import MemoryEngine
+from standfast.store.rocks.sst import TOUCH_ROWS, Batch, sorted_batches
+from standfast.store.rows import StoreRows
+from standfast.store.specs import StoreSpec
+from standfast.store.types.kinds import open_store
+from standfast.store.types.segments import family_name, segment_interval_ms, segment_start_ms
+from standfast.store.types.typed import FamilyRows
+
+# Memory of Python beside the bytes of a key and a row: two objects' heads (33 bytes each, rounded up), a place in a
+# dictionary that is doubled when it is two thirds full, and one in the sorted list.
+ROW_OVERHEAD_BYTES = 200
+
+
+class Family(NamedTuple):
+    """Rows of one family: their number, deletes, and the rows in key order, to be read once.
+
+    `dropped` deletes are in none of these.
+    """
+
+    name: str
+    entries: int
+    deletes: int
+    dropped: int
+    batches: Iterator[Batch]
+
+
+class RowFold(Protocol):
+    """A fold under way.
+
+    records, expired, skipped    records so far; those that were or are dead; those without a key
+    observed_ms, sequence        stream time and largest sequence number, of all records since the start
+    used_bytes                   bytes of memory at most
+    """
+
+    records: int
+    expired: int
+    skipped: int
+
+    @property
+    def observed_ms(self) -> int: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    def add(self, records: Sequence[Record], payload_bytes: int) -> None:
+        """Fold the next records. Raises Corruption for a key that no store can have written."""
+        ...
+
+    def counted_bytes(self) -> int:
+        """Bytes of memory, counted now: replaced rows are left out, if that can be found out."""
+        ...
+
+    def families(self, *, drop_deletes: bool) -> list[Family]:
+        """Families with rows, by name, without those that have expired since; with `drop_deletes` without deletes."""
+        ...
+
+    def clear(self) -> None:
+        """Forget rows and counts of records; the stream time stays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """How records become rows, in the words of the compiled fold; `suffix` is 0 for a store without times."""
+
+    stamped: bool
+    suffix: int = 0
+    numbered: bool = False
+    retention_ms: int = 0
+    interval_ms: int = 1
+
+
+def rule_of(spec: StoreSpec) -> RowRule:
+    """The rule of a store whose last record of a key wins."""
+    times = spec.traits.times
+    if times is None:
+        return RowRule(spec.timestamped)
+    retention_ms = spec.kept_ms
+    return RowRule(spec.timestamped, times.suffix_bytes, spec.numbered, retention_ms, segment_interval_ms(retention_ms))
+
+
+def fold_for(spec: StoreSpec, records: Sequence[Record], observed_ms: int) -> RowFold:
+    """The fold that suits a store and the first of its records; `observed_ms` is a time that it will observe.
+
+    Measured, records of 116 bytes with distinct keys, folding and sorting: 2.2 us each by the store, 0.6 by the
+    compiled fold out of columns, less out of a reader's parts. Out of tuples it would save little.
+    """
+    if isinstance(records, RecordColumns) and compiled().module is not None:
+        return NativeFold(spec, observed_ms)
+    return StoreFold(spec, observed_ms)
+
+
+class StoreFold:
+    """The fold by the store's own code. The running sum of memory includes replaced rows."""
+
+    def __init__(self, spec: StoreSpec, observed_ms: int) -> None:
+        rows = StoreRows(spec.name, MemoryEngine("a run"), WriteBuffer(0), _no_clock, observed_ms=observed_ms)
+        self._store = open_store(spec, rows)
+        self._segmented = spec.traits.times is not None
+        self._rows: FamilyRows = {}
+        self._used_bytes = 0
+        self.records = self.expired = self.skipped = 0
+
+    @property
+    def observed_ms(self) -> int:
+        """See RowFold."""
+        return self._store.rows.observed_ms
+
+    @property
+    def sequence(self) -> int:
+        """See RowFold."""
+        return self._store.rows.sequence
+
+    @property
+    def used_bytes(self) -> int:
+        """See RowFold."""
+        return self._used_bytes
+
+    def add(self, records: Sequence[Record], payload_bytes: int) -> None:
+        """See RowFold."""
+        added = self._fold_segmented(records) if self._segmented else self._fold(records)
+        counters = self._store.rows.counters
+        self.records += len(records)
+        self.skipped += counters.skipped
+        counters.skipped = 0
+        self._used_bytes += payload_bytes + added * ROW_OVERHEAD_BYTES
+
+    def _fold(self, records: Sequence[Record]) -> int:
+        """Fold records into the rows; returns the number of new rows."""
+        before = sum(map(len, self._rows.values()))
+        self._store.restore(records, self._rows)
+        return sum(map(len, self._rows.values())) - before
+
+    def _fold_segmented(self, records: Sequence[Record]) -> int:
+        """Fold records into the rows, count those of dead segments; returns the number of rows made."""
+        made = self._store.restore(records)
+        alive = set().union(*made.values())
+        self.expired += sum(record[2] is not None and record[2] not in alive for record in records)
+        for family, rows in made.items():
+            self._rows.setdefault(family, {}).update(rows)
+        return len(alive)
+
+    def counted_bytes(self) -> int:
+        """See RowFold."""
+        self._used_bytes = sum(map(_size, self._rows.values()))
+        return self._used_bytes
+
+    def families(self, *, drop_deletes: bool) -> list[Family]:
+        """See RowFold."""
+        for family in self._store.expired_families():
+            self.expired += len(self._rows.pop(family, ()))
+        found = []
+        for family, rows in sorted((family, rows) for family, rows in self._rows.items() if rows):
+            deletes = sum(row is None for row in rows.values()) if None in rows.values() else 0
+            dropped = deletes if drop_deletes else 0
+            kept = {key: row for key, row in rows.items() if row is not None} if dropped else rows
+            found.append(Family(family, len(kept), deletes - dropped, dropped, sorted_batches(kept)))
+        return found
+
+    def clear(self) -> None:
+        """See RowFold."""
+        self._rows = {}
+        self._used_bytes = self.records = self.expired = self.skipped = 0
+
+
+class NativeFold:
+    """The compiled fold; it releases the interpreter lock."""
+
+    def __init__(self, spec: StoreSpec, observed_ms: int) -> None:
+        self._spec = spec
+        self._rule = rule_of(spec)
+        rule = self._rule
+        self._module = compiled().module
+        if self._module is None:
+            raise InternalError(f"there is no compiled fold: {compiled().reason}")
+        self._fold: Any = self._module.Fold(
+            rule.stamped, rule.suffix, rule.numbered, rule.retention_ms, rule.interval_ms, observed_ms
+        )
+        self.records = self.expired = self.skipped = 0
+
+    @property
+    def observed_ms(self) -> int:
+        """See RowFold."""
+        return self._fold.observed_ms  # type: ignore[no-any-return]
+
+    @property
+    def sequence(self) -> int:
+        """See RowFold."""
+        return self._fold.sequence  # type: ignore[no-any-return]
+
+    @property
+    def used_bytes(self) -> int:
+        """See RowFold."""
+        return self._fold.used_bytes  # type: ignore[no-any-return]
+
+    def add(self, records: Sequence[Record], payload_bytes: int) -> None:
+        """See RowFold."""
+        for part, start, stop in self._spans(records):
+            bad, keyless, dead = self._fold.add(part, start, stop)
+            if bad >= 0:
+                self._refuse(part, bad)
+            self.skipped += keyless
+            self.expired += dead
+        self.records += len(records)
+
+    def _spans(self, records: Sequence[Record]) -> Sequence[Span]:
+        if isinstance(records, LazyColumns) and records.spans is not None:
+            return records.spans
+        columns = records if isinstance(records, RecordColumns) else None
+        offsets, stamps, keys, values = (
+            (columns.offsets, columns.timestamps, columns.keys, columns.values)
+            if columns is not None
+            else (list(column) for column in zip(*(record[:4] for record in records), strict=True))
+        )
+        part = self._module.part_of("", 0, offsets, stamps, list(keys), list(values))
+        return [Span(part, 0, len(records))]
+
+    def _refuse(self, part: Any, index: int) -> None:
+        """Raise the store's own error for a key."""
+        key = part.columns(index, index + 1)[2][0]
+        times = self._spec.traits.times
+        assert times is not None
+        times.time_of(key)
+        times.unpack(key)
+        raise Corruption(f"store {self._spec.name!r}: {key[:64].hex()} cannot be a key of it: restore it")
+
+    def counted_bytes(self) -> int:
+        """See RowFold. A value that outgrew its place leaves it unused, and the place still counts."""
+        return self.used_bytes
+
+    def families(self, *, drop_deletes: bool) -> list[Family]:
+        """See RowFold."""
+        rule, found = self._rule, []
+        least = (self.observed_ms - rule.retention_ms) // rule.interval_ms if rule.suffix else 0
+        for segment, start, stop, deletes in self._fold.sort():
+            if rule.suffix and segment < least:  # died since its rows were folded
+                self.expired += stop - start
+                continue
+            name = self._spec.name
+            if rule.suffix:
+                name = family_name(name, segment_start_ms(segment, rule.interval_ms))
+            dropped = deletes if drop_deletes else 0
+            rows = self._batches(start, stop, not drop_deletes)
+            found.append(Family(name, stop - start - dropped, deletes - dropped, dropped, rows))
+        return sorted(found, key=lambda one: one.name)
+
+    def _batches(self, start: int, stop: int, deletes: bool) -> Iterator[Batch]:
+        for first in range(start, stop, TOUCH_ROWS):
+            yield self._fold.rows(first, min(first + TOUCH_ROWS, stop), deletes)
+
+    def clear(self) -> None:
+        """See RowFold."""
+        self._fold.clear()
+        self.records = self.expired = self.skipped = 0
+
+
+def _size(rows: dict[bytes, bytes | None]) -> int:
+    return len(rows) * ROW_OVERHEAD_BYTES + sum(map(len, rows)) + sum(map(len, filter(None, rows.values())))
+
+
+def _no_clock() -> int:
+    raise InternalError("a restore takes its times from records: no clock may be read")
