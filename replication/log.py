@@ -426,6 +426,11 @@ class Log(Protocol):
         ...
 
     @property
+    def remote(self) -> bool:
+        """Whether writes wait for other machines, so that several writers gain by writing at the same time."""
+        ...
+
+    @property
     def admin(self) -> LogAdmin: ...
 
     def reader(self, *, narrow: bool = False) -> LogReader:

@@ -55,6 +55,11 @@ class ReadOnlyLog:
         return self._log.least_timestamp_ms
 
     @property
+    def remote(self) -> bool:
+        """As the log underneath."""
+        return self._log.remote
+
+    @property
     def admin(self) -> LogAdmin:
         """The admin's reading methods."""
         return self._admin

@@ -43,7 +43,7 @@ class Settings:
     guarantee: str = "exactly_once"
     standby_replicas: int = 0
     partitions: int | None = None
-    commit_interval_ms: int = 1_000
+    commit_interval_ms: int | None = None
     gate: str = "all"
     discovery_interval_ms: int | None = 60_000
     memory_bytes: int = 256 << 20

@@ -93,7 +93,7 @@ def _table(kind: Any) -> dict[str, Any]:
     properties = {}
     for key, one in settings_of(kind).items():
         default = _written(one.name, one.default)
-        told = {} if one.default is None else {"default": default}
+        told = {} if default is None else {"default": default}
         text = one.metadata["text"]
         own = one.metadata["reader"].schema
         extra = f" ({own['description']})" if "description" in own else ""
@@ -120,6 +120,9 @@ def _store_rows(store: StoreSpec) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}.{key}", _written(one.name, getattr(store, one.name))
 
 
+_NONE_WORDS = {"discovery_interval_ms": "off", "commit_interval_ms": "auto"}  # TOML has no null
+
+
 def _written(name: str, value: Any) -> Any:
     """The value as a file spells it."""
     if isinstance(value, Path):
@@ -129,7 +132,7 @@ def _written(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     if name.endswith("_ms"):
-        return "off" if value is None and name == "discovery_interval_ms" else _unit(value, _TIMES, "ms")
+        return _NONE_WORDS.get(name) if value is None else _unit(value, _TIMES, "ms")
     return _unit(value, _SIZES, "B") if name.endswith("_bytes") else value
 
 

@@ -30,6 +30,7 @@ from standfast.ops.config.values import (
     named,
     number,
     one_of,
+    or_auto,
     or_off,
 )
 from standfast.replication.kafka.address import FILE, KafkaAddress
@@ -80,7 +81,11 @@ class AppSection:
     partitions: int | None = shown(
         None, number(1), "number of tasks; left out: as many as the changelogs have partitions"
     )
-    commit_interval_ms: int = shown(1_000, _INTERVAL, "time between the commits of an application's tasks")
+    commit_interval_ms: int | None = shown(
+        None,
+        or_auto(_INTERVAL),
+        "time between the commits of an application's tasks; auto: 1s at least once, 100ms and more exactly once",
+    )
     gate: Literal["all", "task"] = shown(
         "all", one_of("all", "task"), "process when all tasks are restored, or each task on its own"
     )

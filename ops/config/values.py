@@ -133,6 +133,14 @@ def or_off(reader: Reader) -> Reader:
     )
 
 
+def or_auto(reader: Reader) -> Reader:
+    """The reader of a text with a pattern, with "auto" for None; its schema keeps its fields."""
+    return Reader(
+        lambda value: None if value == "auto" else reader.parse(value),
+        {**reader.schema, "pattern": f"^auto$|{reader.schema['pattern']}"},
+    )
+
+
 def one_of(*choices: str) -> Reader:
     """One of the given words."""
 

@@ -76,6 +76,8 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
         yield "disk_floor_bytes", (), statistics.disk.floor_bytes
         yield "disk_full", (), float(bool(statistics.disk.full))
     yield "log_read_age_seconds", (), statistics.log_read_ms_ago / MS
+    if statistics.commit_interval_ms is not None:
+        yield "commit_interval_seconds", (), statistics.commit_interval_ms / MS
     for (role, state), count in Counter((task.role, task.state) for task in statistics.tasks).items():
         yield "tasks", (role, state), count
     for restore in statistics.restores:

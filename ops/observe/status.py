@@ -41,6 +41,7 @@ def status_document(statistics: SessionStatistics) -> Json:
         "log_lock": None if statistics.log_lock is None else statistics.log_lock._asdict(),
         "log_read_ms_ago": statistics.log_read_ms_ago,
         "log_error": statistics.log_error,
+        "commit_interval_ms": statistics.commit_interval_ms,
         "disk": None if statistics.disk is None else disk_document(statistics.disk),
         "placement": placement_of_status(statistics.app, statistics.placement),
     }

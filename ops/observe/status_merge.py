@@ -55,6 +55,7 @@ def statistics_of(status: Json) -> SessionStatistics:
         disk=_disk(status.get("disk")),
         log_read_ms_ago=status.get("log_read_ms_ago", 0),
         log_error=status.get("log_error", ""),
+        commit_interval_ms=status.get("commit_interval_ms"),
         own_sources=tuple(SourceStatistics(**_known(SourceStatistics, one)) for one in status.get("own_sources", ())),
     )
 
@@ -135,6 +136,8 @@ class WorkerNumbers:
         tasks = {task.task: task for one in (*workers, own) for task in one.tasks}
         held = {task.task for task in own.tasks}
         restores = [one for worker in workers for one in worker.restores if one.task not in held]
+        paces = (one.commit_interval_ms for one in (own, *workers))
+        intervals = [interval_ms for interval_ms in paces if interval_ms is not None]
         return replace(
             own,
             tasks=tuple(sorted(tasks.values(), key=lambda task: (task.task.partition("_")[0], task.partition))),
@@ -143,6 +146,7 @@ class WorkerNumbers:
             bulk=_bulk([own.bulk, *(worker.bulk for worker in workers)]),
             # The oldest reading: a figure is as old as the process that could not reach the log.
             log_read_ms_ago=max(one.log_read_ms_ago for one in (own, *workers)),
+            commit_interval_ms=max(intervals, default=None),
             log_error=own.log_error or next((one.log_error for one in workers if one.log_error), ""),
         )
 

@@ -93,6 +93,11 @@ class EmbeddedLog:
         return LEAST_TIMESTAMP_MS
 
     @property
+    def remote(self) -> bool:
+        """False: all writers of the machine write one after the other."""
+        return False
+
+    @property
     def admin(self) -> EmbeddedAdmin:
         """Admin of the topics; several threads may use it."""
         self._check_open()

@@ -71,6 +71,11 @@ class KafkaLog:
         return LEAST_TIMESTAMP_MS
 
     @property
+    def remote(self) -> bool:
+        """True: writes wait for the brokers."""
+        return True
+
+    @property
     def admin(self) -> KafkaAdmin:
         """Admin of the topics; several threads may use it."""
         self._check_open()

@@ -84,7 +84,8 @@ class App:
     state_dir              folder of all state; it and `log` may be left out for the test driver only
     stores                 definitions of its stores, such as `KeyValueStore("counts", serde.string, serde.int64)`
     stream_time            "min": the smallest over a task's inputs of the largest timestamp; "max": the largest of all
-    commit_interval_ms     milliseconds that processed records may stay uncommitted
+    commit_interval_ms     milliseconds that processed records may stay uncommitted; None: 1,000 at least once, and
+                           exactly once 100, or more (1,000 at most) while commits take over a fifth of a task's time
     linger_ms              at least once, output records are written once the oldest waits so many milliseconds, or
                            they are `batch_bytes`; exactly once they are written with the commit
     batch_bytes            see `linger_ms`; bytes of keys and values that wait
@@ -120,7 +121,7 @@ class App:
         state_dir: str | Path | None = None,
         stores: Sequence[StoreSpec] = (),
         stream_time: Policy = "min",
-        commit_interval_ms: int = 1_000,
+        commit_interval_ms: int | None = None,
         linger_ms: int = LINGER_MS,
         batch_bytes: int = BATCH_BYTES,
         restart: RestartStrategy | None = None,
@@ -146,7 +147,7 @@ class App:
             log = with_settings(log, settings.get("kafka"))
         _check(
             stream_time,
-            (("commit_interval_ms", commit_interval_ms, 1), ("watermark_interval_ms", watermark_interval_ms, 0)),
+            (("watermark_interval_ms", watermark_interval_ms, 0), *_interval_of(commit_interval_ms)),
             (
                 ("linger_ms", linger_ms, 0),
                 ("batch_bytes", batch_bytes, 1),
@@ -204,11 +205,11 @@ class App:
         refuse([] if state_dir is None else path_problems("state_dir", state_dir))
         refuse(workers_problems(own["workers"]))
         _check_kinds(own["log"], own["log_format"], None)
-        _check(self.stream_time, (("commit_interval_ms", cast("int", own["commit_interval_ms"]), 1),))
+        _check(self.stream_time, _interval_of(cast("int | None", own["commit_interval_ms"])))
         log: Any = own["log"]
         self.settings, self._state_dir = _placed(options), state_dir
         self._log_address = None if log is None else with_settings(log, options.get("kafka"))
-        self.commit_interval_ms = cast("int", own["commit_interval_ms"])
+        self.commit_interval_ms = cast("int | None", own["commit_interval_ms"])
         self.log_format, self.workers = cast("Any", own["log_format"]), cast("Any", own["workers"])
         self.discovery_interval_ms = options.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
 
@@ -729,6 +730,10 @@ def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None
             problems.append(f"{name} must be a whole number of at least {least}, not {number!r}")
     if problems:
         raise BadConfig(problems)
+
+
+def _interval_of(given_ms: int | None) -> tuple[tuple[str, int, int], ...]:
+    return () if given_ms is None else (("commit_interval_ms", given_ms, 1),)
 
 
 @contextmanager

@@ -5,6 +5,10 @@
                                            └──> the task fails; the restart strategy says when it is opened again,
                                                 or that it never is: the others commit, and the loop ends with the error
 
+A commit waits for the log in a thread of a pool (commits.py) where the log is on other machines. Its task takes no
+records until then; the loop goes on with the others. A task is due to commit by its interval, and after the tasks of
+the sub-topologies before it: their records come to it once they are committed, and leave it with the same round.
+
 Rules of this file: one thread, driven by `poll_once`. The session restores, follows standbys and takes tasks over;
 while the gate is shut every source is paused and polled, and every position stays. A failing task does not affect the
 others; a task that may not be restarted any more ends the loop with its error. It never waits for one task's calls
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from standfast.replication.fetch_limits import LIMITS
@@ -38,6 +42,8 @@ from standfast.store.errors import (
 )
 from standfast.store.log import as_event, logger
 from standfast.stream.restart import RestartHistory, RestartStrategy
+from standfast.stream.runtime.commit_pace import CommitPace
+from standfast.stream.runtime.commits import Commits, groups_before
 from standfast.stream.runtime.guard import can_skip
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
 from standfast.stream.runtime.source_discovery import SourceDiscovery
@@ -57,6 +63,7 @@ SOURCE_WAIT_MS = 5  # for records of topics, while sources of one's own run besi
 RETRY_WAIT_MS = 200
 SERVICE_WAIT_MS = 2_000  # between two openings of a task that waits for a service of its serdes
 CALL_WAIT_MS = 5  # for a result, before the log is polled again
+COMMIT_WAIT_MS = 5  # for records, before commits under way are looked at again
 LAST_CALLS_MS = 10_000  # that the last commit waits for calls in flight; the next owner processes their records again
 PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
 HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
@@ -70,6 +77,10 @@ class RunningTask:
     runner: TaskRunner
     next_commit_ms: int
     committing: bool = False  # a commit is due and waits for the results of calls
+    due_ms: int = 0  # of the commit under way
+    last: bool = False  # the commit under way is the one before another instance gets the task
+    # Fetched while its commit is under way: each with its partition, next offset and whether that is the end.
+    later: list[tuple[TopicPartition, Sequence[Record], int, bool]] = field(default_factory=list)
 
 
 class Loop:
@@ -81,7 +92,7 @@ class Loop:
         topology: Topology,
         runners: RunnerSettings,
         *,
-        commit_interval_ms: int,
+        commit_interval_ms: int | None,
         restart: RestartStrategy,
         clock: Clock,
         batch_bytes: int = BATCH_BYTES,
@@ -97,7 +108,10 @@ class Loop:
         self._groups = {topic: group.group for group in topology.groups for topic in group.topics}
         self._runners = runners
         self._progress = runners.progress = session.progress
-        self._commit_interval_ms = commit_interval_ms
+        self._pace = CommitPace(session.guarantee, commit_interval_ms)
+        session.commit_interval_ms = lambda: self._pace.interval_ms
+        self._commits = Commits(clock, remote=session.log.remote)
+        self._before = groups_before(topology.groups)
         self._restart = restart
         self._batch_bytes = batch_bytes
         self._linger_ms = linger_ms
@@ -125,16 +139,18 @@ class Loop:
 
     def _round(self, timeout_ms: int) -> int:
         self._progress.step(LOOP)
+        self._go_on_committing()
         self._fatal = self._fatal or self._sources.overdue()
         self._reopen_due()
         if self._discovery is not None and self._discovery.poll():
             for task_id, one in list(self._running.items()):
-                self._guarded(task_id, one, one.runner.follow_upstream)
+                self._guarded(task_id, one, partial(self._follow_upstream, one))
         tasks = self._session.open_tasks()
         self._follow_tasks(tasks)
         self._let_go()
         # A running task that is not open: the restore gate is shut, with gate="all" for every task.
-        if self.paused or self._session.disk.full or not tasks.keys() >= self._running.keys():
+        shut = self._running.keys() - tasks.keys()
+        if self.paused or self._session.disk.full or any(task_id not in self._commits for task_id in shut):
             self._rested = True
             # Records processed before stay uncommitted for at most their interval.
             self._commit_due()
@@ -165,24 +181,31 @@ class Loop:
         """Commit these tasks, by default all, once their calls have results, for which it waits."""
         until_ns = measured_ns() + LAST_CALLS_MS * 1_000_000
         waiting = dict(self._running if tasks is None else tasks)
+        begun = {task_id for task_id in waiting if task_id in self._commits}
         while waiting:
+            self._go_on_committing()
             for task_id, running in list(waiting.items()):
-                if self._running.get(task_id) is running:
+                if task_id not in begun and self._commits.has_room and self._running.get(task_id) is running:
                     self._guarded(task_id, running, partial(self._commit, running))
+                    if not running.committing:
+                        begun.add(task_id)
                 self._progress.step(LOOP)
                 # It may also have failed just now.
-                if self._running.get(task_id) is not running or not running.committing:
+                if self._running.get(task_id) is not running or (task_id in begun and task_id not in self._commits):
                     del waiting[task_id]
-            for running in list(waiting.values())[:1]:
+            calling = [(task_id, running) for task_id, running in waiting.items() if running.committing]
+            if len(self._commits):
+                self._commits.wait(CALL_WAIT_MS)
+            for _, running in calling[:1]:
                 running.runner.wait_for_call(CALL_WAIT_MS)
-            if measured_ns() >= until_ns:
-                for task_id, running in waiting.items():
+            if calling and measured_ns() >= until_ns:
+                for task_id, running in calling:
                     logger.warning(
                         "task %s: %d calls have no result after %d ms, so that its last records are not committed and "
                         "are processed again by its next owner", task_id, running.runner.in_flight, LAST_CALLS_MS,
                         extra=as_event("calls_without_result", task=task_id, calls=running.runner.in_flight),
                     )  # fmt: skip
-                return
+                    del waiting[task_id]
 
     def close(self) -> None:
         """Close the processors, the application's own sources and the reader; uncommitted changes are discarded.
@@ -200,6 +223,7 @@ class Loop:
         if hanging is not None:
             errors.append(hanging)
         self._runners.calls.close()
+        self._commits.close()
         self._reader.close()
         self._progress.end(LOOP)
         if errors:
@@ -210,6 +234,8 @@ class Loop:
     def _follow_tasks(self, tasks: Mapping[TaskId, Task]) -> None:
         held = self._session.held_tasks()
         for task_id, running in list(self._running.items()):
+            if task_id in self._commits:
+                continue  # the end of its commit comes first: it meets the loss, too
             # Another object under the same id is another opening of the task, with stores of its own.
             if held.get(task_id) is not running.task or running.task.state is not TaskState.RUNNING:
                 self._leave(task_id)
@@ -220,12 +246,15 @@ class Loop:
     def _let_go(self) -> None:
         """Commit the tasks that another instance gets, and end their run: the next owner begins where this one ends."""
         for task_id, running in list(self._running.items()):
-            if running.task.leaving:
+            if not running.task.leaving or task_id in self._commits:
+                continue
+            if not running.last and self._commits.has_room:
                 self._guarded(task_id, running, partial(self._commit, running))
                 # Results of calls in flight come first: then a later round commits it.
-                if self._running.get(task_id) is running and not running.committing:
-                    self._leave(task_id)
-                    self._session.follow_now()  # closed and reported now, since its next owner waits for that
+                running.last = not running.committing
+            if running.last and self._running.get(task_id) is running and task_id not in self._commits:
+                self._leave(task_id)
+                self._session.follow_now()  # closed and reported now, since its next owner waits for that
 
     def _begin(self, task_id: TaskId, task: Task) -> None:
         group = self._topology.groups[task_id.group]
@@ -252,7 +281,7 @@ class Loop:
             return
         runner.input_ends = partial(self._ends, runner)
         # Committed at once, since a restart before the first commit would choose another start.
-        wait_ms = 0 if self._starts.chosen(starts) else self._commit_interval_ms
+        wait_ms = 0 if self._starts.chosen(starts) else self._pace.interval_ms
         running = RunningTask(task, runner, self._clock.monotonic_ms() + wait_ms)
         try:
             self._reader.add({at: positions[at] for at in partitions})
@@ -277,6 +306,12 @@ class Loop:
             self._guarded(task_id, running, partial(self._sources.begin, task_id, runner))
 
     def _end(self, task_id: TaskId) -> None:
+        try:
+            self._commits.finish(task_id)
+        finally:
+            self._close_run(task_id)
+
+    def _close_run(self, task_id: TaskId) -> None:
         running = self._running.pop(task_id)
         self._turns.remove(task_id)
         self._sources.end(task_id)
@@ -304,6 +339,11 @@ class Loop:
 
     def _failed(self, task_id: TaskId, task: Task, error: Exception) -> None:
         """End a task's run after an error; the session, the restart strategy or the end of the loop comes next."""
+        try:
+            self._commits.finish(task_id)
+        except Exception as earlier:  # noqa: BLE001 - the task fails with it
+            error.__context__ = error.__context__ or earlier
+            error = earlier
         # A take-over, a revocation or a loss happens in a thread of its own, in the middle of this loop's work.
         gone = task.state is not TaskState.RUNNING and task.error is not error
         if not gone:
@@ -319,7 +359,7 @@ class Loop:
             logger.warning("task %s stops: %s", task_id, error, extra=as_event("task_stopped", task=task_id))
             return
         self._session.counters.task_failures += 1
-        self._open_later(task_id, error, at, _committed(task), hint if can_skip(error) else "")
+        self._open_later(task_id, error, at, _source_offsets(task), hint if can_skip(error) else "")
 
     def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str, hint: str = "") -> None:
         """`at`: source offset of the failed record, None where there was none; `committed`: the task's last commit."""
@@ -380,7 +420,7 @@ class Loop:
                     "task %s is not opened again: %s", task_id, other, extra=as_event("task_not_reopened", task=task_id)
                 )
             except StandfastError as again:
-                self._open_later(task_id, again, None, _committed(task))
+                self._open_later(task_id, again, None, _source_offsets(task))
 
     def _raise_fatal(self) -> None:
         """Raise the error of a task that is given up, once the other tasks have committed their work."""
@@ -427,15 +467,18 @@ class Loop:
 
     def _fetch(self, timeout_ms: int) -> None:
         # The wait for records must not delay a wall-clock punctuation or a timer.
-        wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
+        runners = [running.runner for task_id, running in self._running.items() if task_id not in self._commits]
+        wall_due_ms = min((runner.next_wall_ms - runner.wall_ms() for runner in runners), default=timeout_ms)
         self._drain()
-        busy = any(running.runner.runnable for running in self._running.values())
+        busy = self._busy()
         wait_ms = 0 if busy else max(min(timeout_ms, wall_due_ms), 0)
-        calling = next((running.runner for running in self._running.values() if running.runner.in_flight), None)
+        if len(self._commits):
+            wait_ms = min(wait_ms, COMMIT_WAIT_MS)
+        calling = next((runner for runner in runners if runner.in_flight), None)
         if calling is not None:
             self._process_fetched(0)
             self._drain()
-            if not any(running.runner.runnable for running in self._running.values()):
+            if not self._busy():
                 # Results wake it at once; records of the log and of sources are looked for again soon.
                 calling.wait_for_call(min(wait_ms, CALL_WAIT_MS))
             return
@@ -449,11 +492,17 @@ class Loop:
             self._sources.wait(wait_ms)
         self._drain()
 
+    def _busy(self) -> bool:
+        """Whether a record could be processed now."""
+        free = (running.runner for task_id, running in self._running.items() if task_id not in self._commits)
+        return any(runner.runnable for runner in free)
+
     def _drain(self) -> None:
         """Take over the records that sources of one's own have collected."""
         if self._sources.active:
             for task_id, running in list(self._running.items()):
-                self._guarded(task_id, running, partial(self._drain_task, task_id, running))
+                if task_id not in self._commits:
+                    self._guarded(task_id, running, partial(self._drain_task, task_id, running))
 
     def _drain_task(self, task_id: TaskId, running: RunningTask) -> None:
         error = self._sources.drain(task_id, running.runner, self._session.counters)
@@ -465,20 +514,33 @@ class Loop:
                 raise error
 
     def _process_fetched(self, wait_ms: int) -> None:
+        """Take in records until none is at hand, or there are FETCH_RECORDS_MAX of them.
+
+        The first ones that arrive are often few: the fetch thread hands over the records that it waited for, and the
+        others lie in the client.
+        """
+        left = FETCH_RECORDS_MAX
+        while left > 0 and (count := self._take_fetched(left, wait_ms)):
+            left -= count
+            wait_ms = 0
+
+    def _take_fetched(self, most: int, wait_ms: int) -> int:
+        """Take in the records of one fetch; returns their number."""
         try:
-            fetched = self._reader.fetch(FETCH_RECORDS_MAX, wait_ms)
+            fetched = self._reader.fetch(most, wait_ms)
         except StateLost as lost:
             self._out_of_reach(lost)
-            return
+            return 0
         except Unavailable as error:
             self._wait_for_log(error)
-            return
+            return 0
         for batch in fetched:
             task_id = TaskId(self._groups[batch.source.topic], batch.source.partition)
             running = self._running.get(task_id)
             if running is not None:
-                take_in = partial(self._take_in, running.runner, batch.source, batch.records, batch.next_offset)
+                take_in = partial(self._take_in, running, batch.source, batch.records, batch.next_offset)
                 self._guarded(task_id, running, partial(take_in, batch.at_end))
+        return sum(len(batch.records) for batch in fetched)
 
     def _wait_for_log(self, error: Unavailable) -> None:
         logger.warning("the log does not answer, trying again: %s", error, extra=as_event("log_away"))
@@ -520,19 +582,25 @@ class Loop:
             running = self._running.get(task_id)
             next_offset = acknowledged.get(at, 0)
             first = next_offset - len(batch)
-            if running is None or at in self._held or running.runner.inputs[at.topic].fetched != first:
+            if running is None or at in self._held or _fetched(running, at) != first:
                 continue
             records = [Record(offset, stamp, key, value, headers)
                        for offset, (key, value, stamp, headers) in enumerate(batch, first)]  # fmt: skip
             # Or the reader would fetch the same records again.
             self._reader.seek(at, next_offset)
             self._session.counters.handed_over_records += len(records)
-            self._guarded(task_id, running, partial(self._take_in, running.runner, at, records, next_offset, True))
+            self._guarded(task_id, running, partial(self._take_in, running, at, records, next_offset, True))
 
     def _take_in(
-        self, runner: TaskRunner, at: TopicPartition, records: Sequence[Record], next_offset: int, at_end: bool
+        self, running: RunningTask, at: TopicPartition, records: Sequence[Record], next_offset: int, at_end: bool
     ) -> None:
-        if runner.add(at.topic, records, next_offset, at_end) > WAITING_MAX:
+        if running.task.id in self._commits:
+            # Even to decode the next record may write, such as a dead letter.
+            running.later.append((at, records, next_offset, at_end))
+            waiting = running.runner.waiting(at) + sum(len(one[1]) for one in running.later if one[0] == at)
+        else:
+            waiting = running.runner.add(at.topic, records, next_offset, at_end)
+        if waiting > WAITING_MAX:
             # Paused at the bound and resumed at half of it: a pause throws librdkafka's prefetched records away.
             self._reader.pause([at])
             self._held.add(at)
@@ -541,25 +609,36 @@ class Loop:
         runner, task = running.runner, running.task
         processed = 0
         try:
+            if task_id in self._commits or not self._commit_asked(task_id, running):
+                return 0
             runner.collect()
             while processed < RECORDS_PER_TURN:
                 count = runner.run(RECORDS_PER_TURN - processed)
                 processed += count
-                if not (task.commit_requested or task.stores.buffer.full):
+                if not _asks(task):
                     break
-                if not self._commit(running):
+                if not (self._commits.has_room and self._commit(running)):
                     break
+            if task_id in self._commits:
+                return processed
             runner.tick()
             task.write_outputs(batch_bytes=self._batch_bytes, linger_ms=self._linger_ms)
             # A punctuation waits for the interval like a record; its writes may have filled the buffer, though.
-            asked = task.commit_requested or task.stores.buffer.full
-            if asked or running.committing or self._clock.monotonic_ms() >= running.next_commit_ms:
+            if self._is_due(task_id, running):
                 self._commit(running)
         except Exception as error:  # noqa: BLE001 - `_failed` decides
             self._failed(task_id, task, error)
             return processed
         self._resume(runner)
         return processed
+
+    def _commit_asked(self, task_id: TaskId, running: RunningTask) -> bool:
+        """Commit a task that asks for it, if it found no room before; whether the task may take records now."""
+        if not _asks(running.task) or running.committing:
+            return True
+        if self._commits.has_room:
+            self._commit(running)
+        return task_id not in self._commits and not _asks(running.task)
 
     def _resume(self, runner: TaskRunner) -> None:
         if self._held:
@@ -568,27 +647,86 @@ class Loop:
                 self._reader.resume(ready)
                 self._held.difference_update(ready)
 
+    # --- commits ---
+
     def _commit_due(self) -> None:
-        now_ms = self._clock.monotonic_ms()
         for task_id, running in list(self._running.items()):
-            if now_ms >= running.next_commit_ms or running.committing or running.task.commit_requested:
+            if self._is_due(task_id, running):
                 self._guarded(task_id, running, partial(self._commit, running))
 
+    def _is_due(self, task_id: TaskId, running: RunningTask) -> bool:
+        """Whether to commit a task now: it asks for it, or its interval is over and the tasks before it have committed.
+
+        Not while as many commits are under way as the pool has threads: the task goes on instead of waiting for one.
+        """
+        if task_id in self._commits or not self._commits.has_room:
+            return False
+        if running.committing or _asks(running.task):
+            return True
+        now_ms, due_ms = self._clock.monotonic_ms(), running.next_commit_ms
+        if now_ms < due_ms:
+            return False
+        before = self._before[task_id.group]
+        # For one interval at most: a task before it may wait for the results of calls.
+        if not before or now_ms >= due_ms + self._pace.interval_ms:
+            return True
+        others = ((one_id, one) for one_id, one in self._running.items() if one_id.group in before)
+        dues_ms = (one.due_ms if one_id in self._commits else one.next_commit_ms for one_id, one in others)
+        return all(other_ms > due_ms for other_ms in dues_ms)
+
     def _commit(self, running: RunningTask) -> bool:
-        """Commit a task, or ask for the results that the commit needs; returns whether it is committed."""
+        """Commit a task, or ask for the results that the commit needs; returns whether it is committed.
+
+        On a log of other machines the commit is under way then; `_go_on_committing` ends it.
+        """
+        task_id = running.task.id
         running.committing = not running.runner.ready_to_commit()
         if running.committing:
             return False
-        running.task.last_commit_ms = self._clock.monotonic_ms()
-        running.next_commit_ms = running.task.last_commit_ms + self._commit_interval_ms
-        counters = self._session.counters
-        before = counters.commits["committed"]
-        running.runner.commit()
-        history = self._failures.get(running.task.id)
+        began_ms = running.task.last_commit_ms = self._clock.monotonic_ms()
+        running.due_ms, running.next_commit_ms = running.next_commit_ms, began_ms + self._pace.interval_ms
+        self._commits.begin(task_id, running.runner.commit_steps(), partial(self._committed, running, began_ms))
+        return task_id not in self._commits
+
+    def _committed(self, running: RunningTask, began_ms: int, wrote: bool) -> None:
         # A commit with nothing to commit is no progress of the task.
-        if history is not None and counters.commits["committed"] > before:
+        if not wrote:
+            return
+        self._pace.took(self._clock.monotonic_ms() - began_ms)
+        history = self._failures.get(running.task.id)
+        if history is not None:
             history.committed()
-        return True
+
+    def _go_on_committing(self) -> None:
+        """Continue the commits whose calls to the log have returned; wait for one that takes very long."""
+        if not len(self._commits):
+            return
+        for task_id in self._commits.returned():
+            running = self._running[task_id]
+            self._guarded(task_id, running, partial(self._go_on, running))
+        for task_id in self._commits.held():
+            running = self._running[task_id]
+            self._guarded(task_id, running, partial(self._finish, running))
+
+    def _go_on(self, running: RunningTask) -> None:
+        if self._commits.go_on(running.task.id):
+            self._take_later(running)
+
+    def _finish(self, running: RunningTask) -> None:
+        """Wait for the end of a task's commit, if one is under way."""
+        if running.task.id in self._commits:
+            self._commits.finish(running.task.id)
+            self._take_later(running)
+
+    def _take_later(self, running: RunningTask) -> None:
+        """Give a task the records that came during its commit."""
+        later, running.later = running.later, []
+        for one in later:
+            self._take_in(running, *one)
+
+    def _follow_upstream(self, running: RunningTask) -> None:
+        self._finish(running)
+        running.runner.follow_upstream()
 
     def _purge_due(self) -> None:
         """Delete processed records of internal topics, as Kafka Streams purges its repartition topics."""
@@ -612,7 +750,18 @@ class Loop:
             self._wait_for_log(error)
 
 
-def _committed(task: Task) -> str:
+def _asks(task: Task) -> bool:
+    """Whether a task asks for a commit before its interval is over."""
+    return task.commit_requested or task.stores.buffer.full
+
+
+def _fetched(running: RunningTask, at: TopicPartition) -> int:
+    """The next offset of an input to fetch, by the records that this loop has."""
+    later = [one[2] for one in running.later if one[0] == at]
+    return later[-1] if later else running.runner.inputs[at.topic].fetched
+
+
+def _source_offsets(task: Task) -> str:
     """The source offsets of a task's last commit, as text; of a failed task, too."""
     offsets = sorted(task.stores.cut.sources.items())
     return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"

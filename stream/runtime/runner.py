@@ -54,6 +54,7 @@ from standfast.stream.runtime.task_calls import TaskCalls
 from standfast.stream.runtime.task_status import InputStatus, TaskStatus
 from standfast.stream.runtime.timers import Timers
 from standfast.stream.session.task import Task
+from standfast.stream.steps import Steps, run_steps
 from standfast.stream.stream_time import Policy, TaskStreamTime
 from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer, TimerKind
 from standfast.stream.topology.calls import AsyncContext, Call
@@ -346,13 +347,19 @@ class TaskRunner:
 
     def commit(self) -> None:
         """Forward suppressed results, then make state, outputs and offsets durable as one cut."""
-        if self._tracing is None:
-            self._commit()
-            return
-        with self._tracing.commit(self._name, lambda: self.task.counters.commits["committed"]):
-            self._commit()
+        run_steps(self.commit_steps())
 
-    def _commit(self) -> None:
+    def commit_steps(self) -> Steps[bool]:
+        """`commit`, as a generator of its calls to the log; until it ends, this runner must not be used.
+
+        Returns whether there was anything to commit.
+        """
+        if self._tracing is None:
+            return (yield from self._commit_steps())
+        with self._tracing.commit(self._name, lambda: self.task.counters.commits["committed"]):
+            return (yield from self._commit_steps())
+
+    def _commit_steps(self) -> Steps[bool]:
         # First, because suppressed results belong to the records whose offsets are committed.
         self.flush()
         reach("commit.flushed")
@@ -363,7 +370,7 @@ class TaskRunner:
         task.stream_times = self._time.to_state()
         if self._event_time is not None:
             task.progress.update(self._event_time.progress())
-        task.commit({(one.topic, one.partition): one.consumed for one in self._moved()})
+        return (yield from task.commit_steps({(one.topic, one.partition): one.consumed for one in self._moved()}))
 
     def _moved(self) -> Iterator[Input]:
         # Only offsets that moved: an unchanged one would make a commit of a turn in which nothing happened.

@@ -73,7 +73,13 @@ from standfast.stream.session.session_tasks import (
     task_of_source,
     tasks_grown,
 )
-from standfast.stream.session.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
+from standfast.stream.session.settings import (
+    CACHE_DEFAULT_BYTES,
+    CACHE_MIN_BYTES,
+    Guarantee,
+    SessionOptions,
+    SessionSettings,
+)
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
 from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
@@ -115,6 +121,7 @@ class Session(Closing):
     """
 
     own_sources: Callable[[], tuple[SourceStatistics, ...]] = tuple  # of the application whose loop runs in it
+    commit_interval_ms: Callable[[], int | None] = staticmethod(lambda: None)  # in force in that loop
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
     _leased = True  # False: another process is the member of the group, and renews the lease
 
@@ -279,6 +286,11 @@ class Session(Closing):
     def instance_id(self) -> str:
         """Stable id of this instance, kept in the state directory."""
         return self._state.instance_id
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """ "exactly_once" or "at_least_once"."""
+        return self._settings.guarantee
 
     @property
     def state_path(self) -> Path:
@@ -560,6 +572,7 @@ class Session(Closing):
                 clock=self.clock,
                 disk=self.disk.state,
                 own_sources=self.own_sources(),
+                commit_interval_ms=self.commit_interval_ms(),
             )
 
     def look_at_group(self) -> GroupView:

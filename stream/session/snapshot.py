@@ -70,6 +70,7 @@ def session_statistics(
     clock: Clock,
     disk: DiskState,
     own_sources: tuple[SourceStatistics, ...] = (),
+    commit_interval_ms: int | None = None,
 ) -> SessionStatistics:
     """Everything that a session reports about itself, at this moment."""
     view, wall_ms = instance.membership.view, clock.wall_ms()
@@ -92,6 +93,7 @@ def session_statistics(
         log_read_ms_ago=log_read_ms_ago,
         log_error=log_error,
         own_sources=own_sources,
+        commit_interval_ms=commit_interval_ms,
         placement=None if instance.managed is None else instance.managed.snapshot(wall_ms),
     )
 

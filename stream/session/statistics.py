@@ -194,4 +194,5 @@ class SessionStatistics:
     # Age of the ends and lags read from the log: old ones are returned where a read would have to wait.
     log_read_ms_ago: int = 0
     log_error: str = ""  # why they could not be read since; it may be empty while the reason is not known
+    commit_interval_ms: int | None = None  # between the commits of a task, now; None without an application's loop
     placement: PlacementSnapshot | None = None  # of the whole application, with managed placement

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Any, TypeAlias
 
 from standfast.replication.commit_metadata import CommitMetadata
@@ -70,6 +71,7 @@ from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, 
 from standfast.stream.session.settings import Guarantee
 from standfast.stream.session.source_offsets import checked_source_offsets
 from standfast.stream.session.statistics import SessionCounters, log_error
+from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
@@ -281,6 +283,16 @@ class Task:
         StateLost, with nothing written, if the task was opened again by itself and lost uncommitted changes: until
         `source_offsets` is called, which returns where to continue.
         """
+        run_steps(self.commit_steps(source_offsets, member=member))
+
+    def commit_steps(
+        self, source_offsets: Mapping[tuple[str, int], int] | None = None, *, member: ConsumerMember | None = None
+    ) -> Steps[bool]:
+        """`commit`, as a generator of its calls to the log. Until it ends, the task must be left alone.
+
+        Its caller makes each call, in any thread, and sends the result, or throws the error, in the task's own thread.
+        Returns whether there was anything to commit.
+        """
         self._check_running()
         self._refuse_dropped()
         offsets = self.checked_offsets({} if source_offsets is None else source_offsets)
@@ -295,17 +307,18 @@ class Task:
             epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
         ).to_text()
         started_ms = self._clock.monotonic_ms()
-        written, acknowledged = self._committed(offsets, metadata, member, moved)
+        written, acknowledged = yield from self._committed(offsets, metadata, member, moved)
         if acknowledged is None:
-            return
+            return False
         self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
         self._listener.on_commit(self.id, offsets)
         if written and self.on_outputs is not None:
             self.on_outputs(written, acknowledged)
+        return True
 
     def _committed(
         self, offsets: dict[TopicPartition, int], metadata: str, member: ConsumerMember | None, moved: bool
-    ) -> tuple[Outputs, Mapping[TopicPartition, int] | None]:
+    ) -> Steps[tuple[Outputs, Mapping[TopicPartition, int] | None]]:
         """Commit, and record the committed state; None if there was nothing to commit.
 
         From the first look at the changes to the last assignment an exception fails the task, also one that a
@@ -321,7 +334,7 @@ class Task:
                 self.commit_requested = False
                 return {}, None
             commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()}, member)
-            acknowledged = self._make_durable(batches, commit)
+            acknowledged = yield from self._make_durable(batches, commit)
             self.counters.commits["committed"] += 1
             self._sources.update(offsets)
             written, self._outputs, self._output_bytes = self._outputs, {}, 0
@@ -558,11 +571,11 @@ class Task:
         for name, stamp in metadata.observed.items():
             self.stores.observe(name, stamp)
 
-    def _make_durable(self, batches: Batches, commit: GroupCommit) -> Mapping[TopicPartition, int]:
+    def _make_durable(self, batches: Batches, commit: GroupCommit) -> Steps[Mapping[TopicPartition, int]]:
         writer = self.writer
         if writer is None:
             raise InternalError(f"task {self.id} runs without a writer")
-        acknowledged = self._write_log(writer, batches, commit)
+        acknowledged = yield from self._write_log(writer, batches, commit)
         self._log_may_have_it = True
         try:
             reach("commit.logged")
@@ -574,7 +587,7 @@ class Task:
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
             # Refused once another instance has the task: it reads on from the offsets committed before it opened.
-            self._group.commit(commit.offsets, commit.member, writer.claim)
+            yield partial(self._group.commit, commit.offsets, commit.member, writer.claim)
         return acknowledged
 
     def _write_local(
@@ -606,20 +619,24 @@ class Task:
         )
         self.stores.commit(cut)
 
-    def _write_log(self, writer: LogWriter, batches: Batches, commit: GroupCommit) -> Mapping[TopicPartition, int]:
+    def _write_log(
+        self, writer: LogWriter, batches: Batches, commit: GroupCommit
+    ) -> Steps[Mapping[TopicPartition, int]]:
         """Pass the records to the log and wait for its acknowledgement; counts the time, and failures."""
         exactly_once = self.guarantee == "exactly_once"
         if not batches and not (exactly_once and commit.offsets):
             if commit.offsets:
-                writer.append({})  # writes nothing, and is refused if a newer owner has the task
+                # Writes nothing, and is refused if a newer owner has the task.
+                yield partial(writer.append, {})
             return {}
         self.inflight = (sum(map(len, batches.values())), self.stores.buffer.size_bytes)
         started_ns = measured_ns()
         try:
             if exactly_once:
-                acknowledged = writer.transact(batches, commit if commit.offsets else None)
+                call: LogCall = partial(writer.transact, batches, commit if commit.offsets else None)
             else:
-                acknowledged = writer.append(batches)
+                call = partial(writer.append, batches)
+            acknowledged: Mapping[TopicPartition, int] = yield call
         except BaseException as error:
             self.counters.changelog_errors[log_error(error)] += 1
             # A writer marks its errors; any other exception may have come after the log took the commit.

@@ -161,3 +161,10 @@ def test_duration_is_read_with_its_unit(text: str, expected: int) -> None:
 def test_bad_duration_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="3s"):
         parse_duration(text)
+
+
+def test_interval_of_commits_is_chosen_by_the_guarantee_where_the_file_says_auto_or_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "standfast.toml"
+    for text, interval_ms in (('commit_interval = "auto"', None), ("", None), ('commit_interval = "50ms"', 50)):
+        file.write_text(f"[app]\n{text}\n")
+        assert load_settings(file, {}).commit_interval_ms == interval_ms

@@ -38,6 +38,8 @@ def test_async_session_is_opened_by_its_block() -> None:
 
 # Names of a session that an asyncio session lacks, with the reason.
 LACKS = {
+    "commit_interval_ms": "an application's loop sets it, which has no asynchronous session",
+    "guarantee": "an application's loop asks for it, which has no asynchronous session",
     "commit_tasks": "its `commit` calls it, since that is where the consumer is asked",
     "follow_now": "an application's loop calls it, which has no asynchronous session",
     "held_tasks": "an application's loop calls it, which has no asynchronous session",

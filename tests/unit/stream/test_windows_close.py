@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.stream.runtime.commit_pace import CommitPace
 from support.apps import Drive, Running, create, write, written
 from support.event_time import status
 from support.own_sources import Numbers, until
@@ -295,7 +296,7 @@ def test_results_of_a_crash_before_the_commit_are_given_once(bench: Bench) -> No
     one.run()
     one.commit()
     bench.clock.advance(1_000)
-    one.loop._commit_interval_ms = 10**9
+    one.loop._pace = CommitPace("exactly_once", 10**9)
     for running in one.loop._running.values():
         running.next_commit_ms = 10**12 + bench.clock.now_ms
     one.run()

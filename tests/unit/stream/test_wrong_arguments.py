@@ -176,7 +176,7 @@ APP_SETTINGS = {
     "state_dir": "none text",
     "stores": "",
     "stream_time": "",
-    "commit_interval_ms": "large",
+    "commit_interval_ms": "none large",
     "linger_ms": "zero large",
     "batch_bytes": "large",
     "restart": "none",
