@@ -150,6 +150,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.append("kafka_files")
             item.add_marker(pytest.mark.kafka)
             item.add_marker(pytest.mark.slow)
+            if call.params["bench"] is pure_kafka:
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(params=[embedded, kafka, pure_kafka])

@@ -62,6 +62,7 @@ def test_killed_and_stopped_managed_instances_count_each_record_once(tmp_path: P
 
 @pytest.mark.crash
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_killed_and_stopped_workers_and_instances_count_each_record_once(tmp_path: Path, number: int) -> None:
@@ -169,6 +170,7 @@ def test_program_of_worker_processes_gives_its_tasks_up_for_the_one_that_replace
 @pytest.mark.crash
 @pytest.mark.kafka(2)
 @pytest.mark.slow
+@pytest.mark.long
 def test_program_that_replaces_another_one_goes_on_with_every_record_once_on_kafka(
     tmp_path: Path, kafka_address: str
 ) -> None:

@@ -305,6 +305,7 @@ def test_what_waits_beyond_the_limit_is_bounded_and_nothing_of_it_is_lost(prices
     assert rows(standby) == prices.expected(20_000)
 
 
+@pytest.mark.long
 def test_table_of_an_application_is_restored_from_its_topic_alone(prices: Prices) -> None:
     prices.topic(TopicPolicy(frozenset({"compact"})))
     prices.transaction(30)

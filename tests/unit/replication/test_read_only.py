@@ -18,7 +18,18 @@ from standfast.store.errors import InvalidRequest
 
 AT = TopicPartition("t", 0)
 READS = {
-    Log: {"address", "least_timestamp_ms", "admin", "reader", "group", "lock_holder", "trouble", "close", "care"},
+    Log: {
+        "address",
+        "least_timestamp_ms",
+        "remote",
+        "admin",
+        "reader",
+        "group",
+        "lock_holder",
+        "trouble",
+        "close",
+        "care",
+    },
     LogAdmin: {"describe_topic", "topics", "topic_names", "survey", "groups", "consumers", "first_offsets", "lacking"},
     port.Group: {"committed", "close"},
 }
