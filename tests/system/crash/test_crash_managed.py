@@ -52,6 +52,7 @@ def run(cluster: Cluster, strikes: int, pace_s: float = 0.1) -> None:
 
 @pytest.mark.crash
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(RUNS))
 def test_killed_and_stopped_managed_instances_count_each_record_once(tmp_path: Path, number: int) -> None:
     seed = seeded(number)
