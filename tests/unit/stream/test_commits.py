@@ -118,6 +118,16 @@ def begun(bench: Bench, one: Running, writer: SlowWriter) -> None:
     rounds(one, writer.entered.is_set)
 
 
+def committing(bench: Bench, slow: Any, seen: Seen, *records: tuple[str, str, int]) -> tuple[Running, SlowWriter]:
+    """An application with one task, whose commit of these records (by default two, of keys k0 and k1) is under way."""
+    create(bench, 1, "in")
+    one = running(bench, counting(seen))
+    write(bench, "in", *(records or keys("k", 2)))
+    writer = slow(task_of(one))
+    begun(bench, one, writer)
+    return one, writer
+
+
 # --- a slow commit ---
 
 
@@ -140,12 +150,8 @@ def test_slow_commit_of_a_task_holds_neither_records_nor_commits_of_the_others(b
 
 @pytest.mark.usefixtures("remote")
 def test_task_takes_no_record_while_its_commit_is_under_way_and_all_of_them_after_it(bench: Bench, slow: Any) -> None:
-    create(bench, 1, "in")
     seen = Seen()
-    one = running(bench, counting(seen))
-    write(bench, "in", *keys("a", 3))
-    writer = slow(task_of(one))
-    begun(bench, one, writer)
+    one, writer = committing(bench, slow, seen, *keys("a", 3))
     write(bench, "in", *keys("b", 3))
     for _ in range(20):
         one.loop.poll_once()
@@ -295,11 +301,7 @@ def test_processor_that_fails_while_another_task_commits_does_not_touch_that_com
 def test_close_waits_for_a_commit_under_way_which_counts(
     bench: Bench, slow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(bench, 1, "in")
-    one = running(bench, counting(Seen()))
-    write(bench, "in", *keys("k", 2))
-    writer = slow(task_of(one))
-    begun(bench, one, writer)
+    one, writer = committing(bench, slow, Seen())
     released_by_wait(writer, monkeypatch)
     one.close()
     seen = Seen()
@@ -360,13 +362,9 @@ def test_task_that_is_revoked_during_its_commit_ends_here_and_counts_each_record
 
 @pytest.mark.usefixtures("remote")
 def test_task_that_another_instance_gets_leaves_after_the_commit_under_way(bench: Bench, slow: Any) -> None:
-    create(bench, 1, "in")
     seen = Seen()
-    one = running(bench, counting(seen))
-    write(bench, "in", *keys("k", 2))
+    one, writer = committing(bench, slow, seen)
     task = task_of(one)
-    writer = slow(task)
-    begun(bench, one, writer)
     task.leaving = True
     write(bench, "in", *keys("later", 2))
     for _ in range(20):
@@ -382,11 +380,7 @@ def test_task_that_another_instance_gets_leaves_after_the_commit_under_way(bench
 def test_commit_that_takes_very_long_holds_the_loop_so_that_its_lease_shows_it(
     bench: Bench, slow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(bench, 1, "in")
-    one = running(bench, counting(Seen()))
-    write(bench, "in", *keys("k", 2))
-    writer = slow(task_of(one))
-    begun(bench, one, writer)
+    one, writer = committing(bench, slow, Seen())
     bench.clock.advance(HOLD_MS)
     one.loop.poll_once()
     assert not writer.go.is_set()
