@@ -1,4 +1,4 @@
-"""Runs the few failed tests of a lane once more, each by itself: `make test || .ci/again.py test`.
+"""Runs the few failed tests of a lane once more, each by itself: `make test || .ci/again.py test [pytest option ...]`.
 
     MOST or fewer failed      they run again, one at a time; the lane passes if all of them pass now. Each is named as
                               unstable, at once and in the last lines of the whole run
@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 MOST = 2
@@ -30,7 +31,7 @@ def failed_tests(root: Path) -> list[str]:
         return []
 
 
-def again(lane: str, root: Path, report: Path | None = None) -> int:
+def again(lane: str, root: Path, report: Path | None = None, options: Sequence[str] = ()) -> int:
     """The exit code of the failed tests of a lane, run once more; `report` gets a line for each that passes now."""
     failed = failed_tests(root)
     if not 0 < len(failed) <= MOST:
@@ -39,7 +40,8 @@ def again(lane: str, root: Path, report: Path | None = None) -> int:
         )
         return 1
     print(f"==> again: {len(failed)} failed, each runs once more by itself: {', '.join(failed)}", flush=True)
-    code = subprocess.run(["make", lane, "JOBS=1", "ARGS=--last-failed"], cwd=root, check=False).returncode
+    given = " ".join(("--last-failed", *options))
+    code = subprocess.run(["make", lane, "JOBS=1", f"ARGS={given}"], cwd=root, check=False).returncode
     if not code and report is not None:
         with report.open("a", encoding="utf-8") as file:
             file.write("".join(f"unstable in {lane}: {name} failed once, passed by itself\n" for name in failed))
@@ -48,4 +50,4 @@ def again(lane: str, root: Path, report: Path | None = None) -> int:
 
 if __name__ == "__main__":
     named = os.environ.get("STANDFAST_CI_UNSTABLE")
-    sys.exit(again(sys.argv[1], ROOT, Path(named) if named else None))
+    sys.exit(again(sys.argv[1], ROOT, Path(named) if named else None, sys.argv[2:]))

@@ -24,7 +24,7 @@ def test_{name}():
 REPORTED = "unstable in lane: test_{0}.py::test_{0} failed once, passed by itself\n"
 
 
-def lane(root: Path, repo_root: Path, **failures: int) -> tuple[int, str]:
+def lane(root: Path, repo_root: Path, options: str = "", **failures: int) -> tuple[int, str]:
     """Exit code of a run in CI whose tests fail so many times, and its report."""
     (root / ".ci").mkdir()
     (root / ".ci/again.py").write_text((repo_root / ".ci/again.py").read_text("utf-8"))
@@ -33,7 +33,7 @@ def lane(root: Path, repo_root: Path, **failures: int) -> tuple[int, str]:
         (root / f"test_{name}.py").write_text(UNSTABLE.format(name=name))
         (root / f"test_{name}.left").write_text(str(runs))
     report = root / "report"
-    script = f"make lane || {sys.executable} .ci/again.py lane"
+    script = f"make lane || {sys.executable} .ci/again.py lane {options}"
     environment = {**os.environ, "STANDFAST_CI_UNSTABLE": str(report)}
     done = subprocess.run(["bash", "-c", script], cwd=root, env=environment, capture_output=True, timeout=60)
     return done.returncode, report.read_text() if report.exists() else ""
@@ -59,3 +59,10 @@ def test_a_lane_that_does_not_begin_fails_the_run(tmp_path: Path, repo_root: Pat
     (tmp_path / "conftest.py").write_text("raise SystemExit(3)")
     code, report = lane(tmp_path, repo_root, good=0)
     assert code != 0 and report == ""
+
+
+def test_options_go_to_the_second_run_alone(tmp_path: Path, repo_root: Path) -> None:
+    code, report = lane(tmp_path, repo_root, "--junitxml=second.xml", good=0, one=1)
+    assert (code, report) == (0, REPORTED.format("one"))
+    second = (tmp_path / "second.xml").read_text()
+    assert "test_one" in second and "test_good" not in second
