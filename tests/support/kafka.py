@@ -1,6 +1,7 @@
 """Real Kafka brokers for tests: one shared by a session, and one that a test may kill.
 
     kafka_address       "127.0.0.1:port" of the shared one: take topic and group names of your own
+    kafka_log           a log on it, for one test
     restartable_broker  a Broker of this test alone, started: kill() it, start() it again, same port and topics
 
 Rules of this file: Java and Kafka are fetched before the first test, once a machine, so that no test's time limit runs
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from standfast.ops.tools.broker import JAR_SET, Broker
 from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
 from standfast.ops.tools.jars import ensure_jars, load_jar_set
 from standfast.ops.tools.java import Java, ensure_java
+from standfast.replication.kafka.log import KafkaLog
 from standfast.store.errors import Corruption, Unavailable
 from support.groups import costly
 from support.missing import missing
@@ -99,6 +102,13 @@ def kafka_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) ->
 def kafka_address(kafka_broker: Broker) -> str:
     """The address of the shared broker."""
     return kafka_broker.address
+
+
+@pytest.fixture
+def kafka_log(kafka_address: str) -> Iterator[KafkaLog]:
+    """A log on the shared broker, closed with the test."""
+    with closing(KafkaLog(f"kafka://{kafka_address}")) as opened:
+        yield opened
 
 
 @pytest.fixture

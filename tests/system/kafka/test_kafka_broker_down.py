@@ -7,11 +7,13 @@ condition, with a bound. The kill is SIGKILL, and acknowledged records are in th
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,11 @@ from confluent_kafka import Producer
 import standfast as sf
 from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.kafka.native_library import SWITCH
+from standfast.replication.listeners import Listener
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from support.bulk import BATCHES, BULK
 from support.groups import costly
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -30,8 +35,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 WAIT_S = 40.0
 BACK_S = 30.0  # within seconds of its return; a busy machine takes longer to start the broker
 DOWN_S = 2.0
+CLOSE_S = 30.0  # four calls to the log that get no answer within five seconds each, and the ends of its clients
 TEXT, INT = sf.serde.string, sf.serde.int64
 STORES = [sf.KeyValueStore("kv", TEXT, INT)]
+# The client fetches far ahead; with these settings hardly.
+LEAN = (
+    "&queued.min.messages=500&queued.max.messages.kbytes=100&max.partition.fetch.bytes=50000"
+    "&fetch.message.max.bytes=50000&fetch.max.bytes=70000&message.max.bytes=60000"
+)
 
 
 @pytest.fixture(scope="module")
@@ -251,24 +262,85 @@ def state(address: str, app: str) -> dict[str, bytes]:
     return rows
 
 
-@pytest.mark.long
-def test_restore_goes_on_where_it_was_and_lacks_nothing(
-    broker: Broker, address: str, app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 8_000
-    given: dict[str, Any] = {"stores": STORES, "partitions": 1, "background": False}
-    with sf.Session(app, log=address, state_dir=tmp_path / "a", **given) as first:
+def filled(address: str, app: str, root: Path, count: int) -> None:
+    """An application of one task, with so many rows of 200 bytes in its changelog."""
+    with sf.Session(app, log=address, state_dir=root / "a", stores=STORES, partitions=1, background=False) as first:
         first.assign(active=[0])
         first.wait_ready(WAIT_S)
         for number in range(count):
             first.task(0).store("kv").put(f"{number:>200}", number)
             if number % 2_000 == 1_999:
                 first.task(0).commit()
+
+
+class Stops(Listener):
+    """Stops the broker, as if it hung, in the thread that restores: at its start in bulk, or after its first batch."""
+
+    def __init__(self, broker: Broker, how: str) -> None:
+        self._broker = broker
+        self._how = how
+        self.stopped = threading.Event()
+
+    def _stop(self) -> None:
+        if not self.stopped.is_set():
+            os.kill(self._broker.running.pid, signal.SIGSTOP)
+            self.stopped.set()
+
+    def on_restore_start(self, *_: object) -> None:
+        if self._how == "bulk":
+            self._stop()
+
+    def on_batch_restored(self, *_: object) -> None:
+        self._stop()
+
+
+@pytest.mark.parametrize("how", ["bulk", "batches"])
+@pytest.mark.parametrize("compiled", ["1", pytest.param("0", marks=pytest.mark.long)], ids=["compiled", "python"])
+def test_session_that_restores_closes_in_time_while_the_broker_hangs_and_the_next_one_has_every_row(
+    broker: Broker,
+    address: str,
+    app: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    compiled: str,
+) -> None:
+    monkeypatch.setenv(SWITCH, compiled)
+    count = 8_000
     monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 500)
-    # The client fetches far ahead; this one hardly.
-    lean = f"{address}&queued.min.messages=500&queued.max.messages.kbytes=100&max.partition.fetch.bytes=50000"
-    lean += "&fetch.message.max.bytes=50000&fetch.max.bytes=70000&message.max.bytes=60000"
-    with sf.Session(app, log=lean, state_dir=tmp_path / "cold", **given) as cold:
+    patient = address.replace("timeout.ms=5000", "timeout.ms=30000")  # a broker that wakes up takes its time
+    filled(patient, app, tmp_path, count)
+    given: dict[str, Any] = {"state_dir": tmp_path / "cold", "stores": STORES, "partitions": 1}
+    given |= BULK if how == "bulk" else BATCHES
+    stops = Stops(broker, how)
+    try:
+        session = sf.Session(app, log=address + LEAN, listeners=[stops], **given)
+        with suppress(sf.Unavailable):  # where the restore began before the call had published its task
+            session.assign(active=[0])
+        assert stops.stopped.wait(WAIT_S)
+        assert not session.ready
+        began = time.monotonic()
+        session.close()
+        took_s = time.monotonic() - began
+    finally:
+        os.kill(broker.running.pid, signal.SIGCONT)
+    assert took_s < CLOSE_S
+    with sf.Session(app, log=patient, **given) as again:
+        again.assign(active=[0])
+        again.wait_ready(WAIT_S)
+        assert list(again.task(0).store("kv").all()) == [(f"{number:>200}", number) for number in range(count)]
+        assert again.counters.wipes == {}
+
+
+@pytest.mark.long
+def test_restore_goes_on_where_it_was_and_lacks_nothing(
+    broker: Broker, address: str, app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 8_000
+    given: dict[str, Any] = {"stores": STORES, "partitions": 1, "background": False}
+    filled(address, app, tmp_path, count)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 500)
+    with sf.Session(app, log=address + LEAN, state_dir=tmp_path / "cold", **given) as cold:
         cold.assign(active=[0])
 
         def restored() -> int:

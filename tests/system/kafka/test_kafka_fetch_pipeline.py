@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -29,9 +28,8 @@ LIMITS = CreditLimits(floating_batches=2, queue_batches_high=3, queue_batches_lo
 
 
 @pytest.fixture
-def log(kafka_address: str) -> Iterator[KafkaLog]:
-    with closing(KafkaLog(f"kafka://{kafka_address}")) as opened:
-        yield opened
+def log(kafka_log: KafkaLog) -> KafkaLog:
+    return kafka_log
 
 
 def filled(log: KafkaLog, partitions: int) -> list[TopicPartition]:

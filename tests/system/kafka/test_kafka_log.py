@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -45,10 +45,8 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def log(kafka_address: str) -> Iterator[KafkaLog]:
-    opened = KafkaLog(f"kafka://{kafka_address}")
-    yield opened
-    opened.close()
+def log(kafka_log: KafkaLog) -> KafkaLog:
+    return kafka_log
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer
 
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
+from support.bulk import BULK, loader
 from support.oauth import Tokens, oauth_broker, settings
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -122,9 +123,10 @@ def test_second_instance_restores_takes_over_and_is_read_by_a_replica(address: s
         for number in range(500):
             first.task(0).store(store).put(str(number), number)
         first.task(0).commit({})
-    with sf.Session(name, state_dir=tmp_path / "b", bulk_restore_records=1, **given) as second:
+    with sf.Session(name, state_dir=tmp_path / "b", **BULK, **given) as second:
         second.assign(active=[0])
-        second.wait_ready(WAIT_S)  # in batches: a worker process could not log in
+        second.wait_ready(WAIT_S)
+        assert loader(second).statistics().runs > 0  # in bulk, whose threads log in by the function, too
         assert second.task(0).store(store).get("499") == 499
     with sf.Replica(name, log=address, state_dir=tmp_path / "r", stores=[store], kafka=kafka) as replica:
         replica.wait_ready(WAIT_S)

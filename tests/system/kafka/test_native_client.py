@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,8 @@ SETTINGS = {
 
 
 @pytest.fixture
-def log(kafka_address: str) -> Iterator[KafkaLog]:
-    opened = KafkaLog(f"kafka://{kafka_address}")
-    yield opened
-    opened.close()
+def log(kafka_log: KafkaLog) -> KafkaLog:
+    return kafka_log
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Rules of this file: the broker is the one that all tests share; each test has to
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,8 @@ TEXT = {"keySerde": "string", "valueSerde": "int64"}
 
 
 @pytest.fixture
-def log(kafka_address: str) -> Iterator[KafkaLog]:
-    opened = KafkaLog(f"kafka://{kafka_address}")
-    yield opened
-    opened.close()
+def log(kafka_log: KafkaLog) -> KafkaLog:
+    return kafka_log
 
 
 @pytest.fixture

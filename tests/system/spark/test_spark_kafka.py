@@ -44,10 +44,8 @@ SOURCES: list[SourceName] = ["native", "connector"]
 
 
 @pytest.fixture
-def log(kafka_address: str) -> Iterator[KafkaLog]:
-    opened = KafkaLog(f"kafka://{kafka_address}")
-    yield opened
-    opened.close()
+def log(kafka_log: KafkaLog) -> KafkaLog:
+    return kafka_log
 
 
 @pytest.fixture
