@@ -33,6 +33,7 @@ from standfast.stream.topology.sources import ARRIVAL_TIME
 from standfast.stream.watermarks import SourceWatermarks
 
 TIME_MAX_MS = 2**63 - 1
+NEVER = 2**63
 # Few, because the lease counts on progress with each record: a slow serde must not keep it from that for long.
 CHUNK = 32
 
@@ -57,10 +58,10 @@ class Input:
     """Records of one topic and partition on their way into a task."""
 
     __slots__ = (
-        "_at", "_chunk", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_records", "_taken",
-        "_waiting", "at_end", "behind", "consumed", "control", "fetched", "head", "idle", "key", "label",
-        "largest_ms", "offset", "partition", "policy", "process", "protected", "settings", "source", "timestamp",
-        "topic", "wall_ms", "watermarks",
+        "_chunk", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_taken", "_waiting", "at_end",
+        "behind", "consumed", "control", "fetched", "head", "idle", "key", "label", "largest_ms", "noted_ms",
+        "offsets", "partition", "place", "policy", "process", "protected", "records", "settings", "source",
+        "timestamp", "topic", "wall_ms", "watermarks", "work",
     )  # fmt: skip
 
     def __init__(
@@ -80,21 +81,23 @@ class Input:
         self.behind = 1  # from a record's offset to the next one to process
         self.key = source_key(source.topic, partition)
         self.process = process
+        self.work: Forward = process  # the same, within what the task does around each record
         self._pieces: deque[Columns] = deque()  # as fetched
         self._taken = 0  # records of the first piece that are in a chunk, or were
         self._waiting = 0  # records of pieces that are in no chunk yet
         self._queue: deque[LogRecord] = deque()  # records of a chunk that are decoded one by one
         self._chunk: Columns = ((), (), (), (), None)
-        self._records: list[Record] = []  # of the chunk, decoded
-        self._at = 0  # place of `head` among them
+        self.records: list[Record] = []  # of the chunk, decoded
+        self.offsets: Sequence[int] = ()  # theirs
+        self.place = 0  # of `head` among them; while they are processed, of the record in hand
         self.head: Record | None = None
-        self.offset = -1  # of `head`
         self.control = False  # `head` is a signal of an upstream task
         self.at_end = False
         self.consumed = position
         self.fetched = position
         self.idle = False  # silent for longer than idle_after_ms: it holds back no stream time
         self.largest_ms = -1
+        self.noted_ms = -1  # the largest timestamp that the stream time knows of
         self.policy = policy  # for an internal topic: the policy of the nodes that write to it
         self.protected = policy.protects
         self.timestamp = source.settings.timestamp
@@ -106,12 +109,17 @@ class Input:
     @property
     def waiting(self) -> int:
         """The number of records fetched and not processed."""
-        return self._waiting + len(self._queue) + (0 if self.head is None else len(self._records) - self._at)
+        return self._waiting + len(self._queue) + (0 if self.head is None else len(self.records) - self.place)
 
     @property
     def raw(self) -> LogRecord:
         """The record of `head` as it was fetched; only where there is a head."""
-        return _row(self._chunk, self._at)
+        return _row(self._chunk, self.place)
+
+    @property
+    def offset(self) -> int:
+        """The offset of `head`; -1 if there is none."""
+        return -1 if self.head is None else self.offsets[self.place]
 
     def add(self, records: Sequence[LogRecord], next_offset: int, at_end: bool) -> None:
         """Add fetched records; `next_offset` may lie beyond the last of them."""
@@ -123,13 +131,17 @@ class Input:
 
     def advance(self, leave_out: LeaveOut) -> None:
         """Go on to the next record; undecodable ones are skipped, or RecordFailed is raised, as the source says."""
-        at = self._at + 1
-        if at < len(self._records):
-            self._at = at
-            self.head = self._records[at]
-            self.offset = self._chunk[0][at]
+        place = self.place + 1
+        if place < len(self.records):
+            self.place, self.head = place, self.records[place]
         else:
             self._begin_chunk(leave_out)
+
+    def stop_at(self, place: int) -> None:
+        """Stop in the middle of a chunk: the record at this place is `head`, those before it are processed."""
+        self.place, self.head = place, self.records[place]
+        if place:
+            self.consumed = self.offsets[place - 1] + self.behind
 
     def _begin_chunk(self, leave_out: LeaveOut) -> None:
         while self._queue or self._waiting:
@@ -183,12 +195,12 @@ class Input:
         return list(map(_make, zip(keys, values, times, headers or repeat(()), repeat(None))))
 
     def _take(self, chunk: Columns, records: list[Record], *, control: bool) -> None:
-        self._chunk, self._records, self._at = chunk, records, 0
-        self.head, self.offset, self.control = records[0], chunk[0][0], control
+        self._chunk, self.offsets, self.records, self.place = chunk, chunk[0], records, 0
+        self.head, self.control = records[0], control
 
     def _take_none(self) -> None:
-        self._chunk, self._records, self._at = ((), (), (), (), None), [], 0
-        self.head, self.offset, self.control = None, -1, False
+        self._chunk, self.offsets, self.records, self.place = ((), (), (), (), None), (), [], 0
+        self.head, self.control = None, False
 
     def decode(self, raw: LogRecord) -> Record:
         """Decode a record, with its timestamp. Raises RecordFailed, or the error of a serde that is `beyond_record`."""
@@ -281,6 +293,29 @@ class OwnInput(Input):
         """
         key, value = self.settings.key.of_topic(topic, "key"), self.settings.value.of_topic(topic, "value")
         return _written(raw.key, key), _written(raw.value, value)
+
+
+def choose(inputs: Iterable[Input]) -> tuple[Input, int] | None:
+    """The input with the earliest next record, and the latest timestamp up to which it stays that one.
+
+    None while an input that is not at its end has no record here: more may come with an earlier timestamp (KIP-695),
+    and topics are merged by time and not by arrival.
+    """
+    chosen: Input | None = None
+    first_ms = until_ms = NEVER
+    for one in inputs:
+        head = one.head
+        if head is None:
+            if not one.at_end:
+                return None
+        elif chosen is None:
+            chosen, first_ms = one, head.timestamp
+        elif head.timestamp < first_ms:
+            # Of equal timestamps the input declared first goes first: at that of the one before, it is that one's turn.
+            chosen, first_ms, until_ms = one, head.timestamp, first_ms - 1
+        elif head.timestamp < until_ms:
+            until_ms = head.timestamp
+    return None if chosen is None else (chosen, until_ms)
 
 
 def _columns(records: Sequence[LogRecord]) -> Columns:
