@@ -9,12 +9,12 @@
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes it there and clears
-it, a discard forgets it. Rows of the last commits stay for reads, in families that are read: an aggregation reads a row
-for each record, and a look-up in the database costs more than the rest of its work. The buffer is bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the
+it, a discard forgets it. The buffer is bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
 holds no more than the guard has granted; beyond that, and at the floor, a write raises DiskFull and changes nothing. A
 writer compares with `stop_bytes`, the lower of both bounds, and calls `check_room` only past it. Savepoints cost one
-comparison per write while none is open.
+comparison per write while none is open. Recent rows are those of families that are read, half of the bound at most: an
+aggregation reads a row for each record, and a look-up in the database costs more than the rest of its work.
 """
 
 from __future__ import annotations

@@ -214,6 +214,9 @@ def _raw_to_msgpack(raw: Raw) -> Any:
     return _msgpack.unpackb(raw, raw=False, strict_map_key=False)  # integer keys can be written, so they must be read
 
 
+# For callers that decode many values at once: what this reads it returns, so that they need not call it.
+UNCHANGED: Callable[[Any], Any] = _same
+
 bytes: Serde[Raw] = Serde("bytes", _bytes_to_raw, _same)
 string: Serde[str] = Serde("string", str.encode, Raw.decode)
 int64: Serde[int] = Serde("int64", _int64_to_raw, _raw_to_int64)

@@ -22,7 +22,7 @@ from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Headers
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.serde import Serde, beyond_record
+from standfast.store.serde import UNCHANGED, Serde, beyond_record
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
 from standfast.stream.record import Record
@@ -188,8 +188,10 @@ class Input:
             return None
         key_of, value_of = self._deserialize_key, self._deserialize_value
         try:
-            keys = [None if key is None else key_of(key) for key in keys]
-            values = [None if value is None else value_of(value) for value in values]
+            if key_of is not UNCHANGED:
+                keys = [None if key is None else key_of(key) for key in keys]
+            if value_of is not UNCHANGED:
+                values = [None if value is None else value_of(value) for value in values]
         except Exception:  # noqa: BLE001 - the record by itself raises it again, once the ones before it are processed
             return None
         return list(map(_make, zip(keys, values, times, headers or repeat(()), repeat(None))))
@@ -279,7 +281,7 @@ class OwnInput(Input):
         super().__init__(source, partition, position, process, wall_ms, policy)
         self.own = own
         self.behind = 0
-        self._deserialize_key = self._deserialize_value = _as_collected
+        self._deserialize_key = self._deserialize_value = UNCHANGED
 
     def add_collected(self, taken: Sequence[tuple[Record, int]], at_end: bool) -> None:
         """Add collected records; `at_end`: no more of them wait now."""
@@ -328,10 +330,6 @@ def _columns(records: Sequence[LogRecord]) -> Columns:
 def _row(columns: Columns, at: int) -> LogRecord:
     offsets, times, keys, values, headers = columns
     return LogRecord(offsets[at], times[at], keys[at], values[at], () if headers is None else headers[at])
-
-
-def _as_collected(given: Any) -> Any:
-    return given
 
 
 def _written(given: Any, serde: Serde[Any]) -> bytes | None:
