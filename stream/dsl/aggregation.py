@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from standfast.replication.log import Headers
-from standfast.store.errors import StandfastError
+from standfast.store.errors import Corruption, StandfastError
 from standfast.store.serde import Direction, Part, serde_error
 from standfast.stream.dsl.suppression import Suppression, Unheard
 from standfast.stream.record import Record
@@ -106,7 +106,10 @@ class Aggregation(Processor):
         """The result for a suppressed row; None if it was created and removed in between."""
 
     def _emit(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
-        result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
+        try:
+            result = self.read_held(row_key, old_row, headers, timestamp)
+        except Corruption:  # read again where on_error decides about it: most rows can be read
+            result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
         if result is not None:
             self.give(result)
 

@@ -207,8 +207,11 @@ class StartedWindows(ClosingAggregation[S]):
         row = self.state.get_row(row_key, start)
         if row is None and old_row is None:
             return None
-        new = None if row is None else self.decode_value(row[8:])
-        old = None if old_row is None else self.decode_value(old_row[8:])
+        try:
+            new = None if row is None else self.read_value(row[8:])
+            old = None if old_row is None else self.read_value(old_row[8:])
+        except Exception as error:
+            raise self.refused("value", "deserialize", error) from error
         key = Windowed(self.decode_key(raw_key), start, end_of(start, self.size_ms))
         return Record(key, new, timestamp, headers, old)
 
