@@ -13,8 +13,9 @@ it, a discard forgets it. The buffer is bounded in bytes: at `bound_bytes` it is
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
 holds no more than the guard has granted; beyond that, and at the floor, a write raises DiskFull and changes nothing. A
 writer compares with `stop_bytes`, the lower of both bounds, and calls `check_room` only past it. Savepoints cost one
-comparison per write while none is open. Recent rows are those of families that are read, half of the bound at most: an
-aggregation reads a row for each record, and a look-up in the database costs more than the rest of its work.
+comparison per write while none is open. Recent rows are those of families that are read, up to `keep_bytes`, which an
+application's loop sets: its aggregations read a row for each record, and a look-up in the database costs as much as the
+rest of their work.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class WriteBuffer:
 
     __slots__ = (
         "__weakref__", "_credit_bytes", "_disk", "_indexes", "_journal", "_marks", "_recent_bytes", "_refuse_bytes",
-        "bound_bytes", "changes", "in_savepoint", "read_families", "recent", "rows", "size_bytes", "stop_bytes",
+        "bound_bytes", "changes", "in_savepoint", "keep_bytes", "read_families", "recent", "rows", "size_bytes",
+        "stop_bytes",
     )  # fmt: skip
 
     def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES, disk: DiskGuard | None = None) -> None:
@@ -67,6 +69,7 @@ class WriteBuffer:
             disk.watch(self)
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
         self.changes: dict[str, dict[object, Change]] = {}
+        self.keep_bytes = 0  # the most for recent rows
         self.recent: dict[str, dict[bytes, bytes | None]] = {}
         self._recent_bytes = 0  # at most; a row that several commits wrote is counted with each
         self.read_families: set[str] = set()  # those of which a row was looked for in the database
@@ -307,9 +310,9 @@ class WriteBuffer:
         """As `clear`, once a commit has written rows and changes to log and database: its rows stay for reads."""
         recent, size_bytes = self.recent, self._recent_bytes + self.size_bytes
         rows = {family: rows for family, rows in self.rows.items() if family in self.read_families}
-        if size_bytes > self.bound_bytes // 2:
+        if size_bytes > self.keep_bytes:
             recent, size_bytes = {}, self.size_bytes
-        if size_bytes <= self.bound_bytes // 2:
+        if size_bytes <= self.keep_bytes:
             for family, written in rows.items():
                 recent.setdefault(family, written).update(written)
         self.clear()

@@ -70,15 +70,14 @@ def reads(stores: TaskStores) -> list[Any]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(rounds=ROUNDS, bound=st.sampled_from([2_000, 1 << 20]))
-def test_reads_are_those_of_the_database_whatever_comes_between(rounds: list[Any], bound: int) -> None:
+@given(rounds=ROUNDS, keep=st.sampled_from([2_000, 1 << 20]))
+def test_reads_are_those_of_the_database_whatever_comes_between(rounds: list[Any], keep: int) -> None:
     specs = [make(engine="memory") for make in (keyvalue, window, session, versioned)]
     shared = RocksShared(1 << 20)  # not used by stores in memory
-    kept, plain = (
-        TaskStores(Path("/absent"), "app", "0_0", specs, shared, now_ms=lambda: 77, buffer_bytes=bound) for _ in "ab"
-    )
+    kept, plain = (TaskStores(Path("/absent"), "app", "0_0", specs, shared, now_ms=lambda: 77) for _ in "ab")
     for stores in (kept, plain):
         stores.buffer.refuse_bytes = 1 << 30
+        stores.buffer.keep_bytes = keep
     for number, step in enumerate(chain.from_iterable(chain.from_iterable(rounds))):
         for stores in (kept, plain):
             carry_out(stores, step, number)
@@ -90,6 +89,7 @@ def test_reads_are_those_of_the_database_whatever_comes_between(rounds: list[Any
 
 def test_row_of_the_last_commit_is_read_without_the_database(open_task: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = open_task(keyvalue())
+    stores.buffer.keep_bytes = 10_000
     kv = stores.store("kv")
     assert kv.get("a") is None  # a family that is never read keeps no rows
     kv.put("a", "x", 1)
@@ -102,13 +102,15 @@ def test_row_of_the_last_commit_is_read_without_the_database(open_task: Open, mo
 
 def test_rows_of_a_store_that_is_only_written_are_not_kept(open_task: Open) -> None:
     stores = open_task(keyvalue())
+    stores.buffer.keep_bytes = 10_000
     stores.store("kv").put("a", "x", 1)
     stores.commit(at(1))
     assert not stores.buffer.recent
 
 
-def test_recent_rows_take_half_of_the_buffers_bound_at_most(open_task: Open) -> None:
-    stores = open_task(keyvalue(), buffer_bytes=20_000)
+def test_recent_rows_stay_within_their_bound(open_task: Open) -> None:
+    stores = open_task(keyvalue())
+    stores.buffer.keep_bytes = 10_000
     kv = stores.store("kv")
     assert kv.get("0") is None
     for number in range(200):
@@ -121,7 +123,8 @@ def test_recent_rows_take_half_of_the_buffers_bound_at_most(open_task: Open) -> 
 
 
 def test_commit_beyond_the_bound_keeps_no_rows(open_task: Open) -> None:
-    stores = open_task(keyvalue(), buffer_bytes=2_000)
+    stores = open_task(keyvalue())
+    stores.buffer.keep_bytes = 1_000
     kv = stores.store("kv")
     assert kv.get("a") is None
     kv.put("a", "x" * 1_500, 1)
