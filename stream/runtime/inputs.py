@@ -81,7 +81,7 @@ class Input:
         self.behind = 1  # from a record's offset to the next one to process
         self.key = source_key(source.topic, partition)
         self.process = process
-        self.work: Forward = process  # the same, within what the task does around each record
+        self.work: Forward = process  # the same, within savepoints and watermarks where the task has them
         self._pieces: deque[Columns] = deque()  # as fetched
         self._taken = 0  # records of the first piece that are in a chunk, or were
         self._waiting = 0  # records of pieces that are in no chunk yet
