@@ -2,6 +2,7 @@
 
     store.put ──> rows     family -> key -> row | None      merged into the task's own reads
               └─> changes  store  -> log key -> change      written to the changelog by the commit
+    commit    ──> recent   family -> key -> row | None      the rows of the last commits, as the database has them
 
     savepoint    begin ──> writes ──> release            they stay
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
@@ -12,7 +13,9 @@ it, a discard forgets it. The buffer is bounded in bytes: at `bound_bytes` it is
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
 holds no more than the guard has granted; beyond that, and at the floor, a write raises DiskFull and changes nothing. A
 writer compares with `stop_bytes`, the lower of both bounds, and calls `check_room` only past it. Savepoints cost one
-comparison per write while none is open.
+comparison per write while none is open. Recent rows are those of families that are read, up to `keep_bytes`, which an
+application's loop sets: its aggregations read a row for each record, and a look-up in the database costs as much as the
+rest of their work.
 """
 
 from __future__ import annotations
@@ -49,8 +52,9 @@ class WriteBuffer:
     """Rows and changes of one task since its last commit."""
 
     __slots__ = (
-        "__weakref__", "_credit_bytes", "_disk", "_indexes", "_journal", "_marks", "_refuse_bytes", "bound_bytes",
-        "changes", "in_savepoint", "rows", "size_bytes", "stop_bytes",
+        "__weakref__", "_credit_bytes", "_disk", "_indexes", "_journal", "_marks", "_recent_bytes", "_refuse_bytes",
+        "bound_bytes", "changes", "in_savepoint", "keep_bytes", "read_families", "recent", "rows", "size_bytes",
+        "stop_bytes",
     )  # fmt: skip
 
     def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES, disk: DiskGuard | None = None) -> None:
@@ -65,6 +69,10 @@ class WriteBuffer:
             disk.watch(self)
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
         self.changes: dict[str, dict[object, Change]] = {}
+        self.keep_bytes = 0  # the most for recent rows
+        self.recent: dict[str, dict[bytes, bytes | None]] = {}
+        self._recent_bytes = 0  # at most; a row that several commits wrote is counted with each
+        self.read_families: set[str] = set()  # those of which a row was looked for in the database
         self._indexes: dict[str, SortedList[bytes]] = {}
         self._journal: list[Callable[[], None]] | None = None  # how to undo each change since the outermost savepoint
         self._marks: list[tuple[int, int]] = []  # of each open savepoint: entries of the journal and size before it
@@ -294,18 +302,34 @@ class WriteBuffer:
     def drop_family(self, family: str) -> None:
         """Forget buffered rows of an expired family; its changes are still logged."""
         self.rows.pop(family, None)
+        self.recent.pop(family, None)
+        self.read_families.discard(family)
         self._indexes.pop(family, None)
 
-    def clear(self) -> None:
-        """Forget all rows and changes: a commit has written them to log and database, or a discard drops them.
+    def settle(self) -> None:
+        """As `clear`, once a commit has written rows and changes to log and database: its rows stay for reads."""
+        recent, size_bytes = self.recent, self._recent_bytes + self.size_bytes
+        rows = {family: rows for family, rows in self.rows.items() if family in self.read_families}
+        if size_bytes > self.keep_bytes:
+            recent, size_bytes = {}, self.size_bytes
+        if size_bytes <= self.keep_bytes:
+            for family, written in rows.items():
+                recent.setdefault(family, written).update(written)
+        self.clear()
+        self.recent, self._recent_bytes = recent, size_bytes
 
-        Open savepoints end.
-        """
+    def forget_recent(self) -> None:
+        """Forget the rows of the last commits: the database changes beside the buffer."""
+        self.recent, self._recent_bytes = {}, 0
+
+    def clear(self) -> None:
+        """Forget all rows and changes. Open savepoints end."""
         self._journal = None
         self._marks.clear()
         self.in_savepoint = False
         self.rows = {}
         self.changes = {}
+        self.forget_recent()
         self._indexes = {}
         self.size_bytes = 0
         if self._disk is not None:

@@ -142,13 +142,37 @@ class StoreRows:
         """The row as this task sees it: the buffered one, else the stored one."""
         if self.closed:
             self._refuse_closed()
-        counters = self.counters
-        counters.get = count = counters.get + 1
-        rows = self.buffer.rows.get(family)
+        self.counters.get += 1
+        buffer = self.buffer
+        rows = buffer.rows.get(family)
         if rows is not None and key in rows:
             return rows[key]
+        recent = buffer.recent.get(family)
+        if recent is not None and key in recent:
+            return recent[key]
+        return self._get_stored(family, key)
+
+    def get_if_present(self, family: str, key: bytes) -> bytes | None:
+        """As `get`, for a family that may not exist before the next commit."""
+        if self.closed:
+            self._refuse_closed()
+        buffer = self.buffer
+        rows = buffer.rows.get(family)
+        if rows is None or key not in rows:
+            rows = buffer.recent.get(family)
+            if rows is None or key not in rows:
+                if family in self.engine.families():
+                    self.counters.get += 1
+                    return self._get_stored(family, key)
+                buffer.read_families.add(family)
+                return None
+        self.counters.get += 1
+        return rows[key]
+
+    def _get_stored(self, family: str, key: bytes) -> bytes | None:
+        self.buffer.read_families.add(family)
         try:
-            if count & SAMPLE_MASK or self.get_seconds is None:
+            if self.counters.get & SAMPLE_MASK or self.get_seconds is None:
                 return self.engine.get(family, key)
             started_ns = measured_ns()
             row = self.engine.get(family, key)
@@ -157,16 +181,6 @@ class StoreRows:
         except Corruption as damage:
             self._report(damage)
             raise
-
-    def get_if_present(self, family: str, key: bytes) -> bytes | None:
-        """As `get`, for a family that may not exist before the next commit."""
-        if self.closed:
-            self._refuse_closed()
-        rows = self.buffer.rows.get(family)
-        if rows is not None and key in rows:
-            self.counters.get += 1
-            return rows[key]
-        return self.get(family, key) if family in self.engine.families() else None
 
     def check(self, key: bytes, value: bytes | None, timestamp: int) -> None:
         """Raise for a write that the store does not take, before it changes anything."""

@@ -36,6 +36,7 @@ Direction: TypeAlias = Literal["serialize", "deserialize"]
 
 _INT64 = struct.Struct(">q")
 _FLOAT64 = struct.Struct(">d")
+_NO_BOOL = "it takes numbers, not bool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +162,19 @@ def _same(raw: Raw) -> Raw:
     return raw
 
 
-def _refuse_bool(value: object) -> None:
-    if isinstance(value, bool):  # it would come back as a number
-        raise TypeError("it takes numbers, not bool")
-
-
 def _int64_to_raw(value: int) -> Raw:
-    _refuse_bool(value)
+    if value.__class__ is bool:  # it would come back as a number
+        raise TypeError(_NO_BOOL)
     return _INT64.pack(value)
 
 
 def _raw_to_int64(raw: Raw) -> int:
-    number: int = _INT64.unpack(raw)[0]
-    return number
+    return _INT64.unpack(raw)[0]  # type: ignore[no-any-return]
 
 
 def _float64_to_raw(value: float) -> Raw:
-    _refuse_bool(value)
+    if value.__class__ is bool:
+        raise TypeError(_NO_BOOL)
     return _FLOAT64.pack(value)
 
 
@@ -213,6 +210,9 @@ def _msgpack_to_raw(value: Any) -> Raw:
 def _raw_to_msgpack(raw: Raw) -> Any:
     return _msgpack.unpackb(raw, raw=False, strict_map_key=False)  # integer keys can be written, so they must be read
 
+
+# For callers that decode many values at once: what this reads it returns, so that they need not call it.
+UNCHANGED: Callable[[Any], Any] = _same
 
 bytes: Serde[Raw] = Serde("bytes", _bytes_to_raw, _same)
 string: Serde[str] = Serde("string", str.encode, Raw.decode)

@@ -167,7 +167,7 @@ class TaskStores:
             for family in families:
                 self.buffer.drop_family(family)
         self._write(self.buffer.rows, cut)
-        self.buffer.clear()
+        self.buffer.settle()
         self._drop(expired)  # after the cut, whose stream time makes them dead
 
     def carry(self, unwritten: Unwritten) -> None:
@@ -249,6 +249,7 @@ class TaskStores:
         if self._staged_before is not None:  # staged rows of other stores are not written here, nor may their times be
             self._staged_before[name] = self._times()[name]
         cut = replace(cut, stores=dict(self._staged_before or self._times()))
+        self.buffer.forget_recent()
         with self._poisoning():
             if by_family:
                 # Ingested files are durable at once, rows only with their WAL: the flush puts the mark before them.
@@ -577,6 +578,8 @@ class TaskStores:
 
     def _write(self, rows: FamilyRows, cut: CommitRecord) -> None:
         cut = replace(cut, stores=self._times())
+        if rows is not self.buffer.rows:
+            self.buffer.forget_recent()
         kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode()}}
         volatile: FamilyRows = {}
         for family, family_rows in rows.items():
@@ -617,6 +620,7 @@ class TaskStores:
             for name, store in self.stores.items():
                 ranges: list[KeyRange] = store.expired_ranges()
                 if ranges:
+                    self.buffer.forget_recent()
                     self._engine_of(name).write({}, ranges)
 
     @contextmanager

@@ -20,13 +20,21 @@ class Aggregate(Aggregation):
         key, value, stamp, headers, _ = record
         if (key is None or value is None) and self.skipped(record):
             return
-        raw_key = self.encode_key(key)
+        try:
+            raw_key = self.write_key(key)
+        except Exception as error:
+            raise self.refused("key", "serialize", error) from error
         old_row = self.rows.get(self.store_name, raw_key)
         if old_row is None:
             aggregate = old = None
         else:
-            aggregate = old = self.decode_value(old_row[8:])
-            stamp = max(stamp, TIMESTAMP.unpack_from(old_row)[0])
+            try:
+                aggregate = old = self.read_value(old_row[8:])
+            except Exception as error:
+                raise self.refused("value", "deserialize", error) from error
+            before = TIMESTAMP.unpack_from(old_row)[0]
+            if before > stamp:
+                stamp = before
             # The user's function may change the aggregate in place, so the old value needs an object of its own. With
             # a cache the old value is decoded at the flush instead.
             if self.held is None:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from standfast.replication.log import Headers
-from standfast.store.serde import serde_error
-from standfast.stream.dsl.suppression import Suppression
+from standfast.store.errors import Corruption, StandfastError
+from standfast.store.serde import Direction, Part, serde_error
+from standfast.stream.dsl.suppression import Suppression, Unheard
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context, Processor
 
@@ -84,9 +85,14 @@ class Aggregation(Processor):
         self.rows = self.state.rows
         self.buffer = self.rows.buffer
         self.key_serde, self.value_serde = self.state.key_serde, self.state.value_serde
+        self.write_key: Callable[[Any], bytes] = self.key_serde.serialize
+        self.write_value: Callable[[Any], bytes] = self.value_serde.serialize
+        self.read_value: Callable[[bytes], Any] = self.value_serde.deserialize
         self.held: Suppression | None = None
         # With emission on close the cache does not delay anything: a result is final and is given once.
-        if self.rows.caching and self.gives_updates():
+        if self.gives_updates() and not context.has_children:
+            self.held = Unheard(self.buffer, self._emit)
+        elif self.rows.caching and self.gives_updates():
             self.held = Suppression(self.buffer, self._emit)
             context.on_flush(self.held.flush)
             context.before_watermark(self.held.flush)
@@ -100,7 +106,10 @@ class Aggregation(Processor):
         """The result for a suppressed row; None if it was created and removed in between."""
 
     def _emit(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
-        result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
+        try:
+            result = self.read_held(row_key, old_row, headers, timestamp)
+        except Corruption:  # read again where on_error decides about it: most rows can be read
+            result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
         if result is not None:
             self.give(result)
 
@@ -117,28 +126,32 @@ class Aggregation(Processor):
     def encode_key(self, key: Any) -> bytes:
         """Encode a key; InvalidRequest names store and serde on failure. So do the other three; reads: Corruption."""
         try:
-            raw: bytes = self.key_serde.serialize(key)
-            return raw
+            return self.write_key(key)
         except Exception as error:
-            raise serde_error(self.key_serde, self.store_name, "key", "serialize", error) from error
+            raise self.refused("key", "serialize", error) from error
 
     def encode_value(self, value: Any) -> bytes | None:
         try:
-            return None if value is None else self.value_serde.serialize(value)
+            return None if value is None else self.write_value(value)
         except Exception as error:
-            raise serde_error(self.value_serde, self.store_name, "value", "serialize", error) from error
+            raise self.refused("value", "serialize", error) from error
 
     def decode_key(self, raw: bytes) -> Any:
         try:
             return self.key_serde.deserialize(raw)
         except Exception as error:
-            raise serde_error(self.key_serde, self.store_name, "key", "deserialize", error) from error
+            raise self.refused("key", "deserialize", error) from error
 
     def decode_value(self, raw: bytes) -> Any:
         try:
-            return self.value_serde.deserialize(raw)
+            return self.read_value(raw)
         except Exception as error:
-            raise serde_error(self.value_serde, self.store_name, "value", "deserialize", error) from error
+            raise self.refused("value", "deserialize", error) from error
+
+    def refused(self, part: Part, direction: Direction, error: Exception) -> StandfastError:
+        """The error of a serde, with its name and that of the store."""
+        serde = self.key_serde if part == "key" else self.value_serde
+        return serde_error(serde, self.store_name, part, direction, error)
 
     def decode_again(self, value: Any, row: bytes, skip: int) -> Any:
         """A separate object for a value that was decoded from this row already."""

@@ -58,3 +58,12 @@ class Suppression:
         self._held.clear()
         for row_key, (_, old_row, headers, timestamp) in held:
             self._emit(row_key, old_row, headers, timestamp)
+
+
+class Unheard(Suppression):
+    """For an aggregation with nothing downstream, whose results would go nowhere: it keeps none of them."""
+
+    __slots__ = ()
+
+    def add(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+        """Nothing."""

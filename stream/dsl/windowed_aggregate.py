@@ -178,6 +178,21 @@ class StartedWindows(ClosingAggregation[S]):
         written = record.timestamp if new is None else stamp  # a removal: see `standfast.stream.dsl.aggregate`
         if not self.state.put_row(row_key, start, self.encode_value(new), written):
             return False
+        self.changed(record, row_key, start, old_row, old, new, stamp, written)
+        return True
+
+    def changed(
+        self,
+        record: Record,
+        row_key: bytes,
+        start: int,
+        old_row: bytes | None,
+        old: Any,
+        new: Any,
+        stamp: int,
+        written: int,
+    ) -> None:
+        """Forward or suppress the result of a window's row, which is put."""
         if self.held is not None:
             self.held.add(row_key, old_row, record.headers, written)
         elif self.finals is None:
@@ -186,15 +201,17 @@ class StartedWindows(ClosingAggregation[S]):
         # An existing row is in the index, or beyond its frontier, already.
         elif old_row is None:
             self.finals.add(start + self.size_ms, row_key[: -window_key.SUFFIX_BYTES])
-        return True
 
     def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
         raw_key, start, _ = window_key.unpack(row_key)
         row = self.state.get_row(row_key, start)
         if row is None and old_row is None:
             return None
-        new = None if row is None else self.decode_value(row[8:])
-        old = None if old_row is None else self.decode_value(old_row[8:])
+        try:
+            new = None if row is None else self.read_value(row[8:])
+            old = None if old_row is None else self.read_value(old_row[8:])
+        except Exception as error:
+            raise self.refused("value", "deserialize", error) from error
         key = Windowed(self.decode_key(raw_key), start, end_of(start, self.size_ms))
         return Record(key, new, timestamp, headers, old)
 
@@ -217,12 +234,17 @@ class WindowedAggregate(StartedWindows[A]):
     def init(self, context: Context) -> None:
         super().init(context)
         self.tumbling = isinstance(self.windows, TumblingWindows)
+        self.segments = self.state.segments
+        self.last_start, self.suffix = -1, b""  # the suffix of row keys of this start: most records share their window
 
     def process(self, record: Record) -> None:
         key, value, stamp, headers, _ = record
         if (key is None or value is None) and self.skipped(record):
             return
-        raw_key = self.encode_key(key)
+        try:
+            raw_key = self.write_key(key)
+        except Exception as error:
+            raise self.refused("key", "serialize", error) from error
         through = self.observe(stamp, headers)
         size = self.size_ms
         if self.tumbling:
@@ -236,18 +258,47 @@ class WindowedAggregate(StartedWindows[A]):
             self.missed(record, late, whole=len(late) == len(windows))
 
     def update(self, record: Record, raw_key: bytes, start: int, through: int) -> bool:
-        """Add the record to one window; False if that is closed."""
+        """Add the record to one window; False if that is closed.
+
+        It calls rows and serdes directly, since it runs for every record of an application.
+        """
         if start + self.size_ms <= through:
             return False
-        key, value, stamp, _, _ = record
-        row_key = window_key.pack(raw_key, start)
-        old_row = self.state.get_row(row_key, start)
+        key, value, stamp, headers, _ = record
+        if start != self.last_start:
+            self.last_start, self.suffix = start, window_key.pack(b"", start)
+        row_key = raw_key + self.suffix
+        rows, family = self.rows, self.segments.family_for(start)
+        # A dead segment keeps its rows until the next commit drops it.
+        old_row = self.state.get_row(row_key, start) if family is None else rows.get_if_present(family, row_key)
         if old_row is None:
-            aggregate = old = None
+            old = None
+            aggregate = self.initial()
         else:
-            aggregate = old = self.decode_value(old_row[8:])
-            stamp = max(stamp, TIMESTAMP.unpack_from(old_row)[0])
+            try:
+                aggregate = self.read_value(old_row[8:])
+            except Exception as error:
+                raise self.refused("value", "deserialize", error) from error
+            old = aggregate
+            before = TIMESTAMP.unpack_from(old_row)[0]
+            if before > stamp:
+                stamp = before
             if self.held is None and self.finals is None:
                 old = self.decode_again(old, old_row, 8)
-        new = self.add(key, value, self.initial() if aggregate is None else aggregate)
-        return self.write(record, row_key, start, old_row, old, new, stamp)
+            if aggregate is None:
+                aggregate = self.initial()
+        new = self.add(key, value, aggregate)
+        if family is None or new is None:
+            return self.write(record, row_key, start, old_row, old, new, stamp)
+        try:
+            raw = self.write_value(new)
+        except Exception as error:
+            raise self.refused("value", "serialize", error) from error
+        rows.write(family, row_key, TIMESTAMP.pack(stamp) + raw, raw, stamp)
+        if start > rows.observed_ms:
+            rows.observed_ms = start
+        if self.held is not None:
+            self.held.add(row_key, old_row, headers, stamp)
+        else:
+            self.changed(record, row_key, start, old_row, old, new, stamp, stamp)
+        return True

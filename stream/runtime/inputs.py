@@ -22,7 +22,7 @@ from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Headers
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.serde import Serde, beyond_record
+from standfast.store.serde import UNCHANGED, Serde, beyond_record
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
 from standfast.stream.record import Record
@@ -33,6 +33,7 @@ from standfast.stream.topology.sources import ARRIVAL_TIME
 from standfast.stream.watermarks import SourceWatermarks
 
 TIME_MAX_MS = 2**63 - 1
+NEVER = 2**63
 # Few, because the lease counts on progress with each record: a slow serde must not keep it from that for long.
 CHUNK = 32
 
@@ -57,10 +58,10 @@ class Input:
     """Records of one topic and partition on their way into a task."""
 
     __slots__ = (
-        "_at", "_chunk", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_records", "_taken",
-        "_waiting", "at_end", "behind", "consumed", "control", "fetched", "head", "idle", "key", "label",
-        "largest_ms", "offset", "partition", "policy", "process", "protected", "settings", "source", "timestamp",
-        "topic", "wall_ms", "watermarks",
+        "_chunk", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_taken", "_waiting", "at_end",
+        "behind", "consumed", "control", "fetched", "head", "idle", "key", "label", "largest_ms", "noted_ms",
+        "offsets", "partition", "place", "policy", "process", "protected", "records", "settings", "source",
+        "timestamp", "topic", "wall_ms", "watermarks", "work",
     )  # fmt: skip
 
     def __init__(
@@ -80,21 +81,23 @@ class Input:
         self.behind = 1  # from a record's offset to the next one to process
         self.key = source_key(source.topic, partition)
         self.process = process
+        self.work: Forward = process  # the same, within savepoints and watermarks where the task has them
         self._pieces: deque[Columns] = deque()  # as fetched
         self._taken = 0  # records of the first piece that are in a chunk, or were
         self._waiting = 0  # records of pieces that are in no chunk yet
         self._queue: deque[LogRecord] = deque()  # records of a chunk that are decoded one by one
         self._chunk: Columns = ((), (), (), (), None)
-        self._records: list[Record] = []  # of the chunk, decoded
-        self._at = 0  # place of `head` among them
+        self.records: list[Record] = []  # of the chunk, decoded
+        self.offsets: Sequence[int] = ()  # theirs
+        self.place = 0  # of `head` among them; while they are processed, of the record in hand
         self.head: Record | None = None
-        self.offset = -1  # of `head`
         self.control = False  # `head` is a signal of an upstream task
         self.at_end = False
         self.consumed = position
         self.fetched = position
         self.idle = False  # silent for longer than idle_after_ms: it holds back no stream time
         self.largest_ms = -1
+        self.noted_ms = -1  # the largest timestamp that the stream time knows of
         self.policy = policy  # for an internal topic: the policy of the nodes that write to it
         self.protected = policy.protects
         self.timestamp = source.settings.timestamp
@@ -106,12 +109,17 @@ class Input:
     @property
     def waiting(self) -> int:
         """The number of records fetched and not processed."""
-        return self._waiting + len(self._queue) + (0 if self.head is None else len(self._records) - self._at)
+        return self._waiting + len(self._queue) + (0 if self.head is None else len(self.records) - self.place)
 
     @property
     def raw(self) -> LogRecord:
         """The record of `head` as it was fetched; only where there is a head."""
-        return _row(self._chunk, self._at)
+        return _row(self._chunk, self.place)
+
+    @property
+    def offset(self) -> int:
+        """The offset of `head`; -1 if there is none."""
+        return -1 if self.head is None else self.offsets[self.place]
 
     def add(self, records: Sequence[LogRecord], next_offset: int, at_end: bool) -> None:
         """Add fetched records; `next_offset` may lie beyond the last of them."""
@@ -123,13 +131,17 @@ class Input:
 
     def advance(self, leave_out: LeaveOut) -> None:
         """Go on to the next record; undecodable ones are skipped, or RecordFailed is raised, as the source says."""
-        at = self._at + 1
-        if at < len(self._records):
-            self._at = at
-            self.head = self._records[at]
-            self.offset = self._chunk[0][at]
+        place = self.place + 1
+        if place < len(self.records):
+            self.place, self.head = place, self.records[place]
         else:
             self._begin_chunk(leave_out)
+
+    def stop_at(self, place: int) -> None:
+        """Stop in the middle of a chunk: the record at this place is `head`, those before it are processed."""
+        self.place, self.head = place, self.records[place]
+        if place:
+            self.consumed = self.offsets[place - 1] + self.behind
 
     def _begin_chunk(self, leave_out: LeaveOut) -> None:
         while self._queue or self._waiting:
@@ -176,19 +188,21 @@ class Input:
             return None
         key_of, value_of = self._deserialize_key, self._deserialize_value
         try:
-            keys = [None if key is None else key_of(key) for key in keys]
-            values = [None if value is None else value_of(value) for value in values]
+            if key_of is not UNCHANGED:
+                keys = [None if key is None else key_of(key) for key in keys]
+            if value_of is not UNCHANGED:
+                values = [None if value is None else value_of(value) for value in values]
         except Exception:  # noqa: BLE001 - the record by itself raises it again, once the ones before it are processed
             return None
         return list(map(_make, zip(keys, values, times, headers or repeat(()), repeat(None))))
 
     def _take(self, chunk: Columns, records: list[Record], *, control: bool) -> None:
-        self._chunk, self._records, self._at = chunk, records, 0
-        self.head, self.offset, self.control = records[0], chunk[0][0], control
+        self._chunk, self.offsets, self.records, self.place = chunk, chunk[0], records, 0
+        self.head, self.control = records[0], control
 
     def _take_none(self) -> None:
-        self._chunk, self._records, self._at = ((), (), (), (), None), [], 0
-        self.head, self.offset, self.control = None, -1, False
+        self._chunk, self.offsets, self.records, self.place = ((), (), (), (), None), (), [], 0
+        self.head, self.control = None, False
 
     def decode(self, raw: LogRecord) -> Record:
         """Decode a record, with its timestamp. Raises RecordFailed, or the error of a serde that is `beyond_record`."""
@@ -267,7 +281,7 @@ class OwnInput(Input):
         super().__init__(source, partition, position, process, wall_ms, policy)
         self.own = own
         self.behind = 0
-        self._deserialize_key = self._deserialize_value = _as_collected
+        self._deserialize_key = self._deserialize_value = UNCHANGED
 
     def add_collected(self, taken: Sequence[tuple[Record, int]], at_end: bool) -> None:
         """Add collected records; `at_end`: no more of them wait now."""
@@ -283,6 +297,29 @@ class OwnInput(Input):
         return _written(raw.key, key), _written(raw.value, value)
 
 
+def choose(inputs: Iterable[Input]) -> tuple[Input, int] | None:
+    """The input with the earliest next record, and the latest timestamp up to which it stays that one.
+
+    None while an input that is not at its end has no record here: more may come with an earlier timestamp (KIP-695),
+    and topics are merged by time and not by arrival.
+    """
+    chosen: Input | None = None
+    first_ms = until_ms = NEVER
+    for one in inputs:
+        head = one.head
+        if head is None:
+            if not one.at_end:
+                return None
+        elif chosen is None:
+            chosen, first_ms = one, head.timestamp
+        elif head.timestamp < first_ms:
+            # Of equal timestamps the input declared first goes first: at that of the one before, it is that one's turn.
+            chosen, first_ms, until_ms = one, head.timestamp, first_ms - 1
+        elif head.timestamp < until_ms:
+            until_ms = head.timestamp
+    return None if chosen is None else (chosen, until_ms)
+
+
 def _columns(records: Sequence[LogRecord]) -> Columns:
     if isinstance(records, RecordColumns):
         return records.offsets, records.timestamps, records.keys, records.values, records.headers
@@ -293,10 +330,6 @@ def _columns(records: Sequence[LogRecord]) -> Columns:
 def _row(columns: Columns, at: int) -> LogRecord:
     offsets, times, keys, values, headers = columns
     return LogRecord(offsets[at], times[at], keys[at], values[at], () if headers is None else headers[at])
-
-
-def _as_collected(given: Any) -> Any:
-    return given
 
 
 def _written(given: Any, serde: Serde[Any]) -> bytes | None:

@@ -47,8 +47,9 @@ from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, START_MAX_MS, CallLoop
 from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.guard import Guard, can_skip, failing
-from standfast.stream.runtime.inputs import Input, OwnInput
+from standfast.stream.runtime.inputs import NEVER, Input, OwnInput, choose
 from standfast.stream.runtime.passing_time import PassingTime
+from standfast.stream.runtime.record_work import RecordWork
 from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.runtime.task_calls import TaskCalls
 from standfast.stream.runtime.task_status import InputStatus, TaskStatus
@@ -65,8 +66,6 @@ from standfast.stream.topology.processor import Context, Forward, InHand, Proces
 from standfast.stream.topology.wiring import wire
 from standfast.stream.trace import Inject, Tracing
 from standfast.stream.watermarks import Signal, Watermark
-
-NEVER = 2**63
 
 
 @dataclass(slots=True)
@@ -129,6 +128,7 @@ class TaskRunner:
         self.inputs: dict[str, Input] = {}
         # The output of one record, or of one due time, cannot be committed in parts; the commit follows it.
         task.stores.buffer.refuse_bytes = NEVER
+        task.stores.buffer.keep_bytes = task.stores.buffer.bound_bytes // 2
         task.output_topics = settings.outputs
         task.stores.buffer.leave_disk()  # the loop checks the disk before it begins a record
         # The ends of the inputs in the log, None while it does not answer; without fetching all is here that there is.
@@ -136,13 +136,14 @@ class TaskRunner:
         self._passing = PassingTime(topology, self._timers, self._clock, self._without_record)
         self._build(positions)
         self._time.restore(task.stream_times)
-        self._single = next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
+        self._reading: Input | None = None  # the input whose records are processed now
+        self._run_records = 0  # processed in this run
         now_ms = self._clock.monotonic_ms()
         self._heard_ms = dict.fromkeys(self.inputs, now_ms)
         self._idles = [one for one in self.inputs.values() if one.settings.idle_after_ms is not None]
         for one in self.inputs.values():
             largest_ms = self._time.partition_ms(one.key)
-            one.largest_ms = -1 if largest_ms is None else largest_ms
+            one.largest_ms = one.noted_ms = -1 if largest_ms is None else largest_ms
         self._event_time: EventTime | None = None
         if topology.group in settings.event_time:
             self._event_time = EventTime(
@@ -154,6 +155,9 @@ class TaskRunner:
                 fire=self._advance_time,
                 send=lambda signal: self._in_turn(partial(self._send_signal, signal)),
             )
+        work = RecordWork(self._guard, self._left_out, self._clock, self._event_time, self._in_turn)
+        for one in self.inputs.values():
+            one.work = work.of(one)
 
     # --- life ---
 
@@ -223,40 +227,35 @@ class TaskRunner:
 
     def run(self, limit: int) -> int:
         """Process up to `limit` records, until none is ready or a commit is due; returns how many."""
-        task, buffer, single = self.task, self.task.stores.buffer, self._single
-        words = self._settings.progress.words
-        calls = self._calls
+        task, buffer, calls = self.task, self.task.stores.buffer, self._calls
         if calls is not None and not self._takes_records:
             return 0
-        count = 0
+        self._run_records = 0
         self._inside = True
         try:
-            while count < limit:
-                one = single if single is not None else self._choose()
-                if one is None or one.head is None:
+            while self._run_records < limit:
+                chosen = choose(self.inputs.values())
+                if chosen is None:
                     break
-                self._process(one, one.head)
-                # A word in shared memory: the lease process renews only while the loop makes progress.
-                words[LOOP] += 1
-                count += 1
+                self._process(*chosen, limit - self._run_records)
                 if task.commit_requested or buffer.full:
                     break
                 if calls is not None and (self._held or calls.full):
                     break
         finally:
             self._inside = False
-            task.counters.processed_records[self._name] += count
+            task.counters.processed_records[self._name] += self._run_records
             self.in_hand.clear()
             task.record_timestamp = None
         if calls is not None:
             # All at once, and after their records, which may have been rolled back.
             calls.begin()
-        return count
+        return self._run_records
 
     @property
     def runnable(self) -> bool:
         """Whether a record could be processed now."""
-        return self._takes_records and self._choose() is not None
+        return self._takes_records and choose(self.inputs.values()) is not None
 
     @property
     def in_flight(self) -> int:
@@ -445,6 +444,7 @@ class TaskRunner:
         return min([NEVER if due_ms is None else due_ms, *timers])
 
     def stream_time_ms(self) -> int | None:
+        self._note_time()
         return self._time.now_ms
 
     def watermark_ms(self) -> int | None:
@@ -544,47 +544,83 @@ class TaskRunner:
                 f"processor {context.name!r} has no timers: define on_timer(self, timer) in its class"
             ) from None
 
-    def _choose(self) -> Input | None:
-        """The input with the earliest next record; None while an input that is not at its end has no record here."""
-        chosen: Input | None = None
-        for one in self.inputs.values():
-            if one.head is None:
-                # More may come with an earlier timestamp (KIP-695): topics are merged by time and not by arrival.
-                if not one.at_end:
-                    return None
-            elif chosen is None or one.head.timestamp < chosen.head.timestamp:  # type: ignore[union-attr]
-                chosen = one
-        return chosen
+    def _process(self, one: Input, until_ms: int, limit: int) -> None:
+        """Process the records of an input's chunk up to a timestamp, until one asks for a commit, at most `limit`.
 
-    def _process(self, one: Input, record: Record) -> None:
-        hand, task, stamp, offset = self.in_hand, self.task, record.timestamp, one.offset
-        hand.topic, hand.partition, hand.offset, hand.headers = one.label, one.partition, offset, record.headers
+        Everything that is the same for them all is looked up once: this loop runs for every record of an application.
+        """
         if one.control:
-            if self._event_time is not None:
-                self._in_turn(partial(self._event_time.on_control, one, one.raw, self._clock.monotonic_ms()))
-        else:
-            task.record_timestamp = stamp
-            if stamp > one.largest_ms or one.idle:
-                one.largest_ms = max(stamp, one.largest_ms)
-                one.idle = False
-                self._time.observe(one.key, stamp)
-            try:
-                if self._event_time is not None:
-                    self._process_in_event_time(one, record, one.raw, self._event_time)
-                elif one.protected:
-                    self._process_protected(one, record)
-                else:
-                    one.process(record)
-            except Exception as error:
+            self._process_control(one)
+            return
+        hand, task, buffer, calls = self.in_hand, self.task, self.task.stores.buffer, self._calls
+        words, work, records, offsets = self._settings.progress.words, one.work, one.records, one.offsets
+        hand.topic, hand.partition = one.label, one.partition
+        first = one.place
+        self._hear(one, records[first].timestamp)
+        try:
+            for at in range(first, min(len(records), first + limit)):
+                record = records[at]
+                _, _, stamp, headers, _ = record
+                if stamp > until_ms:
+                    break
+                one.place = at
+                hand.offset, hand.headers, task.record_timestamp = offsets[at], headers, stamp
+                if stamp > one.largest_ms:
+                    one.largest_ms = stamp
+                work(record)
+                # A word in shared memory: the lease process renews only while the loop makes progress.
+                words[LOOP] += 1
+                # After each record and not once per chunk: how often a callback fires must not depend on the fetches.
+                if self._stream_due_ms != NEVER and self._stream_is_due():
+                    break
+                if task.commit_requested or buffer.size_bytes >= buffer.bound_bytes:
+                    break
+                if calls is not None and (self._held or calls.full):
+                    break
+        except BaseException as error:
+            self._run_records += one.place - first
+            one.stop_at(one.place)
+            if isinstance(error, Exception):
                 error.add_note(f"while task {task.id} processed the {one.at(one.raw)}")
-                self.failed_at = f"{one.label}-{one.partition} at offset {offset}"
-                raise
-        one.consumed = offset + one.behind
+                self.failed_at = f"{one.label}-{one.partition} at offset {one.offset}"
+            raise
+        finally:
+            self._note_time()
+            self._reading = None
+        self._run_records += one.place - first + 1
+        one.consumed = offsets[one.place] + one.behind
         self._advance(one)
-        now_ms = self._time.now_ms
-        if now_ms is not None and now_ms >= self._stream_due_ms:
-            # After each record and not once per batch: how often a callback fires must not depend on the fetches.
+        if self._stream_due_ms != NEVER:
             self._punctuate_stream()
+
+    def _process_control(self, one: Input) -> None:
+        hand = self.in_hand
+        hand.topic, hand.partition, hand.offset, hand.headers = one.label, one.partition, one.offset, one.raw.headers
+        if self._event_time is not None:
+            self._in_turn(partial(self._event_time.on_control, one, one.raw, self._clock.monotonic_ms()))
+        self._settings.progress.step(LOOP)
+        self._run_records += 1
+        one.consumed = one.offset + one.behind
+        self._advance(one)
+        self._punctuate_stream()
+
+    def _hear(self, one: Input, stamp: int) -> None:
+        """Records of this input are next. A record makes its partition active again, also an older one."""
+        self._reading = one
+        if one.idle:
+            one.idle = False
+            self._time.observe(one.key, stamp)
+
+    def _note_time(self) -> None:
+        """Let the stream time follow the records of the input in hand: whenever it is read, not at each record."""
+        one = self._reading
+        if one is not None and one.largest_ms > one.noted_ms:
+            one.noted_ms = one.largest_ms
+            self._time.observe(one.key, one.largest_ms)
+
+    def _stream_is_due(self) -> bool:
+        now_ms = self.stream_time_ms()
+        return now_ms is not None and now_ms >= self._stream_due_ms
 
     def _advance(self, one: Input) -> None:
         try:
@@ -598,37 +634,6 @@ class TaskRunner:
         # No processor gets the record, so that it has no span otherwise.
         self._tracing.failed(self._name, one.label, one.partition, raw.offset, raw.headers, error)
         self._left_out.failed(one, raw, error, reason)
-
-    def _process_protected(self, one: Input, record: Record) -> None:
-        error = self._guard.attempt(one.process, record)
-        # Outside of the savepoint: a dead letter written inside would be rolled back with the record.
-        if error is not None:
-            self._left_out.failed(one, one.raw, error, "process")
-
-    def _process_in_event_time(self, one: Input, record: Record, raw: LogRecord, event_time: EventTime) -> None:
-        signals: list[Signal] = []
-        if one.protected:
-            process = partial(self._process_unless_late, one, raw, event_time, signals)
-            error = self._guard.attempt(process, record)
-            if error is not None:
-                self._left_out.failed(one, raw, error, "process")
-        else:
-            self._process_unless_late(one, raw, event_time, signals, record)
-        if one.watermarks is not None and (signals or event_time.polls_each_record):
-            self._in_turn(partial(event_time.on_record, one, signals, self._clock.monotonic_ms()))
-
-    def _process_unless_late(
-        self, one: Input, raw: LogRecord, event_time: EventTime, signals: list[Signal], record: Record
-    ) -> None:
-        """Process the record, and add the signals of its watermark; they are applied after it."""
-        marks = one.watermarks
-        if marks is not None:
-            # First, because a record that fails and is skipped moves the watermark, too: the source has brought it.
-            signals += marks.on_record(record.value, record.timestamp, self._clock.monotonic_ms())
-            if event_time.is_late(record.timestamp):
-                self._left_out.late(one, raw, record, event_time.clock_ms)
-                return
-        one.process(record)
 
     def _see_idle(self, one: Input, now_ms: int) -> None:
         idle_after_ms = one.settings.idle_after_ms
@@ -645,13 +650,14 @@ class TaskRunner:
             self._punctuate_stream()
 
     def _punctuate_stream(self) -> None:
-        now_ms = self._time.now_ms
-        if now_ms is None or now_ms < self._stream_due_ms:
+        if not self._stream_is_due():
             return
         if self.in_flight:
             # With this very time: the punctuation fires before any further record is taken.
             self._held.append(self._punctuate_stream)
             return
+        now_ms = self._time.now_ms
+        assert now_ms is not None  # it is due
         self._stream_queue.may_punctuate(now_ms)
         due_ms = self._stream_queue.next_due_ms
         self._stream_due_ms = NEVER if due_ms is None else due_ms

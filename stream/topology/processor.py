@@ -97,6 +97,11 @@ class Context:
         self._children = dict(children)
 
     @property
+    def has_children(self) -> bool:
+        """Whether forwarded records go anywhere."""
+        return bool(self._children)
+
+    @property
     def topic(self) -> str | None:
         """Topic of the record in hand."""
         return self._in_hand.topic
