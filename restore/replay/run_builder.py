@@ -8,7 +8,7 @@ include replaced rows; when it reaches the budget, the held rows are counted, at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from standfast.restore.files.manifest import ManifestFile, ManifestPartition
 from standfast.restore.files.manifest_files import sha256_of
 from standfast.restore.replay.row_folds import Family, RowFold, fold_for
 from standfast.store.errors import InvalidRequest
-from standfast.store.rocks.sst import Batch, write_batches
 from standfast.store.specs import StoreSpec
 
 # A run is written when the held rows take this share of the budget; with 1.0, every further batch would need a count.
@@ -80,7 +79,8 @@ class RunBuilder:
         drop = self.drop_deletes and not self._runs
         families = fold.families(drop_deletes=drop)
         dropped = sum(family.dropped for family in families)
-        files = [self._write(family, number) for number, family in enumerate(one for one in families if one.entries)]
+        kept = [family for family in families if family.entries]
+        files = [self._write(fold, family, number) for number, family in enumerate(kept)]
         entries = sum(file.entries for file in files)
         superseded = max(fold.records - entries - dropped - fold.expired - fold.skipped, 0)
         made = ManifestPartition(
@@ -104,9 +104,9 @@ class RunBuilder:
         self._runs += 1
         return made
 
-    def _write(self, family: Family, number: int) -> ManifestFile:
+    def _write(self, fold: RowFold, family: Family, number: int) -> ManifestFile:
         path = self.folder / f"{self.prefix}-{self._runs}-{number}.sst"
-        file = write_batches(path, self._checked(family.batches))
+        file = fold.write(family, path, self.check)
         return ManifestFile(
             name=path.name,
             family=family.name,
@@ -117,8 +117,3 @@ class RunBuilder:
             sha256=sha256_of(path),
             deletes=file.deletes,
         )
-
-    def _checked(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            self.check()
-            yield batch

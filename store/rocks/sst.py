@@ -42,6 +42,15 @@ class SortedFile(NamedTuple):
     last_key: bytes
 
 
+class Written(NamedTuple):
+    """The rows of a file that has no name yet: entries (deletes among them), and first and last key."""
+
+    entries: int
+    deletes: int
+    first_key: bytes
+    last_key: bytes
+
+
 def table_options() -> rocksdict.BlockBasedOptions:
     """The layout of rows in blocks, for files of the database and for files that it ingests."""
     table = rocksdict.BlockBasedOptions()
@@ -62,10 +71,23 @@ def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> SortedFile:
     """As `write_sorted`, of rows in key order that come in batches. An error of the batches ends it, too."""
+    return placed(path, lambda unfinished, where: _write(unfinished, where, batches))
+
+
+def placed(path: Path, write: Callable[[Path, str], Written]) -> SortedFile:
+    """The file that `write(unfinished path, words for errors)` makes, under its name once it is whole.
+
+    Raises Unavailable if the folder is absent or the disk refuses.
+    """
     if not path.parent.is_dir():
         raise Unavailable(f"writing {path}: its folder is absent: create it again")
     unfinished = path.with_name(path.name + UNFINISHED)
     where = f"writing {path}"
+    written = write(unfinished, where)
+    return SortedFile(path, _called(where, _placed, unfinished, path), *written)
+
+
+def _write(unfinished: Path, where: str, batches: Iterable[Batch]) -> Written:
     entries = deletes = 0
     first_key = last_key = b""
     writer: Any = None
@@ -79,11 +101,9 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> SortedFile:
         first_key, last_key = first_key if entries else keys[0], keys[-1]
         entries += len(keys)
     if writer is None:
-        raise InvalidRequest(f"{path}: no rows to write: a file needs at least one")
+        raise InvalidRequest(f"{where}: there are no rows: a file needs at least one")
     _called(where, writer.finish)
-    del writer
-    size = _called(where, _placed, unfinished, path)
-    return SortedFile(path, size, entries, deletes, first_key, last_key)
+    return Written(entries, deletes, first_key, last_key)
 
 
 def sorted_batches(rows: Mapping[bytes, bytes | None]) -> Iterator[Batch]:

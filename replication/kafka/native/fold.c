@@ -10,17 +10,22 @@
  *
  * Rules of this file: keys are compared as unsigned bytes; hashes are seeded, since keys may be chosen by a stranger. */
 #define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "native.h"
 
 #define CHUNK ((size_t)1 << 20)
 #define NONE UINT32_MAX
+#define GATHERED 32 /* rows that are fetched into the cache together */
 #define AHEAD 16 /* rows whose places in the table are fetched into the cache together */
 /* An entry, its places in the growing tables, and sorting. */
 #define ENTRY_COST 128
+#define LOOK_BYTES ((uint64_t)4 << 20)
 
 PyObject *fold_type;
 
@@ -49,6 +54,12 @@ typedef struct {
     uint32_t entry;
 } Place;
 
+/* Sorted rows of one segment. */
+typedef struct {
+    int64_t segment;
+    uint32_t from, to, deletes;
+} Group;
+
 typedef struct {
     PyObject_HEAD
     int busy;
@@ -66,10 +77,12 @@ typedef struct {
     Chunk *chunks;
     size_t bytes;
     Entry *entries;
-    uint32_t count, room;
+    uint32_t count, room, longest; /* longest: bytes of a key */
     Slot *slots;
     uint32_t mask;
     Place *sorted; /* NULL: not sorted since the last record */
+    Group *groups;
+    uint32_t groups_count;
 } Fold;
 
 static int64_t big_endian(const unsigned char *at)
@@ -168,6 +181,15 @@ static int grow_entries(Fold *self)
     return 0;
 }
 
+static void unsort(Fold *self)
+{
+    free(self->sorted);
+    free(self->groups);
+    self->sorted = NULL;
+    self->groups = NULL;
+    self->groups_count = 0;
+}
+
 static void forget(Fold *self)
 {
     for (Chunk *chunk = self->chunks, *next; chunk != NULL; chunk = next) {
@@ -176,12 +198,11 @@ static void forget(Fold *self)
     }
     free(self->entries);
     free(self->slots);
-    free(self->sorted);
+    unsort(self);
     self->chunks = NULL;
     self->entries = NULL;
     self->slots = NULL;
-    self->sorted = NULL;
-    self->bytes = self->count = self->room = self->mask = 0;
+    self->bytes = self->count = self->room = self->mask = self->longest = 0;
 }
 
 /* -- adding -------------------------------------------------------------------------------------------------------- */
@@ -206,6 +227,7 @@ static Entry *entry_of(Fold *self, const unsigned char *key, uint32_t length, ui
     Entry *made = self->entries + self->count;
     *made = (Entry){.key = own, .key_len = length, .value_len = -1};
     self->slots[at] = (Slot){hash, self->count++};
+    self->longest = length > self->longest ? length : self->longest;
     return made;
 }
 
@@ -390,7 +412,8 @@ static void sort_segment(Fold *self, Place *places, Place *spare, uint32_t count
 
 static int sort(Fold *self)
 {
-    Place *places = malloc((self->count + 1) * sizeof(Place)), *spare = malloc((self->count + 1) * sizeof(Place));
+    size_t size = ((size_t)self->count + 1) * sizeof(Place);
+    Place *places = malloc(size), *spare = malloc(size);
     if (places == NULL || spare == NULL) {
         free(places);
         free(spare);
@@ -403,15 +426,25 @@ static int sort(Fold *self)
     }
     if (mixed)
         qsort_r(places, self->count, sizeof(Place), compare_segments, self->entries);
-    for (uint32_t from = 0, to; from < self->count; from = to) {
-        int64_t segment = self->entries[places[from].entry].segment;
-        for (to = from + 1; to < self->count && self->entries[places[to].entry].segment == segment; to++)
-            ;
+    int failed = 0;
+    for (uint32_t from = 0, to; from < self->count && !failed; from = to) {
+        Group group = {.segment = self->entries[places[from].entry].segment, .from = from};
+        for (to = from; to < self->count && self->entries[places[to].entry].segment == group.segment; to++)
+            group.deletes += self->entries[places[to].entry].value_len < 0;
+        group.to = to;
         sort_segment(self, places + from, spare, to - from);
+        Group *grown = realloc(self->groups, (self->groups_count + 1) * sizeof(Group));
+        failed = grown == NULL;
+        if (!failed) {
+            self->groups = grown;
+            self->groups[self->groups_count++] = group;
+        }
     }
     free(spare);
     self->sorted = places;
-    return 0;
+    if (failed)
+        unsort(self);
+    return -failed;
 }
 
 /* -- Python -------------------------------------------------------------------------------------------------------- */
@@ -479,8 +512,7 @@ static PyObject *fold_add(Fold *self, PyObject *args)
         return NULL;
     Sums sums = {0};
     Py_BEGIN_ALLOW_THREADS
-    free(self->sorted);
-    self->sorted = NULL;
+    unsort(self);
     self->spoilt = add(self, part, start, stop, &sums) < 0;
     Py_END_ALLOW_THREADS
     self->busy = 0;
@@ -503,12 +535,9 @@ static PyObject *fold_sort(Fold *self, PyObject *unused)
     if (failed)
         return PyErr_NoMemory();
     PyObject *found = PyList_New(0);
-    for (uint32_t from = 0, to; found != NULL && from < self->count; from = to) {
-        int64_t segment = self->entries[self->sorted[from].entry].segment;
-        uint32_t deletes = 0;
-        for (to = from; to < self->count && self->entries[self->sorted[to].entry].segment == segment; to++)
-            deletes += self->entries[self->sorted[to].entry].value_len < 0;
-        PyObject *one = Py_BuildValue("(LIII)", (long long)segment, from, to, deletes);
+    for (uint32_t i = 0; found != NULL && i < self->groups_count; i++) {
+        const Group *group = self->groups + i;
+        PyObject *one = Py_BuildValue("(LIII)", (long long)group->segment, group->from, group->to, group->deletes);
         if (one == NULL || PyList_Append(found, one) < 0)
             Py_CLEAR(found);
         Py_XDECREF(one);
@@ -516,16 +545,29 @@ static PyObject *fold_sort(Fold *self, PyObject *unused)
     return found;
 }
 
+/* Bring the next rows in key order into the cache together, as each lies somewhere else; the end of these. */
+static uint32_t gather(const Fold *self, uint32_t from, uint32_t to, Entry *into)
+{
+    uint32_t end = to - from > GATHERED ? from + GATHERED : to;
+    for (uint32_t i = end; i < to && i < end + GATHERED; i++)
+        __builtin_prefetch(self->entries + self->sorted[i].entry);
+    for (uint32_t i = from; i < end; i++) {
+        const Entry *one = into + (i - from);
+        into[i - from] = self->entries[self->sorted[i].entry];
+        __builtin_prefetch(one->key);
+        for (int32_t at = 0; at < one->value_len && at < 256; at += 64)
+            __builtin_prefetch(one->value + at);
+    }
+    return end;
+}
+
 static int hand_out(const Fold *self, uint32_t from, uint32_t to, int deletes, PyObject *keys, PyObject *values)
 {
-    for (uint32_t i = from; i < to; i++) {
-        if (i + 8 < to)
-            __builtin_prefetch(self->entries + self->sorted[i + 8].entry);
-        if (i + 4 < to) {
-            __builtin_prefetch(self->entries[self->sorted[i + 4].entry].key);
-            __builtin_prefetch(self->entries[self->sorted[i + 4].entry].value);
-        }
-        const Entry *one = self->entries + self->sorted[i].entry;
+    Entry rows[GATHERED];
+    for (uint32_t i = from, end = from, first = from; i < to; i++) {
+        if (i == end)
+            end = gather(self, first = i, to, rows);
+        const Entry *one = rows + (i - first);
         if (one->value_len < 0 && !deletes)
             continue;
         PyObject *key = PyBytes_FromStringAndSize((const char *)one->key, one->key_len);
@@ -558,6 +600,91 @@ static PyObject *fold_rows(Fold *self, PyObject *args)
     return found;
 }
 
+/* Write the rows of a group. -1: an error with errno; 1: `look` raised, and its error is set. */
+static int fill(Fold *self, Table *table, const Group *group, int deletes, PyObject *look)
+{
+    uint64_t looked = 0;
+    Entry rows[GATHERED];
+    for (uint32_t i = group->from, end = i, first = i; i < group->to; i++) {
+        if (i == end)
+            end = gather(self, first = i, group->to, rows);
+        const Entry *one = rows + (i - first);
+        if ((one->value_len >= 0 || deletes) &&
+            table_add(table, one->key, one->key_len, one->value, one->value_len) < 0)
+            return -1;
+        if (table_size(table) - looked < LOOK_BYTES)
+            continue;
+        looked = table_size(table);
+        PyGILState_STATE state = PyGILState_Ensure();
+        PyObject *answer = PyObject_CallNoArgs(look);
+        Py_XDECREF(answer);
+        PyGILState_Release(state);
+        if (answer == NULL)
+            return 1;
+    }
+    return table_finish(table);
+}
+
+/* (first key, last key) of the written rows, of which there is at least one. */
+static PyObject *ends_of(const Fold *self, const Group *group, int deletes)
+{
+    uint32_t first = group->from, last = group->to - 1;
+    while (!deletes && self->entries[self->sorted[first].entry].value_len < 0)
+        first++;
+    while (!deletes && self->entries[self->sorted[last].entry].value_len < 0)
+        last--;
+    const Entry *one = self->entries + self->sorted[first].entry, *other = self->entries + self->sorted[last].entry;
+    return Py_BuildValue("(y#y#)", (const char *)one->key, (Py_ssize_t)one->key_len, (const char *)other->key,
+                         (Py_ssize_t)other->key_len);
+}
+
+static PyObject *fold_write(Fold *self, PyObject *args)
+{
+    PyObject *path, *look;
+    unsigned int index, block_bytes;
+    int deletes, failed = 0;
+    if (!PyArg_ParseTuple(args, "O&IpIO", PyUnicode_FSConverter, &path, &index, &deletes, &block_bytes, &look))
+        return NULL;
+    if (enter(self) < 0) {
+        Py_DECREF(path);
+        return NULL;
+    }
+    PyObject *found = NULL;
+    if (self->sorted == NULL || index >= self->groups_count)
+        PyErr_SetString(PyExc_RuntimeError, "there are no such rows: sort first");
+    else if (!deletes && self->groups[index].to - self->groups[index].from == self->groups[index].deletes)
+        PyErr_SetString(PyExc_ValueError, "no rows to write: a file needs at least one");
+    else {
+        const Group *group = self->groups + index;
+        uint64_t rows = group->to - group->from - (deletes ? 0 : group->deletes);
+        const char *name = PyBytes_AsString(path);
+        Table *table = NULL;
+        Py_BEGIN_ALLOW_THREADS
+        int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (fd >= 0 && (table = table_new(fd, rows, block_bytes)) != NULL)
+            failed = fill(self, table, group, deletes, look);
+        failed = failed ? failed : -(table == NULL);
+        int code = errno;
+        if (table != NULL)
+            table_free(table);
+        if (fd >= 0 && close(fd) < 0 && !failed) {
+            code = errno;
+            failed = -1;
+        }
+        errno = code;
+        Py_END_ALLOW_THREADS
+        if (failed < 0 && errno == ENOMEM)
+            PyErr_NoMemory();
+        else if (failed < 0)
+            PyErr_SetFromErrnoWithFilename(PyExc_OSError, name);
+        else if (!failed)
+            found = ends_of(self, group, deletes);
+    }
+    self->busy = 0;
+    Py_DECREF(path);
+    return found;
+}
+
 static PyObject *fold_clear(Fold *self, PyObject *unused)
 {
     (void)unused;
@@ -586,8 +713,10 @@ static PyObject *fold_get(Fold *self, void *what)
         return PyLong_FromSize_t(self->bytes + (size_t)self->count * ENTRY_COST);
     case 1:
         return PyLong_FromLongLong(self->observed_ms);
-    default:
+    case 2:
         return PyLong_FromLongLong(self->sequence);
+    default:
+        return PyBool_FromLong(self->longest <= TABLE_KEY_MAX);
     }
 }
 
@@ -599,6 +728,10 @@ static PyMethodDef fold_methods[] = {
      "sort() -> [(segment, from, to, deletes)]\n\nSort the rows; places of each segment, ascending."},
     {"rows", (PyCFunction)fold_rows, METH_VARARGS,
      "rows(from, to, deletes) -> (keys, values)\n\nRows at these places in key order; a delete is None, or left out."},
+    {"write", (PyCFunction)fold_write, METH_VARARGS,
+     "write(path, index, deletes, block_bytes, look) -> (first key, last key)\n\nWrite the rows of one segment, by its "
+     "place in the result of `sort`, as a file that RocksDB ingests; `look()` is called every few megabytes and may "
+     "raise. Raises OSError and MemoryError; the file may be there in part then."},
     {"clear", (PyCFunction)fold_clear, METH_NOARGS, "Forget all rows; the stream time stays."},
     {NULL, NULL, 0, NULL},
 };
@@ -607,6 +740,7 @@ static PyGetSetDef fold_fields[] = {
     {"used_bytes", (getter)fold_get, NULL, "bytes of memory that the rows take, with sorting", (void *)0},
     {"observed_ms", (getter)fold_get, NULL, "stream time, -1 if there is none", (void *)1},
     {"sequence", (getter)fold_get, NULL, "largest sequence number of a key", (void *)2},
+    {"short_keys", (getter)fold_get, NULL, "whether `write` takes the keys of all rows", (void *)3},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
