@@ -45,6 +45,8 @@ from standfast.store.types.typed import FamilyRows
 # dictionary that is doubled when it is two thirds full, and one in the sorted list.
 ROW_OVERHEAD_BYTES = 200
 
+FILE_ROWS = 50_000  # fewer rows are not worth a thread
+
 Look: TypeAlias = Callable[[], None]  # called every few thousand rows; may raise to end a file
 
 
@@ -94,10 +96,10 @@ class RowFold(Protocol):
         """Families with rows, by name, without those that have expired since; with `drop_deletes` without deletes."""
         ...
 
-    def write(self, family: Family, path: Path, look: Look) -> SortedFile:
-        """Write the rows of one of `families`, at least one, in place of reading its batches.
+    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+        """Write the rows of one of `families`, at least one, as files at some of these paths, in key order.
 
-        Raises Unavailable if the disk refuses, and what `look` raises.
+        In place of reading its batches. Raises Unavailable if the disk refuses, and what `look` raises.
         """
         ...
 
@@ -204,9 +206,9 @@ class StoreFold:
             found.append(Family(family, len(kept), deletes - dropped, dropped, sorted_batches(kept)))
         return found
 
-    def write(self, family: Family, path: Path, look: Look) -> SortedFile:
+    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
         """See RowFold."""
-        return write_batches(path, _looking(family.batches, look))
+        return [write_batches(paths[0], _looking(family.batches, look))]
 
     def clear(self) -> None:
         """See RowFold."""
@@ -298,20 +300,20 @@ class NativeFold:
             self._places[name] = place
         return sorted(found, key=lambda one: one.name)
 
-    def write(self, family: Family, path: Path, look: Look) -> SortedFile:
-        """See RowFold. Rows whose keys are too long for the compiled writer go through RocksDB's, one by one."""
+    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+        """See RowFold: many rows go to all files at once. Too long keys go through RocksDB's writer, row by row."""
         if not self._fold.short_keys:
-            return write_batches(path, _looking(family.batches, look))
+            return [write_batches(paths[0], _looking(family.batches, look))]
         place, deletes = self._places[family.name], not family.dropped
 
-        def write(unfinished: Path, where: str) -> Written:
+        def write(unfinished: list[Path], where: str) -> list[Written | None]:
             try:
-                ends = self._fold.write(str(unfinished), place, deletes, BLOCK_BYTES, look)
+                files = self._fold.write(tuple(map(str, unfinished)), place, deletes, BLOCK_BYTES, look)
             except OSError as error:
                 raise translate(error, where) from error
-            return Written(family.entries, family.deletes, *ends)
+            return [None if file is None else Written(*file) for file in files]
 
-        return placed(path, write)
+        return placed(paths[: max(family.entries // FILE_ROWS, 1)], write)
 
     def _batches(self, start: int, stop: int, deletes: bool) -> Iterator[Batch]:
         for first in range(start, stop, TOUCH_ROWS):

@@ -71,20 +71,25 @@ def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> SortedFile:
     """As `write_sorted`, of rows in key order that come in batches. An error of the batches ends it, too."""
-    return placed(path, lambda unfinished, where: _write(unfinished, where, batches))
+    (file,) = placed([path], lambda unfinished, where: [_write(unfinished[0], where, batches)])
+    return file
 
 
-def placed(path: Path, write: Callable[[Path, str], Written]) -> SortedFile:
-    """The file that `write(unfinished path, words for errors)` makes, under its name once it is whole.
+def placed(paths: Sequence[Path], write: Callable[[list[Path], str], Sequence[Written | None]]) -> list[SortedFile]:
+    """The files that `write(unfinished paths, words for errors)` makes, under their names once all are whole.
 
-    Raises Unavailable if the folder is absent or the disk refuses.
+    None stands for a file that was not made. Raises Unavailable if the folder is absent or the disk refuses.
     """
-    if not path.parent.is_dir():
-        raise Unavailable(f"writing {path}: its folder is absent: create it again")
-    unfinished = path.with_name(path.name + UNFINISHED)
-    where = f"writing {path}"
-    written = write(unfinished, where)
-    return SortedFile(path, _called(where, _placed, unfinished, path), *written)
+    if not paths[0].parent.is_dir():
+        raise Unavailable(f"writing {paths[0]}: its folder is absent: create it again")
+    unfinished = [path.with_name(path.name + UNFINISHED) for path in paths]
+    where = f"writing {paths[0]}"
+    made = zip(unfinished, paths, write(unfinished, where), strict=True)
+    return [
+        SortedFile(path, _called(where, _placed, former, path), *written)
+        for former, path, written in made
+        if written is not None
+    ]
 
 
 def _write(unfinished: Path, where: str, batches: Iterable[Batch]) -> Written:

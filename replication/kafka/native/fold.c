@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -26,6 +27,7 @@
 /* An entry, its places in the growing tables, and sorting. */
 #define ENTRY_COST 128
 #define LOOK_BYTES ((uint64_t)4 << 20)
+#define PIECES_MAX 16 /* files that are written at once */
 
 PyObject *fold_type;
 
@@ -600,88 +602,180 @@ static PyObject *fold_rows(Fold *self, PyObject *args)
     return found;
 }
 
-/* Write the rows of a group. -1: an error with errno; 1: `look` raised, and its error is set. */
-static int fill(Fold *self, Table *table, const Group *group, int deletes, PyObject *look)
+/* One file: rows at these places. */
+typedef struct {
+    Fold *fold;
+    const char *path;
+    uint32_t from, to, block_bytes;
+    int deletes;    /* whether they are written */
+    PyObject *look; /* of the calling thread's piece; NULL in the others */
+    int *stop;      /* set by the calling thread: the others end */
+    uint64_t rows, removed; /* written ones, deletes among them */
+    const Entry *first, *last;
+    int failed; /* -1: an error with `code`; 1: `look` raised, and its error is set */
+    int code;
+    pthread_t thread;
+    int started;
+} Piece;
+
+static int look_up(const Piece *piece)
 {
+    if (piece->look == NULL) {
+        errno = ECANCELED;
+        return __atomic_load_n(piece->stop, __ATOMIC_RELAXED) ? -1 : 0;
+    }
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *answer = PyObject_CallNoArgs(piece->look);
+    Py_XDECREF(answer);
+    PyGILState_Release(state);
+    return answer == NULL;
+}
+
+static int fill(Piece *piece, Table *table)
+{
+    const Fold *fold = piece->fold;
     uint64_t looked = 0;
     Entry rows[GATHERED];
-    for (uint32_t i = group->from, end = i, first = i; i < group->to; i++) {
+    for (uint32_t i = piece->from, end = i, first = i; i < piece->to; i++) {
         if (i == end)
-            end = gather(self, first = i, group->to, rows);
+            end = gather(fold, first = i, piece->to, rows);
         const Entry *one = rows + (i - first);
-        if ((one->value_len >= 0 || deletes) &&
-            table_add(table, one->key, one->key_len, one->value, one->value_len) < 0)
+        if (one->value_len < 0 && !piece->deletes)
+            continue;
+        if (table_add(table, one->key, one->key_len, one->value, one->value_len) < 0)
             return -1;
+        piece->last = fold->entries + fold->sorted[i].entry;
+        piece->first = piece->first == NULL ? piece->last : piece->first;
+        piece->removed += one->value_len < 0;
         if (table_size(table) - looked < LOOK_BYTES)
             continue;
         looked = table_size(table);
-        PyGILState_STATE state = PyGILState_Ensure();
-        PyObject *answer = PyObject_CallNoArgs(look);
-        Py_XDECREF(answer);
-        PyGILState_Release(state);
-        if (answer == NULL)
-            return 1;
+        int failed = look_up(piece);
+        if (failed)
+            return failed;
     }
     return table_finish(table);
 }
 
-/* (first key, last key) of the written rows, of which there is at least one. */
-static PyObject *ends_of(const Fold *self, const Group *group, int deletes)
+static void *write_piece(void *given)
 {
-    uint32_t first = group->from, last = group->to - 1;
-    while (!deletes && self->entries[self->sorted[first].entry].value_len < 0)
-        first++;
-    while (!deletes && self->entries[self->sorted[last].entry].value_len < 0)
-        last--;
-    const Entry *one = self->entries + self->sorted[first].entry, *other = self->entries + self->sorted[last].entry;
-    return Py_BuildValue("(y#y#)", (const char *)one->key, (Py_ssize_t)one->key_len, (const char *)other->key,
-                         (Py_ssize_t)other->key_len);
+    Piece *piece = given;
+    const Fold *fold = piece->fold;
+    piece->rows = piece->to - piece->from;
+    for (uint32_t i = piece->from; i < piece->to && !piece->deletes; i++)
+        piece->rows -= fold->entries[fold->sorted[i].entry].value_len < 0;
+    if (piece->rows == 0)
+        return NULL;
+    int fd = open(piece->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    Table *table = fd < 0 ? NULL : table_new(fd, piece->rows, piece->block_bytes);
+    piece->failed = table == NULL ? -1 : fill(piece, table);
+    piece->code = errno;
+    if (table != NULL)
+        table_free(table);
+    if (fd >= 0 && close(fd) < 0 && !piece->failed) {
+        piece->code = errno;
+        piece->failed = -1;
+    }
+    return NULL;
+}
+
+/* Write the pieces, the first one in this thread and each other in its own; the piece that failed, or NULL. */
+static const Piece *write_pieces(Piece *pieces, Py_ssize_t count, int *stop)
+{
+    const Piece *failed = NULL;
+    for (Py_ssize_t i = 1; i < count; i++)
+        pieces[i].started = pthread_create(&pieces[i].thread, NULL, write_piece, pieces + i) == 0;
+    write_piece(pieces);
+    __atomic_store_n(stop, pieces[0].failed, __ATOMIC_RELAXED);
+    for (Py_ssize_t i = 1; i < count; i++) {
+        if (pieces[i].started)
+            pthread_join(pieces[i].thread, NULL);
+        else if (!pieces[0].failed) /* the machine allows no more threads */
+            write_piece(pieces + i);
+    }
+    for (Py_ssize_t i = 0; i < count && failed == NULL; i++)
+        failed = pieces[i].failed ? pieces + i : NULL;
+    return failed;
+}
+
+static PyObject *files_of(const Piece *pieces, Py_ssize_t count)
+{
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        const Piece *one = pieces + i;
+        PyObject *file = one->rows == 0
+                             ? Py_NewRef(Py_None)
+                             : Py_BuildValue("(KKy#y#)", one->rows, one->removed, (const char *)one->first->key,
+                                             (Py_ssize_t)one->first->key_len, (const char *)one->last->key,
+                                             (Py_ssize_t)one->last->key_len);
+        if (file == NULL || PyList_SetItem(found, i, file) < 0)
+            Py_CLEAR(found);
+    }
+    return found;
 }
 
 static PyObject *fold_write(Fold *self, PyObject *args)
 {
-    PyObject *path, *look;
+    PyObject *paths, *look, *found = NULL;
+    Piece pieces[PIECES_MAX];
     unsigned int index, block_bytes;
-    int deletes, failed = 0;
-    if (!PyArg_ParseTuple(args, "O&IpIO", PyUnicode_FSConverter, &path, &index, &deletes, &block_bytes, &look))
+    int deletes, stop = 0;
+    if (!PyArg_ParseTuple(args, "O!IpIO", &PyTuple_Type, &paths, &index, &deletes, &block_bytes, &look))
         return NULL;
-    if (enter(self) < 0) {
-        Py_DECREF(path);
+    Py_ssize_t count = PyTuple_Size(paths);
+    if (count < 1 || count > PIECES_MAX) {
+        PyErr_Format(PyExc_ValueError, "a segment is written as 1 to %d files", PIECES_MAX);
         return NULL;
     }
-    PyObject *found = NULL;
-    if (self->sorted == NULL || index >= self->groups_count)
+    if (enter(self) < 0)
+        return NULL;
+    if (self->sorted == NULL || index >= self->groups_count) {
         PyErr_SetString(PyExc_RuntimeError, "there are no such rows: sort first");
-    else if (!deletes && self->groups[index].to - self->groups[index].from == self->groups[index].deletes)
-        PyErr_SetString(PyExc_ValueError, "no rows to write: a file needs at least one");
-    else {
-        const Group *group = self->groups + index;
-        uint64_t rows = group->to - group->from - (deletes ? 0 : group->deletes);
-        const char *name = PyBytes_AsString(path);
-        Table *table = NULL;
-        Py_BEGIN_ALLOW_THREADS
-        int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        if (fd >= 0 && (table = table_new(fd, rows, block_bytes)) != NULL)
-            failed = fill(self, table, group, deletes, look);
-        failed = failed ? failed : -(table == NULL);
-        int code = errno;
-        if (table != NULL)
-            table_free(table);
-        if (fd >= 0 && close(fd) < 0 && !failed) {
-            code = errno;
-            failed = -1;
-        }
-        errno = code;
-        Py_END_ALLOW_THREADS
-        if (failed < 0 && errno == ENOMEM)
-            PyErr_NoMemory();
-        else if (failed < 0)
-            PyErr_SetFromErrnoWithFilename(PyExc_OSError, name);
-        else if (!failed)
-            found = ends_of(self, group, deletes);
+        goto out;
     }
+    const Group *group = self->groups + index;
+    uint64_t rows = group->to - group->from;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t from = group->from + (uint32_t)(rows * (uint64_t)i / (uint64_t)count);
+        uint32_t to = group->from + (uint32_t)(rows * (uint64_t)(i + 1) / (uint64_t)count);
+        pieces[i] = (Piece){.fold = self, .from = from, .to = to, .block_bytes = block_bytes, .deletes = deletes};
+        pieces[i].stop = &stop;
+        pieces[i].path = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(paths, i), NULL);
+        if (pieces[i].path == NULL)
+            goto out;
+    }
+    pieces[0].look = look;
+    const Piece *failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = write_pieces(pieces, count, &stop);
+    Py_END_ALLOW_THREADS
+    if (failed == NULL)
+        found = files_of(pieces, count);
+    else if (failed->failed < 0 && failed->code == ENOMEM)
+        PyErr_NoMemory();
+    else if (failed->failed < 0) {
+        errno = failed->code;
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, failed->path);
+    }
+out:
     self->busy = 0;
-    Py_DECREF(path);
+    return found;
+}
+
+PyObject *digest_of(PyObject *module, PyObject *path)
+{
+    PyObject *encoded = NULL;
+    uint64_t digest;
+    int failed;
+    (void)module;
+    if (!PyUnicode_FSConverter(path, &encoded))
+        return NULL;
+    const char *name = PyBytes_AsString(encoded);
+    Py_BEGIN_ALLOW_THREADS
+    failed = file_digest(name, &digest);
+    Py_END_ALLOW_THREADS
+    PyObject *found = failed ? PyErr_SetFromErrnoWithFilename(PyExc_OSError, name) : PyLong_FromUnsignedLongLong(digest);
+    Py_DECREF(encoded);
     return found;
 }
 
@@ -729,9 +823,10 @@ static PyMethodDef fold_methods[] = {
     {"rows", (PyCFunction)fold_rows, METH_VARARGS,
      "rows(from, to, deletes) -> (keys, values)\n\nRows at these places in key order; a delete is None, or left out."},
     {"write", (PyCFunction)fold_write, METH_VARARGS,
-     "write(path, index, deletes, block_bytes, look) -> (first key, last key)\n\nWrite the rows of one segment, by its "
-     "place in the result of `sort`, as a file that RocksDB ingests; `look()` is called every few megabytes and may "
-     "raise. Raises OSError and MemoryError; the file may be there in part then."},
+     "write(paths, index, deletes, block_bytes, look) -> [(entries, deletes, first key, last key) or None]\n\nWrite the "
+     "rows of one segment, by its place in the result of `sort`, as files that RocksDB ingests, one for each path of the "
+     "tuple, in as many threads; None stands for a file that would be empty. `look()` is called every few megabytes and "
+     "may raise. Raises OSError and MemoryError; files may be there in part then."},
     {"clear", (PyCFunction)fold_clear, METH_NOARGS, "Forget all rows; the stream time stays."},
     {NULL, NULL, 0, NULL},
 };

@@ -62,6 +62,7 @@ int table_add(Table *table, const unsigned char *key, uint32_t key_len, const ch
 int table_finish(Table *table);
 uint64_t table_size(const Table *table);
 void table_free(Table *table);
+int file_digest(const char *path, uint64_t *digest);
 
 extern PyObject *native_error; /* Error(code, text) of librdkafka */
 extern PyObject *part_type, *fold_type, *client_type;
@@ -79,6 +80,7 @@ int init_pieces(PyObject *module);
 int init_fold(PyObject *module);
 
 PyObject *load_library(PyObject *module, PyObject *path);
+PyObject *digest_of(PyObject *module, PyObject *path);
 PyObject *part_of_columns(PyObject *module, PyObject *args);
 PyObject *part_of_draft(Draft *draft, PyObject *topic);
 void draft_free(Draft *draft);

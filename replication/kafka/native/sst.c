@@ -13,6 +13,7 @@
  * Rules of this file: no Python object, so it runs without the interpreter's lock; an error is -1 with errno. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -29,6 +30,7 @@
 #define FORMAT_VERSION 5
 #define MAGIC 0x88e241b785f4cff7u
 #define TRAILER 5
+#define DIGEST_BYTES ((size_t)256 << 10)
 #define SPOTS_BITS 12
 #define HASHES 16 /* keys whose lines of the filter are on their way into the cache */
 
@@ -304,6 +306,8 @@ static int flush(Table *table)
             return -1;
         done += written > 0 ? (size_t)written : 0;
     }
+    /* The ingest waits until the file is on the disk: let it go there meanwhile. A wish, so its errors are not ours. */
+    sync_file_range(table->fd, (off64_t)table->flushed, (off64_t)table->out.size, SYNC_FILE_RANGE_WRITE);
     table->flushed += table->out.size;
     table->out.size = 0;
     return 0;
@@ -615,4 +619,30 @@ int table_finish(Table *table)
     put_fixed(out, FORMAT_VERSION, 4);
     put_fixed(out, MAGIC, 8);
     return flush(table);
+}
+
+/* A digest of a file's bytes against accidents: the checksums of its pieces, in their order. */
+int file_digest(const char *path, uint64_t *digest)
+{
+    unsigned char *piece = malloc(DIGEST_BYTES);
+    int fd = piece == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC), failed = fd < 0;
+    size_t size = DIGEST_BYTES;
+    *digest = 0;
+    while (!failed && size == DIGEST_BYTES) {
+        ssize_t found = 1;
+        for (size = 0; size < DIGEST_BYTES && found != 0; size += found > 0 ? (size_t)found : 0) {
+            found = read(fd, piece + size, DIGEST_BYTES - size);
+            if (found < 0 && errno != EINTR) {
+                failed = 1;
+                break;
+            }
+        }
+        *digest = (*digest ^ checksum(piece, size)) * P1;
+    }
+    int code = errno;
+    if (fd >= 0)
+        close(fd);
+    free(piece);
+    errno = code;
+    return -failed;
 }

@@ -61,13 +61,16 @@ for turn in range(400):
             assert found == sorted(set(found)), "rows of a segment ascend"
             assert len(fold.rows(first, last, False)[0]) == last - first - deletes
             if fold.short_keys:
-                ends = fold.write(sys.argv[3], place, True, chance.choice([1, 64, 8_192]), lambda: None)
-                assert ends == (found[0], found[-1])
-            if fold.short_keys and deletes < last - first:
-                fold.write(sys.argv[3], place, False, 8_192, lambda: None)
-        for wrong in (("/dev/full", 0), (sys.argv[3], 10**6), ("/", 0)):
+                paths = tuple(sys.argv[3] + str(at) for at in range(chance.randrange(1, 4)))
+                files = fold.write(paths, place, True, chance.choice([1, 64, 8_192]), lambda: None)
+                assert next(one[2] for one in files if one) == found[0]
+                assert sum(one[0] for one in files if one) == len(found)
+                files = fold.write(paths, place, False, 8_192, lambda: None)
+                assert sum(one[0] for one in files if one) == last - first - deletes
+                native.digest_of(paths[0])
+        for wrong in (("/dev/full", 0), (sys.argv[3], 10**6), ("/", 0), ("\0", 0)):
             try:
-                fold.write(*wrong, True, 8_192, len)
+                fold.write((wrong[0], wrong[0]), wrong[1], True, 8_192, len)
             except (OSError, RuntimeError, ValueError, TypeError):
                 pass
             else:

@@ -45,7 +45,8 @@ def folded(rows: Rows) -> NativeFold:
 def compiled(path: Path, rows: Rows, *, drop_deletes: bool = False) -> SortedFile:
     fold = folded(rows)
     (family,) = fold.families(drop_deletes=drop_deletes)
-    return fold.write(family, path, lambda: None)
+    (file,) = fold.write(family, [path], lambda: None)
+    return file
 
 
 def random_rows(seed: int, count: int, *, key_bytes: int = 16, value_bytes: int = 100) -> dict[bytes, bytes | None]:
@@ -241,11 +242,12 @@ def test_file_ends_with_the_error_of_its_owners_look(tmp_path: Path, kind: type[
             raise KeyError("stop here")
 
     with pytest.raises(KeyError, match="stop here"):
-        fold.write(family, tmp_path / "file", look)
+        fold.write(family, [tmp_path / "file"], look)
     assert looks == [0] if kind is StoreFold else [0, 1, 2]
     assert not (tmp_path / "file").exists()
     if kind is NativeFold:  # the fold is whole and can be written again
-        assert fold.write(family, tmp_path / "file", lambda: None).entries == 100
+        (file,) = fold.write(family, [tmp_path / "file"], lambda: None)
+        assert file.entries == 100
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("STANDFAST_FILE_SEEDS", "3"))))
