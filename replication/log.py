@@ -434,7 +434,10 @@ class Log(Protocol):
     def admin(self) -> LogAdmin: ...
 
     def reader(self, *, narrow: bool = False) -> LogReader:
-        """A reader without assignment. `narrow`: one of several at once, which fetches less ahead."""
+        """A reader without assignment. `narrow`: one of several at once, which fetches less ahead and leaves headers out.
+
+        A log may give a narrow reader's records their headers all the same.
+        """
         ...
 
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> LogWriter:

@@ -740,8 +740,11 @@ static PyObject *fold_write(Fold *self, PyObject *args)
         uint32_t to = group->from + (uint32_t)(rows * (uint64_t)(i + 1) / (uint64_t)count);
         pieces[i] = (Piece){.fold = self, .from = from, .to = to, .block_bytes = block_bytes, .deletes = deletes};
         pieces[i].stop = &stop;
-        pieces[i].path = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(paths, i), NULL);
-        if (pieces[i].path == NULL)
+        Py_ssize_t length;
+        pieces[i].path = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(paths, i), &length);
+        if (pieces[i].path != NULL && strlen(pieces[i].path) != (size_t)length)
+            PyErr_SetString(PyExc_ValueError, "a path has a null character");
+        if (PyErr_Occurred())
             goto out;
     }
     pieces[0].look = look;

@@ -67,8 +67,9 @@ for turn in range(400):
                 assert sum(one[0] for one in files if one) == len(found)
                 files = fold.write(paths, place, False, 8_192, lambda: None)
                 assert sum(one[0] for one in files if one) == last - first - deletes
-                native.digest_of(paths[0])
-        for wrong in (("/dev/full", 0), (sys.argv[3], 10**6), ("/", 0), ("\0", 0)):
+                if files[0]:
+                    native.digest_of(paths[0])
+        for wrong in (("/dev/full", 0), (sys.argv[3], 10**6), ("/", 0), ("nul\\0", 0)):
             try:
                 fold.write((wrong[0], wrong[0]), wrong[1], True, 8_192, len)
             except (OSError, RuntimeError, ValueError, TypeError):
