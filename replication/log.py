@@ -434,9 +434,9 @@ class Log(Protocol):
     def admin(self) -> LogAdmin: ...
 
     def reader(self, *, narrow: bool = False) -> LogReader:
-        """A reader without assignment. `narrow`: one of several at once, which fetches less ahead and leaves headers out.
+        """A reader without assignment. `narrow`: one of several at once, which fetches less ahead.
 
-        A log may give a narrow reader's records their headers all the same.
+        Records of a narrow reader may come without their headers.
         """
         ...
 

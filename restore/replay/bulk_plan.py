@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from standfast.store.specs import TRAITS
 from standfast.store.types.segments import segment_id, segment_interval_ms, segment_start_ms
 
-# Measured on two busy cores with the compiled fold, one changelog of 112 bytes a record on Kafka, processor time in bulk
-# and by batches: 25,000 records 88 and 133 ms, 100,000 216 and 432. In Python they are even from 200,000 on, and 50,000
+# Measured on two busy cores, one changelog of 112 bytes a record on Kafka, ms of processor time in bulk and by batches:
+# 25,000 records 88 and 133, 100,000 216 and 432. Without the compiled fold they are even from 200,000 on, and 50,000
 # take 310 and 224. A warm store: 50,000 records 179 and 261, 150,000 181 and 509.
 COLD_RECORDS = 50_000
 # A bulk restore of a warm store that is killed in the middle of an ingest begins again from nothing.
