@@ -1,6 +1,6 @@
 """Bulk restore: threads build sorted files from changelogs, the session's thread ingests them in offset order.
 
-    add ──> worker thread, one for each changelog ──> runs ── sha256 ── applier.ingest ──> position ──> ... end
+    add ──> worker thread, one for each changelog ──> runs ── digest ── applier.ingest ──> position ──> ... end
                                                                                                          │
                                                             done <── shape: compact where level 0 is full ┘
 

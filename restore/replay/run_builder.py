@@ -126,9 +126,9 @@ class RunBuilder:
 
 
 def quick_digest(path: Path) -> str:
-    """A digest of a file that stays with this process, against accidents: a tenth of the time of sha256.
+    """A digest of a file that stays with this process, against accidents.
 
-    Measured, 120 MB twice: 0.17 s of processor time of the 1.9 s that a restore of 1,000,000 records took.
+    Measured, a file of 120 MB that was just written: 31 ms of processor time, sha256 95; a restore takes it twice.
     """
     module = compiled().module
     return sha256_of(path) if module is None else f"{module.digest_of(str(path)):016x}"
