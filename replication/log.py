@@ -434,7 +434,10 @@ class Log(Protocol):
     def admin(self) -> LogAdmin: ...
 
     def reader(self, *, narrow: bool = False) -> LogReader:
-        """A reader without assignment. `narrow`: one of several at once, which fetches less ahead."""
+        """A reader without assignment. `narrow`: one of several at once, which fetches less ahead.
+
+        Records of a narrow reader may come without their headers.
+        """
         ...
 
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> LogWriter:

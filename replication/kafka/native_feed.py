@@ -38,7 +38,7 @@ class NativeFeed:
         self._module = native().module
         settings = list(cluster.consumer_options(narrow=narrow).items())
         with self._errors():
-            self._client: Any = cluster.keep(self._module.Client(settings))
+            self._client: Any = cluster.keep(self._module.Client(settings, headers=not narrow))
 
     def consume(self, count: int, timeout_ms: int) -> Sequence[News]:
         """See Feed."""

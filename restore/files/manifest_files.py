@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from standfast.restore.files.manifest import FILE_NAME, Manifest, ManifestFile, parse_manifest
@@ -30,8 +30,11 @@ def read_manifest(folder: Path) -> Manifest:
     return parse_manifest(content, str(path))
 
 
-def check_files(folder: Path, files: Iterable[ManifestFile]) -> list[Path]:
-    """Paths of these files, each compared with its size and sha256. Raises Corruption for the first mismatch."""
+def check_files(folder: Path, files: Iterable[ManifestFile], digest: Callable[[Path], str] | None = None) -> list[Path]:
+    """Paths of these files, each compared with its size and sha256. Raises Corruption for the first mismatch.
+
+    `digest` is the function that gave the files' digests, if that was not sha256.
+    """
     paths = []
     root = folder.resolve()
     for file in files:
@@ -42,7 +45,7 @@ def check_files(folder: Path, files: Iterable[ManifestFile]) -> list[Path]:
         try:
             size, found = path.stat().st_size, None
             if size == file.bytes:  # a file of another size is damaged without hashing it
-                found = sha256_of(path)
+                found = (digest or sha256_of)(path)
         except FileNotFoundError:
             raise Corruption(
                 f"{path} is missing, though its manifest names it: copy or make the folder again"

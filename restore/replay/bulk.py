@@ -1,6 +1,6 @@
 """Bulk restore: threads build sorted files from changelogs, the session's thread ingests them in offset order.
 
-    add ──> worker thread, one for each changelog ──> runs ── sha256 ── applier.ingest ──> position ──> ... end
+    add ──> worker thread, one for each changelog ──> runs ── digest ── applier.ingest ──> position ──> ... end
                                                                                                          │
                                                             done <── shape: compact where level 0 is full ┘
 
@@ -32,6 +32,7 @@ from standfast.restore.files.manifest import ManifestPartition
 from standfast.restore.files.manifest_files import check_files
 from standfast.restore.replay.bulk_plan import BulkSettings, Choice, choose, needs_compaction
 from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
+from standfast.restore.replay.run_builder import quick_digest
 from standfast.restore.replay.worker_pool import WorkerPool
 from standfast.store.clock import measured_ns
 from standfast.store.errors import StandfastError, StateLost, Unavailable
@@ -308,7 +309,7 @@ class BulkLoader:
             files = [file for run in runs for file in run.files]
             started_ns = measured_ns()
             try:
-                paths = check_files(load.folder, files)  # an ingest checks no block checksums
+                paths = check_files(load.folder, files, quick_digest)  # an ingest checks no block checksums
             except StandfastError as error:
                 raise _Spoilt from error
             load.applier.ingest(

@@ -13,9 +13,10 @@ Rules of this file: it knows no log, thread or file. Records come in offset orde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span
 from standfast.replication.kafka.native_library import compiled
@@ -23,7 +24,17 @@ from standfast.replication.log import Record
 from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import Corruption, InternalError
 from standfast.store.memory import MemoryEngine
-from standfast.store.rocks.sst import TOUCH_ROWS, Batch, sorted_batches
+from standfast.store.rocks.errors import translate
+from standfast.store.rocks.sst import (
+    BLOCK_BYTES,
+    TOUCH_ROWS,
+    Batch,
+    SortedFile,
+    Written,
+    placed,
+    sorted_batches,
+    write_batches,
+)
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import open_store
@@ -33,6 +44,10 @@ from standfast.store.types.typed import FamilyRows
 # Memory of Python beside the bytes of a key and a row: two objects' heads (33 bytes each, rounded up), a place in a
 # dictionary that is doubled when it is two thirds full, and one in the sorted list.
 ROW_OVERHEAD_BYTES = 200
+
+FILE_ROWS = 50_000  # fewer rows are not worth a thread
+
+Look: TypeAlias = Callable[[], None]  # called every few thousand rows; may raise to end a file
 
 
 class Family(NamedTuple):
@@ -79,6 +94,13 @@ class RowFold(Protocol):
 
     def families(self, *, drop_deletes: bool) -> list[Family]:
         """Families with rows, by name, without those that have expired since; with `drop_deletes` without deletes."""
+        ...
+
+    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+        """Write the rows of one of `families`, at least one, as files at some of these paths, in key order.
+
+        In place of reading its batches. Raises Unavailable if the disk refuses, and what `look` raises.
+        """
         ...
 
     def clear(self) -> None:
@@ -184,6 +206,10 @@ class StoreFold:
             found.append(Family(family, len(kept), deletes - dropped, dropped, sorted_batches(kept)))
         return found
 
+    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+        """See RowFold."""
+        return [write_batches(paths[0], _looking(family.batches, look))]
+
     def clear(self) -> None:
         """See RowFold."""
         self._rows = {}
@@ -191,7 +217,7 @@ class StoreFold:
 
 
 class NativeFold:
-    """The compiled fold; it releases the interpreter lock."""
+    """The compiled fold, and its writer of files; both release the interpreter lock."""
 
     def __init__(self, spec: StoreSpec, observed_ms: int) -> None:
         self._spec = spec
@@ -203,6 +229,7 @@ class NativeFold:
         self._fold: Any = self._module.Fold(
             rule.stamped, rule.suffix, rule.numbered, rule.retention_ms, rule.interval_ms, observed_ms
         )
+        self._places: dict[str, int] = {}  # of the families, in the fold
         self.records = self.expired = self.skipped = 0
 
     @property
@@ -258,8 +285,9 @@ class NativeFold:
     def families(self, *, drop_deletes: bool) -> list[Family]:
         """See RowFold."""
         rule, found = self._rule, []
+        self._places = {}
         least = (self.observed_ms - rule.retention_ms) // rule.interval_ms if rule.suffix else 0
-        for segment, start, stop, deletes in self._fold.sort():
+        for place, (segment, start, stop, deletes) in enumerate(self._fold.sort()):
             if rule.suffix and segment < least:  # died since its rows were folded
                 self.expired += stop - start
                 continue
@@ -269,7 +297,23 @@ class NativeFold:
             dropped = deletes if drop_deletes else 0
             rows = self._batches(start, stop, not drop_deletes)
             found.append(Family(name, stop - start - dropped, deletes - dropped, dropped, rows))
+            self._places[name] = place
         return sorted(found, key=lambda one: one.name)
+
+    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+        """See RowFold: many rows go to all files at once. Too long keys go through RocksDB's writer, row by row."""
+        if not self._fold.short_keys:
+            return [write_batches(paths[0], _looking(family.batches, look))]
+        place, deletes = self._places[family.name], not family.dropped
+
+        def write(unfinished: list[Path], where: str) -> list[Written | None]:
+            try:
+                files = self._fold.write(tuple(map(str, unfinished)), place, deletes, BLOCK_BYTES, look)
+            except OSError as error:
+                raise translate(error, where) from error
+            return [None if file is None else Written(*file) for file in files]
+
+        return placed(paths[: max(family.entries // FILE_ROWS, 1)], write)
 
     def _batches(self, start: int, stop: int, deletes: bool) -> Iterator[Batch]:
         for first in range(start, stop, TOUCH_ROWS):
@@ -279,6 +323,12 @@ class NativeFold:
         """See RowFold."""
         self._fold.clear()
         self.records = self.expired = self.skipped = 0
+
+
+def _looking(batches: Iterator[Batch], look: Look) -> Iterator[Batch]:
+    for batch in batches:
+        look()
+        yield batch
 
 
 def _size(rows: dict[bytes, bytes | None]) -> int:

@@ -8,16 +8,16 @@ include replaced rows; when it reaches the budget, the held rows are counted, at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from standfast.replication.kafka.native_library import compiled
 from standfast.replication.log import Record
 from standfast.restore.files.manifest import ManifestFile, ManifestPartition
 from standfast.restore.files.manifest_files import sha256_of
 from standfast.restore.replay.row_folds import Family, RowFold, fold_for
 from standfast.store.errors import InvalidRequest
-from standfast.store.rocks.sst import Batch, write_batches
 from standfast.store.specs import StoreSpec
 
 # A run is written when the held rows take this share of the budget; with 1.0, every further batch would need a count.
@@ -32,6 +32,7 @@ class RunBuilder:
     """Runs of the changelog from `start` on. File names in `folder` begin with `prefix`.
 
     `check` is called between batches of written rows, and may raise to end the run. `peak_bytes`: most memory of rows.
+    `digest` takes the place of sha256 in the files' facts; `writers`: files of a family that are written at once.
     Raises InvalidRequest for a versioned store, whose records cannot be folded apart from those before them.
     """
 
@@ -44,6 +45,8 @@ class RunBuilder:
     observed_ms: int = -1
     drop_deletes: bool = False
     check: Callable[[], None] = _nothing
+    digest: Callable[[Path], str] = sha256_of
+    writers: int = 1
     peak_bytes: int = field(init=False, default=0)
     _fold: RowFold | None = field(init=False, default=None)
     _runs: int = field(init=False, default=0)
@@ -80,7 +83,8 @@ class RunBuilder:
         drop = self.drop_deletes and not self._runs
         families = fold.families(drop_deletes=drop)
         dropped = sum(family.dropped for family in families)
-        files = [self._write(family, number) for number, family in enumerate(one for one in families if one.entries)]
+        kept = [family for family in families if family.entries]
+        files = [file for number, family in enumerate(kept) for file in self._write(fold, family, number)]
         entries = sum(file.entries for file in files)
         superseded = max(fold.records - entries - dropped - fold.expired - fold.skipped, 0)
         made = ManifestPartition(
@@ -104,21 +108,27 @@ class RunBuilder:
         self._runs += 1
         return made
 
-    def _write(self, family: Family, number: int) -> ManifestFile:
-        path = self.folder / f"{self.prefix}-{self._runs}-{number}.sst"
-        file = write_batches(path, self._checked(family.batches))
-        return ManifestFile(
-            name=path.name,
-            family=family.name,
-            bytes=file.size_bytes,
-            entries=file.entries,
-            first_key=file.first_key.hex(),
-            last_key=file.last_key.hex(),
-            sha256=sha256_of(path),
-            deletes=file.deletes,
-        )
+    def _write(self, fold: RowFold, family: Family, number: int) -> list[ManifestFile]:
+        names = [f"{self.prefix}-{self._runs}-{number * self.writers + at}.sst" for at in range(self.writers)]
+        return [
+            ManifestFile(
+                name=file.path.name,
+                family=family.name,
+                bytes=file.size_bytes,
+                entries=file.entries,
+                first_key=file.first_key.hex(),
+                last_key=file.last_key.hex(),
+                sha256=self.digest(file.path),
+                deletes=file.deletes,
+            )
+            for file in fold.write(family, [self.folder / name for name in names], self.check)
+        ]
 
-    def _checked(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            self.check()
-            yield batch
+
+def quick_digest(path: Path) -> str:
+    """A digest of a file that stays with this process, against accidents.
+
+    Measured, a file of 120 MB that was just written: 31 ms of processor time, sha256 95; a restore takes it twice.
+    """
+    module = compiled().module
+    return sha256_of(path) if module is None else f"{module.digest_of(str(path)):016x}"

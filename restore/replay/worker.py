@@ -12,6 +12,7 @@ and looks at `stop` at least every `FETCH_WAIT_MS`. It retries a log that does n
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from standfast.replication.columns import RecordColumns, offsets_of, payload_byt
 from standfast.replication.log import Log, LogReader, Record
 from standfast.restore.replay.bulk_plan import TAIL_RECORDS, Tail, skip_before_ms
 from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
-from standfast.restore.replay.run_builder import RunBuilder
+from standfast.restore.replay.run_builder import RunBuilder, quick_digest
 from standfast.store.clock import SystemClock, measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable
@@ -31,6 +32,8 @@ from standfast.store.log import as_event, logger
 FETCH_WAIT_MS = 200
 RETRY_MS = 500
 PROGRESS_MS = 100
+# Files that one run's rows are written to at once: nothing is left to read then, and the other processors are idle.
+WRITERS = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, 4)
 
 Say = Callable[[Event], None]
 
@@ -85,6 +88,8 @@ class Worker:
                 observed_ms=observed_ms,
                 drop_deletes=job.drop_deletes,
                 check=self._check,
+                digest=quick_digest,
+                writers=WRITERS,
             )
             self._build(builder, reader)
         return builder.peak_bytes

@@ -42,6 +42,15 @@ class SortedFile(NamedTuple):
     last_key: bytes
 
 
+class Written(NamedTuple):
+    """The rows of a file that has no name yet: entries (deletes among them), and first and last key."""
+
+    entries: int
+    deletes: int
+    first_key: bytes
+    last_key: bytes
+
+
 def table_options() -> rocksdict.BlockBasedOptions:
     """The layout of rows in blocks, for files of the database and for files that it ingests."""
     table = rocksdict.BlockBasedOptions()
@@ -62,10 +71,28 @@ def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> SortedFile:
     """As `write_sorted`, of rows in key order that come in batches. An error of the batches ends it, too."""
-    if not path.parent.is_dir():
-        raise Unavailable(f"writing {path}: its folder is absent: create it again")
-    unfinished = path.with_name(path.name + UNFINISHED)
-    where = f"writing {path}"
+    (file,) = placed([path], lambda unfinished, where: [_write(unfinished[0], where, batches)])
+    return file
+
+
+def placed(paths: Sequence[Path], write: Callable[[list[Path], str], Sequence[Written | None]]) -> list[SortedFile]:
+    """The files that `write(unfinished paths, words for errors)` makes, under their names once all are whole.
+
+    None stands for a file that was not made. Raises Unavailable if the folder is absent or the disk refuses.
+    """
+    if not paths[0].parent.is_dir():
+        raise Unavailable(f"writing {paths[0]}: its folder is absent: create it again")
+    unfinished = [path.with_name(path.name + UNFINISHED) for path in paths]
+    where = f"writing {paths[0]}"
+    made = zip(unfinished, paths, write(unfinished, where), strict=True)
+    return [
+        SortedFile(path, _called(where, _placed, former, path), *written)
+        for former, path, written in made
+        if written is not None
+    ]
+
+
+def _write(unfinished: Path, where: str, batches: Iterable[Batch]) -> Written:
     entries = deletes = 0
     first_key = last_key = b""
     writer: Any = None
@@ -79,11 +106,9 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> SortedFile:
         first_key, last_key = first_key if entries else keys[0], keys[-1]
         entries += len(keys)
     if writer is None:
-        raise InvalidRequest(f"{path}: no rows to write: a file needs at least one")
+        raise InvalidRequest(f"{where}: there are no rows: a file needs at least one")
     _called(where, writer.finish)
-    del writer
-    size = _called(where, _placed, unfinished, path)
-    return SortedFile(path, size, entries, deletes, first_key, last_key)
+    return Written(entries, deletes, first_key, last_key)
 
 
 def sorted_batches(rows: Mapping[bytes, bytes | None]) -> Iterator[Batch]:

@@ -45,6 +45,7 @@ typedef struct {
     Ear *ear;
     pid_t pid;
     int busy;
+    int headers; /* 0: records come without them, since librdkafka takes 0.1 us for a look, also if there are none */
     int closing; /* closed while another thread was inside */
     int lost; /* memory ran out between two records: what follows would have a gap */
 } Client;
@@ -202,10 +203,11 @@ static int configure(rd_kafka_conf_t *conf, PyObject *settings)
 
 static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"settings", "headers", NULL};
     PyObject *settings;
+    int headers = 1;
     char problem[TEXT_MAX] = "";
-    (void)kwargs;
-    if (!PyArg_ParseTuple(args, "O", &settings))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p", names, &settings, &headers))
         return NULL;
     if (rd.version == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "no librdkafka: call load first");
@@ -215,6 +217,7 @@ static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Client *self = (Client *)allocate(type, 0);
     if (self == NULL)
         return NULL;
+    self->headers = headers;
     self->ear = calloc(1, sizeof(Ear));
     rd_kafka_conf_t *conf = self->ear == NULL ? NULL : rd.conf_new();
     if (conf == NULL) {
@@ -293,6 +296,7 @@ static PyObject *client_close(Client *self, PyObject *unused)
 
 typedef struct {
     rd_kafka_message_t **messages;
+    int headers;
     size_t *draft_of; /* by message; of an event SIZE_MAX */
     Draft *drafts;
     size_t count, drafts_count;
@@ -352,9 +356,9 @@ static void plan(Batch *batch)
             batch->drafts[at] = (Draft){.rkt = one->rkt, .partition = one->partition};
         }
         Draft *draft = batch->drafts + at;
-        uint32_t headers;
+        uint32_t headers = 0;
         size_t payload = (one->key != NULL ? one->key_len : 0) + (one->payload != NULL ? one->len : 0);
-        draft->size += payload + header_bytes(one, &headers);
+        draft->size += payload + (batch->headers ? header_bytes(one, &headers) : 0);
         draft->payload += payload;
         draft->has_headers |= headers > 0;
         draft->count++;
@@ -467,6 +471,7 @@ static PyObject *client_consume(Client *self, PyObject *args)
     if (enter(self) < 0)
         return NULL;
     Batch batch = {
+        .headers = self->headers,
         .messages = malloc((size_t)wanted * sizeof *batch.messages),
         .draft_of = malloc((size_t)wanted * sizeof *batch.draft_of),
     };
@@ -624,7 +629,7 @@ static PyType_Slot client_slots[] = {
     {Py_tp_new, client_new},
     {Py_tp_dealloc, client_dealloc},
     {Py_tp_methods, client_methods},
-    {Py_tp_doc, "Client(settings): a consumer; settings are pairs of text. One thread at a time may use it."},
+    {Py_tp_doc, "Client(settings, headers=True): a consumer; settings are pairs of text. One thread at a time may use it."},
     {0, NULL},
 };
 

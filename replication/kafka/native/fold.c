@@ -10,17 +10,24 @@
  *
  * Rules of this file: keys are compared as unsigned bytes; hashes are seeded, since keys may be chosen by a stranger. */
 #define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "native.h"
 
 #define CHUNK ((size_t)1 << 20)
 #define NONE UINT32_MAX
+#define GATHERED 32 /* rows that are fetched into the cache together */
 #define AHEAD 16 /* rows whose places in the table are fetched into the cache together */
 /* An entry, its places in the growing tables, and sorting. */
 #define ENTRY_COST 128
+#define LOOK_BYTES ((uint64_t)4 << 20)
+#define PIECES_MAX 16 /* files that are written at once */
 
 PyObject *fold_type;
 
@@ -49,6 +56,12 @@ typedef struct {
     uint32_t entry;
 } Place;
 
+/* Sorted rows of one segment. */
+typedef struct {
+    int64_t segment;
+    uint32_t from, to, deletes;
+} Group;
+
 typedef struct {
     PyObject_HEAD
     int busy;
@@ -66,10 +79,12 @@ typedef struct {
     Chunk *chunks;
     size_t bytes;
     Entry *entries;
-    uint32_t count, room;
+    uint32_t count, room, longest; /* longest: bytes of a key */
     Slot *slots;
     uint32_t mask;
     Place *sorted; /* NULL: not sorted since the last record */
+    Group *groups;
+    uint32_t groups_count;
 } Fold;
 
 static int64_t big_endian(const unsigned char *at)
@@ -168,6 +183,15 @@ static int grow_entries(Fold *self)
     return 0;
 }
 
+static void unsort(Fold *self)
+{
+    free(self->sorted);
+    free(self->groups);
+    self->sorted = NULL;
+    self->groups = NULL;
+    self->groups_count = 0;
+}
+
 static void forget(Fold *self)
 {
     for (Chunk *chunk = self->chunks, *next; chunk != NULL; chunk = next) {
@@ -176,12 +200,11 @@ static void forget(Fold *self)
     }
     free(self->entries);
     free(self->slots);
-    free(self->sorted);
+    unsort(self);
     self->chunks = NULL;
     self->entries = NULL;
     self->slots = NULL;
-    self->sorted = NULL;
-    self->bytes = self->count = self->room = self->mask = 0;
+    self->bytes = self->count = self->room = self->mask = self->longest = 0;
 }
 
 /* -- adding -------------------------------------------------------------------------------------------------------- */
@@ -206,6 +229,7 @@ static Entry *entry_of(Fold *self, const unsigned char *key, uint32_t length, ui
     Entry *made = self->entries + self->count;
     *made = (Entry){.key = own, .key_len = length, .value_len = -1};
     self->slots[at] = (Slot){hash, self->count++};
+    self->longest = length > self->longest ? length : self->longest;
     return made;
 }
 
@@ -390,7 +414,8 @@ static void sort_segment(Fold *self, Place *places, Place *spare, uint32_t count
 
 static int sort(Fold *self)
 {
-    Place *places = malloc((self->count + 1) * sizeof(Place)), *spare = malloc((self->count + 1) * sizeof(Place));
+    size_t size = ((size_t)self->count + 1) * sizeof(Place);
+    Place *places = malloc(size), *spare = malloc(size);
     if (places == NULL || spare == NULL) {
         free(places);
         free(spare);
@@ -403,15 +428,25 @@ static int sort(Fold *self)
     }
     if (mixed)
         qsort_r(places, self->count, sizeof(Place), compare_segments, self->entries);
-    for (uint32_t from = 0, to; from < self->count; from = to) {
-        int64_t segment = self->entries[places[from].entry].segment;
-        for (to = from + 1; to < self->count && self->entries[places[to].entry].segment == segment; to++)
-            ;
+    int failed = 0;
+    for (uint32_t from = 0, to; from < self->count && !failed; from = to) {
+        Group group = {.segment = self->entries[places[from].entry].segment, .from = from};
+        for (to = from; to < self->count && self->entries[places[to].entry].segment == group.segment; to++)
+            group.deletes += self->entries[places[to].entry].value_len < 0;
+        group.to = to;
         sort_segment(self, places + from, spare, to - from);
+        Group *grown = realloc(self->groups, (self->groups_count + 1) * sizeof(Group));
+        failed = grown == NULL;
+        if (!failed) {
+            self->groups = grown;
+            self->groups[self->groups_count++] = group;
+        }
     }
     free(spare);
     self->sorted = places;
-    return 0;
+    if (failed)
+        unsort(self);
+    return -failed;
 }
 
 /* -- Python -------------------------------------------------------------------------------------------------------- */
@@ -479,8 +514,7 @@ static PyObject *fold_add(Fold *self, PyObject *args)
         return NULL;
     Sums sums = {0};
     Py_BEGIN_ALLOW_THREADS
-    free(self->sorted);
-    self->sorted = NULL;
+    unsort(self);
     self->spoilt = add(self, part, start, stop, &sums) < 0;
     Py_END_ALLOW_THREADS
     self->busy = 0;
@@ -503,12 +537,9 @@ static PyObject *fold_sort(Fold *self, PyObject *unused)
     if (failed)
         return PyErr_NoMemory();
     PyObject *found = PyList_New(0);
-    for (uint32_t from = 0, to; found != NULL && from < self->count; from = to) {
-        int64_t segment = self->entries[self->sorted[from].entry].segment;
-        uint32_t deletes = 0;
-        for (to = from; to < self->count && self->entries[self->sorted[to].entry].segment == segment; to++)
-            deletes += self->entries[self->sorted[to].entry].value_len < 0;
-        PyObject *one = Py_BuildValue("(LIII)", (long long)segment, from, to, deletes);
+    for (uint32_t i = 0; found != NULL && i < self->groups_count; i++) {
+        const Group *group = self->groups + i;
+        PyObject *one = Py_BuildValue("(LIII)", (long long)group->segment, group->from, group->to, group->deletes);
         if (one == NULL || PyList_Append(found, one) < 0)
             Py_CLEAR(found);
         Py_XDECREF(one);
@@ -516,16 +547,29 @@ static PyObject *fold_sort(Fold *self, PyObject *unused)
     return found;
 }
 
+/* Bring the next rows in key order into the cache together, as each lies somewhere else; the end of these. */
+static uint32_t gather(const Fold *self, uint32_t from, uint32_t to, Entry *into)
+{
+    uint32_t end = to - from > GATHERED ? from + GATHERED : to;
+    for (uint32_t i = end; i < to && i < end + GATHERED; i++)
+        __builtin_prefetch(self->entries + self->sorted[i].entry);
+    for (uint32_t i = from; i < end; i++) {
+        const Entry *one = into + (i - from);
+        into[i - from] = self->entries[self->sorted[i].entry];
+        __builtin_prefetch(one->key);
+        for (int32_t at = 0; at < one->value_len && at < 256; at += 64)
+            __builtin_prefetch(one->value + at);
+    }
+    return end;
+}
+
 static int hand_out(const Fold *self, uint32_t from, uint32_t to, int deletes, PyObject *keys, PyObject *values)
 {
-    for (uint32_t i = from; i < to; i++) {
-        if (i + 8 < to)
-            __builtin_prefetch(self->entries + self->sorted[i + 8].entry);
-        if (i + 4 < to) {
-            __builtin_prefetch(self->entries[self->sorted[i + 4].entry].key);
-            __builtin_prefetch(self->entries[self->sorted[i + 4].entry].value);
-        }
-        const Entry *one = self->entries + self->sorted[i].entry;
+    Entry rows[GATHERED];
+    for (uint32_t i = from, end = from, first = from; i < to; i++) {
+        if (i == end)
+            end = gather(self, first = i, to, rows);
+        const Entry *one = rows + (i - first);
         if (one->value_len < 0 && !deletes)
             continue;
         PyObject *key = PyBytes_FromStringAndSize((const char *)one->key, one->key_len);
@@ -558,6 +602,186 @@ static PyObject *fold_rows(Fold *self, PyObject *args)
     return found;
 }
 
+/* One file: rows at these places. */
+typedef struct {
+    Fold *fold;
+    const char *path;
+    uint32_t from, to, block_bytes;
+    int deletes;    /* whether they are written */
+    PyObject *look; /* of the calling thread's piece; NULL in the others */
+    int *stop;      /* set by the calling thread: the others end */
+    uint64_t rows, removed; /* written ones, deletes among them */
+    const Entry *first, *last;
+    int failed; /* -1: an error with `code`; 1: `look` raised, and its error is set */
+    int code;
+    pthread_t thread;
+    int started;
+} Piece;
+
+static int look_up(const Piece *piece)
+{
+    if (piece->look == NULL) {
+        errno = ECANCELED;
+        return __atomic_load_n(piece->stop, __ATOMIC_RELAXED) ? -1 : 0;
+    }
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *answer = PyObject_CallNoArgs(piece->look);
+    Py_XDECREF(answer);
+    PyGILState_Release(state);
+    return answer == NULL;
+}
+
+static int fill(Piece *piece, Table *table)
+{
+    const Fold *fold = piece->fold;
+    uint64_t looked = 0;
+    Entry rows[GATHERED];
+    for (uint32_t i = piece->from, end = i, first = i; i < piece->to; i++) {
+        if (i == end)
+            end = gather(fold, first = i, piece->to, rows);
+        const Entry *one = rows + (i - first);
+        if (one->value_len < 0 && !piece->deletes)
+            continue;
+        if (table_add(table, one->key, one->key_len, one->value, one->value_len) < 0)
+            return -1;
+        piece->last = fold->entries + fold->sorted[i].entry;
+        piece->first = piece->first == NULL ? piece->last : piece->first;
+        piece->removed += one->value_len < 0;
+        if (table_size(table) - looked < LOOK_BYTES)
+            continue;
+        looked = table_size(table);
+        int failed = look_up(piece);
+        if (failed)
+            return failed;
+    }
+    return table_finish(table);
+}
+
+static void *write_piece(void *given)
+{
+    Piece *piece = given;
+    const Fold *fold = piece->fold;
+    piece->rows = piece->to - piece->from;
+    for (uint32_t i = piece->from; i < piece->to && !piece->deletes; i++)
+        piece->rows -= fold->entries[fold->sorted[i].entry].value_len < 0;
+    if (piece->rows == 0)
+        return NULL;
+    int fd = open(piece->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    Table *table = fd < 0 ? NULL : table_new(fd, piece->rows, piece->block_bytes);
+    piece->failed = table == NULL ? -1 : fill(piece, table);
+    piece->code = errno;
+    if (table != NULL)
+        table_free(table);
+    if (fd >= 0 && close(fd) < 0 && !piece->failed) {
+        piece->code = errno;
+        piece->failed = -1;
+    }
+    return NULL;
+}
+
+/* Write the pieces, the first one in this thread and each other in its own; the piece that failed, or NULL. */
+static const Piece *write_pieces(Piece *pieces, Py_ssize_t count, int *stop)
+{
+    const Piece *failed = NULL;
+    for (Py_ssize_t i = 1; i < count; i++)
+        pieces[i].started = pthread_create(&pieces[i].thread, NULL, write_piece, pieces + i) == 0;
+    write_piece(pieces);
+    __atomic_store_n(stop, pieces[0].failed, __ATOMIC_RELAXED);
+    for (Py_ssize_t i = 1; i < count; i++) {
+        if (pieces[i].started)
+            pthread_join(pieces[i].thread, NULL);
+        else if (!pieces[0].failed) /* the machine allows no more threads */
+            write_piece(pieces + i);
+    }
+    for (Py_ssize_t i = 0; i < count && failed == NULL; i++)
+        failed = pieces[i].failed ? pieces + i : NULL;
+    return failed;
+}
+
+static PyObject *files_of(const Piece *pieces, Py_ssize_t count)
+{
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        const Piece *one = pieces + i;
+        PyObject *file = one->rows == 0
+                             ? Py_NewRef(Py_None)
+                             : Py_BuildValue("(KKy#y#)", one->rows, one->removed, (const char *)one->first->key,
+                                             (Py_ssize_t)one->first->key_len, (const char *)one->last->key,
+                                             (Py_ssize_t)one->last->key_len);
+        if (file == NULL || PyList_SetItem(found, i, file) < 0)
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *fold_write(Fold *self, PyObject *args)
+{
+    PyObject *paths, *look, *found = NULL;
+    Piece pieces[PIECES_MAX];
+    unsigned int index, block_bytes;
+    int deletes, stop = 0;
+    if (!PyArg_ParseTuple(args, "O!IpIO", &PyTuple_Type, &paths, &index, &deletes, &block_bytes, &look))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(paths);
+    if (count < 1 || count > PIECES_MAX) {
+        PyErr_Format(PyExc_ValueError, "a segment is written as 1 to %d files", PIECES_MAX);
+        return NULL;
+    }
+    if (enter(self) < 0)
+        return NULL;
+    if (self->sorted == NULL || index >= self->groups_count) {
+        PyErr_SetString(PyExc_RuntimeError, "there are no such rows: sort first");
+        goto out;
+    }
+    const Group *group = self->groups + index;
+    uint64_t rows = group->to - group->from;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t from = group->from + (uint32_t)(rows * (uint64_t)i / (uint64_t)count);
+        uint32_t to = group->from + (uint32_t)(rows * (uint64_t)(i + 1) / (uint64_t)count);
+        pieces[i] = (Piece){.fold = self, .from = from, .to = to, .block_bytes = block_bytes, .deletes = deletes};
+        pieces[i].stop = &stop;
+        Py_ssize_t length;
+        pieces[i].path = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(paths, i), &length);
+        if (pieces[i].path != NULL && strlen(pieces[i].path) != (size_t)length)
+            PyErr_SetString(PyExc_ValueError, "a path has a null character");
+        if (PyErr_Occurred())
+            goto out;
+    }
+    pieces[0].look = look;
+    const Piece *failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = write_pieces(pieces, count, &stop);
+    Py_END_ALLOW_THREADS
+    if (failed == NULL)
+        found = files_of(pieces, count);
+    else if (failed->failed < 0 && failed->code == ENOMEM)
+        PyErr_NoMemory();
+    else if (failed->failed < 0) {
+        errno = failed->code;
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, failed->path);
+    }
+out:
+    self->busy = 0;
+    return found;
+}
+
+PyObject *digest_of(PyObject *module, PyObject *path)
+{
+    PyObject *encoded = NULL;
+    uint64_t digest;
+    int failed;
+    (void)module;
+    if (!PyUnicode_FSConverter(path, &encoded))
+        return NULL;
+    const char *name = PyBytes_AsString(encoded);
+    Py_BEGIN_ALLOW_THREADS
+    failed = file_digest(name, &digest);
+    Py_END_ALLOW_THREADS
+    PyObject *found = failed ? PyErr_SetFromErrnoWithFilename(PyExc_OSError, name) : PyLong_FromUnsignedLongLong(digest);
+    Py_DECREF(encoded);
+    return found;
+}
+
 static PyObject *fold_clear(Fold *self, PyObject *unused)
 {
     (void)unused;
@@ -586,8 +810,10 @@ static PyObject *fold_get(Fold *self, void *what)
         return PyLong_FromSize_t(self->bytes + (size_t)self->count * ENTRY_COST);
     case 1:
         return PyLong_FromLongLong(self->observed_ms);
-    default:
+    case 2:
         return PyLong_FromLongLong(self->sequence);
+    default:
+        return PyBool_FromLong(self->longest <= TABLE_KEY_MAX);
     }
 }
 
@@ -599,6 +825,11 @@ static PyMethodDef fold_methods[] = {
      "sort() -> [(segment, from, to, deletes)]\n\nSort the rows; places of each segment, ascending."},
     {"rows", (PyCFunction)fold_rows, METH_VARARGS,
      "rows(from, to, deletes) -> (keys, values)\n\nRows at these places in key order; a delete is None, or left out."},
+    {"write", (PyCFunction)fold_write, METH_VARARGS,
+     "write(paths, index, deletes, block_bytes, look) -> [(entries, deletes, first key, last key) or None]\n\nWrite the "
+     "rows of one segment, by its place in the result of `sort`, as files that RocksDB ingests, one for each path of the "
+     "tuple, in as many threads; None stands for a file that would be empty. `look()` is called every few megabytes and "
+     "may raise. Raises OSError and MemoryError; files may be there in part then."},
     {"clear", (PyCFunction)fold_clear, METH_NOARGS, "Forget all rows; the stream time stays."},
     {NULL, NULL, 0, NULL},
 };
@@ -607,6 +838,7 @@ static PyGetSetDef fold_fields[] = {
     {"used_bytes", (getter)fold_get, NULL, "bytes of memory that the rows take, with sorting", (void *)0},
     {"observed_ms", (getter)fold_get, NULL, "stream time, -1 if there is none", (void *)1},
     {"sequence", (getter)fold_get, NULL, "largest sequence number of a key", (void *)2},
+    {"short_keys", (getter)fold_get, NULL, "whether `write` takes the keys of all rows", (void *)3},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

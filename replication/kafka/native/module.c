@@ -10,6 +10,8 @@ static PyMethodDef functions[] = {
     {"part_of", part_of_columns, METH_VARARGS,
      "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns, which are lists "
      "or tuples of one length; a key or value may be None."},
+    {"digest_of", digest_of, METH_O,
+     "digest_of(path) -> int\n\n64 bits that accidents to a file change; not against an attacker. Raises OSError."},
     {NULL, NULL, 0, NULL},
 };
 

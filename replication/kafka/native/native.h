@@ -3,6 +3,7 @@
  *     client.c   one consumer of librdkafka: consume ──> parts and events
  *     pieces.c   a part: records of one partition in one piece of memory, as columns only when asked for
  *     fold.c     the last value of each key, out of parts; sorted rows
+ *     sst.c      sorted rows as a file of RocksDB
  *     module.c   the module's table
  *
  * Rules of this module: everything that takes long runs without the interpreter's lock, so that no Python object is
@@ -53,6 +54,16 @@ typedef struct {
     int has_headers;
 } Draft;
 
+/* A sorted file under way: sst.c. Keys must stay where they are until the end; -1 is an error with errno. */
+#define TABLE_KEY_MAX 240
+typedef struct Table Table;
+Table *table_new(int fd, uint64_t rows, uint32_t block_bytes);
+int table_add(Table *table, const unsigned char *key, uint32_t key_len, const char *value, int32_t value_len);
+int table_finish(Table *table);
+uint64_t table_size(const Table *table);
+void table_free(Table *table);
+int file_digest(const char *path, uint64_t *digest);
+
 extern PyObject *native_error; /* Error(code, text) of librdkafka */
 extern PyObject *part_type, *fold_type, *client_type;
 
@@ -69,6 +80,7 @@ int init_pieces(PyObject *module);
 int init_fold(PyObject *module);
 
 PyObject *load_library(PyObject *module, PyObject *path);
+PyObject *digest_of(PyObject *module, PyObject *path);
 PyObject *part_of_columns(PyObject *module, PyObject *args);
 PyObject *part_of_draft(Draft *draft, PyObject *topic);
 void draft_free(Draft *draft);

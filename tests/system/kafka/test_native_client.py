@@ -108,6 +108,21 @@ def test_records_of_every_shape_are_read_alike(
     assert [record.offset for record in found] == list(range(0, 2 * len(written), 2)), "markers take offsets"
 
 
+def test_narrow_reader_reads_all_but_the_headers(log: KafkaLog, part: TopicPartition) -> None:
+    log.producer().append({part: [Outgoing(b"k", b"v", 1, (("a", b"1"),)), Outgoing(b"l", b"", 2)]})
+    reader = log.reader(narrow=True)
+    reader.assign({part: 0})
+    found: list[Record] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(found) < 2 and time.monotonic() < deadline:
+        found += [record for fetched in reader.fetch(10, 200) for record in fetched.records]
+    reader.close()
+    assert [(record.offset, record.timestamp, record.key, record.value, record.headers) for record in found] == [
+        (0, 1, b"k", b"v", ()),
+        (1, 2, b"l", b"", ()),
+    ]
+
+
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed_batches_and_one_that_grows_a_thousandfold_are_read_alike(
     log: KafkaLog, kafka_address: str, part: TopicPartition, monkeypatch: pytest.MonkeyPatch, codec: str

@@ -40,11 +40,14 @@ for turn in range(400):
     fold = native.Fold(chance.random() < 0.5, suffix, numbered, 120_000, 60_000, chance.choice([-1, 0, 10**6]))
     for _ in range(chance.randrange(1, 5)):
         count = chance.randrange(0, 300)
-        keys = [cell(40) for _ in range(count)]
+        longest = chance.choice([40, 40, 40, 130, 223, 260])
+        keys = [cell(longest) for _ in range(count)]
         if suffix and chance.random() < 0.9:
             tails = [chance.randrange(10**6).to_bytes(8, "big") + bytes(suffix - 8) for _ in range(count)]
             keys = [None if key is None else key + tail for key, tail in zip(keys, tails)]
         values = [cell(chance.choice([3, 3, 100_000]), 0.2) for _ in range(count)]
+        if chance.random() < 0.5:  # rows that a file compresses
+            values = [value and value[:3] * chance.randrange(1, 900) for value in values]
         stamps = [chance.randrange(-1, 2**62) for _ in range(count)]
         part = native.part_of("t", 0, list(range(count)), stamps, keys, values)
         start = chance.randrange(count + 1)
@@ -53,10 +56,26 @@ for turn in range(400):
         part.find(chance.randrange(-5, 400)), part.payload(start, stop)
         bad, _, _ = fold.add(part, start, stop)
         del part
-        for _, first, last, deletes in fold.sort() if chance.random() < 0.5 else ():
+        for place, (_, first, last, deletes) in enumerate(fold.sort() if chance.random() < 0.5 else ()):
             found, _ = fold.rows(first, last, True)
             assert found == sorted(set(found)), "rows of a segment ascend"
             assert len(fold.rows(first, last, False)[0]) == last - first - deletes
+            if fold.short_keys:
+                paths = tuple(sys.argv[3] + str(at) for at in range(chance.randrange(1, 4)))
+                files = fold.write(paths, place, True, chance.choice([1, 64, 8_192]), lambda: None)
+                assert next(one[2] for one in files if one) == found[0]
+                assert sum(one[0] for one in files if one) == len(found)
+                files = fold.write(paths, place, False, 8_192, lambda: None)
+                assert sum(one[0] for one in files if one) == last - first - deletes
+                if files[0]:
+                    native.digest_of(paths[0])
+        for wrong in (("/dev/full", 0), (sys.argv[3], 10**6), ("/", 0), ("nul\\0", 0)):
+            try:
+                fold.write((wrong[0], wrong[0]), wrong[1], True, 8_192, len)
+            except (OSError, RuntimeError, ValueError, TypeError):
+                pass
+            else:
+                raise AssertionError(wrong)
         if chance.random() < 0.2:
             fold.clear()
 
@@ -97,7 +116,7 @@ def _runtime(name: str) -> str:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, seed: int) -> None:
+def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, tmp_path: Path, seed: int) -> None:
     environment = os.environ | {
         "LD_PRELOAD": f"{_runtime('libasan.so')} {_runtime('libubsan.so')}",
         # Python and librdkafka keep memory until the process ends; another test looks for leaks.
@@ -106,7 +125,7 @@ def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, seed: in
         "PYTHONMALLOC": "malloc",
     }
     child = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(checked_module), str(seed)],
+        [sys.executable, "-c", SCRIPT, str(checked_module), str(seed), str(tmp_path / "file")],
         env=environment,
         capture_output=True,
         text=True,
