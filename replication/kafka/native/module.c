@@ -25,7 +25,9 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    if (init_client(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0) {
+    native_error = PyErr_NewException("standfast.replication.kafka._native.Error", NULL, NULL);
+    if (native_error == NULL || PyModule_AddObjectRef(module, "Error", native_error) < 0 || init_client(module) < 0 ||
+        init_producer(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }
