@@ -1,4 +1,4 @@
-"""Calls of the compiled clients: their errors, and what they say besides.
+"""Calls of the compiled clients: their errors, and their complaints and log lines.
 
     errors    the compiled client's error ──> that of confluent_kafka, so that all other files know one kind
     hear      a complaint or a log line ──> the log's callbacks, the logger

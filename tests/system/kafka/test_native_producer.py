@@ -1,7 +1,8 @@
 """The compiled producer of Kafka on a real broker: every shape of record, refusals, no leak, a bounded end, and misuse.
 
-The contract of every log, and the suites of crashes and of fencing, run on it as well. Here are its own promises: what
-it writes is what the client of confluent_kafka writes, and nothing that a caller or a broker does ends the interpreter.
+The contract of every log, and the suites of crashes and of fencing, run on it as well. Here are its own promises: it
+writes the same records as the client of confluent_kafka, and nothing that a caller or a broker does to it ends the
+interpreter.
 """
 
 from __future__ import annotations
