@@ -7,6 +7,9 @@ static PyMethodDef functions[] = {
     {"load", load_library, METH_O,
      "load(path) -> version\n\nUse the librdkafka at this path, which the process must have loaded already. Raises "
      "OSError for one that is not loaded, lacks a function, or is older or newer than tried."},
+    {"columns_of", columns_of, METH_VARARGS,
+     "columns_of(rows, least_ms, most_ms) -> (keys, values, timestamps), tuples\n\nNone if `rows` is no list, or has a "
+     "row that is not (bytes or None, bytes or None, timestamp within both bounds, no headers): check it in Python."},
     {"part_of", part_of_columns, METH_VARARGS,
      "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns, which are lists "
      "or tuples of one length; a key or value may be None."},

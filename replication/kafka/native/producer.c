@@ -72,6 +72,55 @@ static PyObject *producer_delivered(Client *self, PyObject *unused)
     return found;
 }
 
+/* -- columns ------------------------------------------------------------------------------------------------------- */
+
+/* Whether a row (key, value, timestamp[, headers]) needs no other check and no copy. */
+static int row_fits(PyObject *row, long long least, long long most)
+{
+    Py_ssize_t size = PyTuple_Check(row) ? PyTuple_Size(row) : 0;
+    if (size != 3 && size != 4)
+        return 0;
+    for (Py_ssize_t i = 0; i < 2; i++) {
+        PyObject *one = PyTuple_GetItem(row, i);
+        if (one != Py_None && !PyBytes_CheckExact(one))
+            return 0;
+    }
+    PyObject *stamp = PyTuple_GetItem(row, 2), *headers = size == 4 ? PyTuple_GetItem(row, 3) : NULL;
+    int overflow = 0;
+    long long value = PyLong_CheckExact(stamp) ? PyLong_AsLongLongAndOverflow(stamp, &overflow) : least - 1;
+    return !overflow && value >= least && value <= most &&
+           (headers == NULL || headers == Py_None || (PyTuple_CheckExact(headers) && PyTuple_Size(headers) == 0));
+}
+
+PyObject *columns_of(PyObject *module, PyObject *args)
+{
+    PyObject *rows, *columns[3] = {NULL, NULL, NULL}, *found = NULL;
+    long long least, most;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OLL", &rows, &least, &most))
+        return NULL;
+    if (!PyList_Check(rows))
+        Py_RETURN_NONE;
+    Py_ssize_t count = PyList_Size(rows), at = 0;
+    for (int i = 0; i < 3; i++)
+        if ((columns[i] = PyTuple_New(count)) == NULL)
+            goto end;
+    /* No Python code runs in this loop, so that the list cannot change. */
+    for (; at < count; at++) {
+        PyObject *row = PyList_GetItem(rows, at);
+        if (!row_fits(row, least, most))
+            break;
+        for (int i = 0; i < 3; i++)
+            if (PyTuple_SetItem(columns[i], at, Py_NewRef(PyTuple_GetItem(row, i))) < 0)
+                goto end;
+    }
+    found = at < count ? Py_NewRef(Py_None) : PyTuple_Pack(3, columns[0], columns[1], columns[2]);
+end:
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(columns[i]);
+    return found;
+}
+
 /* -- records ------------------------------------------------------------------------------------------------------- */
 
 /* NULL with an error set. */
