@@ -247,25 +247,16 @@ static PyObject *change(Client *self, PyObject *given, int what)
     return code != 0 ? raise_code(code, NULL) : none_or_raise(error);
 }
 
-static PyObject *client_assign(Client *self, PyObject *given)
-{
-    return change(self, given, 0);
-}
+#define CHANGE(name, what)                                                                                             \
+    static PyObject *name(Client *self, PyObject *given)                                                               \
+    {                                                                                                                  \
+        return change(self, given, what);                                                                              \
+    }
 
-static PyObject *client_unassign(Client *self, PyObject *given)
-{
-    return change(self, given, 1);
-}
-
-static PyObject *client_pause(Client *self, PyObject *given)
-{
-    return change(self, given, 2);
-}
-
-static PyObject *client_resume(Client *self, PyObject *given)
-{
-    return change(self, given, 3);
-}
+CHANGE(client_assign, 0)
+CHANGE(client_unassign, 1)
+CHANGE(client_pause, 2)
+CHANGE(client_resume, 3)
 
 static PyObject *client_end(Client *self, PyObject *args)
 {

@@ -79,9 +79,9 @@ static void hear(Ear *ear, int is_log, int code, const char *facility, const cha
 
 static void on_error(rd_kafka_t *handle, int code, const char *reason, void *opaque)
 {
-    char why[TEXT_MAX];
-    int fatal = code == RD_FATAL ? rd.fatal_error(handle, why, sizeof why) : 0;
-    hear(opaque, 0, fatal ? fatal : code, "", fatal ? why : reason);
+    (void)handle;
+    if (code != RD_FATAL) /* that is raised by the next wait of a producer, with its reason: see none_or_fatal */
+        hear(opaque, 0, code, "", reason);
 }
 
 static void on_log(const rd_kafka_t *handle, int level, const char *facility, const char *text)

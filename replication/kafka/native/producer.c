@@ -22,7 +22,7 @@ PyObject *producer_type;
 
 typedef struct {
     char *key, *value;
-    size_t key_len, value_len;
+    Py_ssize_t key_len, value_len; /* -1: null */
     int64_t timestamp;
     rd_kafka_headers_t *headers; /* NULL once librdkafka has it */
 } Item;
@@ -146,17 +146,6 @@ static rd_kafka_headers_t *headers_of(PyObject *given)
     return headers;
 }
 
-static int cell_of(PyObject *column, Py_ssize_t at, char **bytes, size_t *length)
-{
-    PyObject *one = PyTuple_GetItem(column, at);
-    Py_ssize_t size = 0;
-    *bytes = NULL;
-    if (one == NULL || (one != Py_None && PyBytes_AsStringAndSize(one, bytes, &size) < 0))
-        return -1;
-    *length = (size_t)size;
-    return 0;
-}
-
 static void items_free(Item *items, size_t count)
 {
     for (size_t i = 0; items != NULL && i < count; i++)
@@ -177,8 +166,8 @@ static Item *items_of(PyObject *columns[4], size_t start, size_t count)
         PyObject *stamp = PyTuple_GetItem(columns[2], at);
         item->timestamp = stamp == NULL ? -1 : PyLong_AsLongLong(stamp);
         int failed = stamp == NULL || (item->timestamp == -1 && PyErr_Occurred()) ||
-                     cell_of(columns[0], at, &item->key, &item->key_len) < 0 ||
-                     cell_of(columns[1], at, &item->value, &item->value_len) < 0;
+                     (item->key_len = cell_of(columns[0], at, &item->key)) < -1 ||
+                     (item->value_len = cell_of(columns[1], at, &item->value)) < -1;
         if (!failed && columns[3] != Py_None) {
             PyObject *own = PyTuple_GetItem(columns[3], at);
             int some = own == NULL ? -1 : PyObject_IsTrue(own);
@@ -211,14 +200,10 @@ static int give(Client *self, rd_kafka_topic_t *topic, int32_t partition, Item *
         void *number = (void *)sending->next; /* NOLINT: a number, see the head of this file */
         int code;
         sending->next++; /* before, since the answer may come inside of a `poll` below */
-        if (item->headers != NULL)
-            code = rd.producev(self->handle, RD_TOPIC, topic, RD_PARTITION, partition, RD_FLAGS, RD_COPY, RD_OPAQUE,
-                               number, RD_KEY, item->key, item->key_len, RD_VALUE, item->value, item->value_len,
-                               RD_TIMESTAMP, item->timestamp, RD_HEADERS, item->headers, RD_END);
-        else
-            code = rd.producev(self->handle, RD_TOPIC, topic, RD_PARTITION, partition, RD_FLAGS, RD_COPY, RD_OPAQUE,
-                               number, RD_KEY, item->key, item->key_len, RD_VALUE, item->value, item->value_len,
-                               RD_TIMESTAMP, item->timestamp, RD_END);
+        code = rd.producev(self->handle, RD_TOPIC, topic, RD_PARTITION, partition, RD_FLAGS, RD_COPY, RD_OPAQUE, number,
+                           RD_KEY, item->key, item->key == NULL ? (size_t)0 : (size_t)item->key_len, RD_VALUE,
+                           item->value, item->value == NULL ? (size_t)0 : (size_t)item->value_len, RD_TIMESTAMP,
+                           item->timestamp, item->headers != NULL ? RD_HEADERS : RD_END, item->headers, RD_END);
         if (code == 0) {
             item->headers = NULL;
             sent->given++;
@@ -334,43 +319,23 @@ static Py_ssize_t producer_length(Client *self)
 
 /* -- transactions -------------------------------------------------------------------------------------------------- */
 
-typedef enum { INIT, BEGIN, COMMIT, ABORT } Step;
+/* A method that takes one step, with the time that it may take unless `format` is empty. */
+#define STEP(name, format, call)                                                                                       \
+    static PyObject *name(Client *self, PyObject *args)                                                                \
+    {                                                                                                                  \
+        int timeout_ms = 0;                                                                                            \
+        rd_kafka_error_t *error;                                                                                       \
+        if (!PyArg_ParseTuple(args, format, &timeout_ms) || client_enter(self) < 0)                                    \
+            return NULL;                                                                                               \
+        Py_BEGIN_ALLOW_THREADS error = call;                                                                           \
+        Py_END_ALLOW_THREADS client_leave(self);                                                                       \
+        return none_or_raise(error);                                                                                   \
+    }
 
-static PyObject *take_step(Client *self, PyObject *args, Step step)
-{
-    int timeout_ms = 0;
-    rd_kafka_error_t *error;
-    if (!PyArg_ParseTuple(args, step == BEGIN ? "" : "i", &timeout_ms) || client_enter(self) < 0)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    error = step == INIT     ? rd.init_transactions(self->handle, timeout_ms)
-            : step == BEGIN  ? rd.begin_transaction(self->handle)
-            : step == COMMIT ? rd.commit_transaction(self->handle, timeout_ms)
-                             : rd.abort_transaction(self->handle, timeout_ms);
-    Py_END_ALLOW_THREADS
-    client_leave(self);
-    return none_or_raise(error);
-}
-
-static PyObject *producer_init(Client *self, PyObject *args)
-{
-    return take_step(self, args, INIT);
-}
-
-static PyObject *producer_begin(Client *self, PyObject *args)
-{
-    return take_step(self, args, BEGIN);
-}
-
-static PyObject *producer_commit(Client *self, PyObject *args)
-{
-    return take_step(self, args, COMMIT);
-}
-
-static PyObject *producer_abort(Client *self, PyObject *args)
-{
-    return take_step(self, args, ABORT);
-}
+STEP(producer_init, "i", rd.init_transactions(self->handle, timeout_ms))
+STEP(producer_begin, "", rd.begin_transaction(self->handle))
+STEP(producer_commit, "i", rd.commit_transaction(self->handle, timeout_ms))
+STEP(producer_abort, "i", rd.abort_transaction(self->handle, timeout_ms))
 
 static PyObject *producer_offsets(Client *self, PyObject *args)
 {
