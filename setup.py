@@ -13,7 +13,7 @@ import sysconfig
 from setuptools import Extension, setup
 
 FOLDER = "replication/kafka/native"
-FILES = ("client.c", "fold.c", "module.c", "pieces.c", "sst.c")
+FILES = ("client.c", "fold.c", "handle.c", "module.c", "pieces.c", "producer.c", "sst.c")
 
 fits = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 compiled = fits and not os.environ.get("STANDFAST_PURE")

@@ -75,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         from standfast.replication.kafka.native_library import native
 
         print(f"standfast {__version__}")  # without importing the module of every command
-        print(f"reader of Kafka: {native().text}")
+        for part in ("reader", "writer"):  # the same module has both
+            print(f"{part} of Kafka: {native().text}")
         return 0
     parser = build_parser()
     try:

@@ -1,8 +1,8 @@
 """Clients of librdkafka, destroyed by their owners and never by the garbage collector.
 
     keep(client)      a strong reference, so that the client is no garbage
-    release(client)   for an owner that has stopped using it: a consumer or an admin client is destroyed at once,
-                      a producer drops its unsent records and joins the unused ones
+    release(client)   for an owner that has stopped using it: a consumer, an admin client or a compiled producer is
+                      destroyed at once, one of confluent_kafka drops its unsent records and joins the unused ones
     owner is gone     its clients wait in a queue for the next call of any owner
     any call          unused producers to which no frame and no traceback refers are destroyed
 
@@ -10,9 +10,10 @@ librdkafka ends the process (SIGABRT, "calling rd_kafka_destroy() from librdkafk
 destroyed in one of its own threads. Those threads run the callbacks of admin requests, in Python, so that the garbage
 collector may run there as in any other thread. A log is garbage in a cycle, and so would be its clients.
 
-A producer is not closed: measured with confluent-kafka 2.16, `close` aborts an open transaction and waits for the
-answer without limit, so that a writer whose broker went away would never raise its error. Dropping the last reference
-destroys a producer without asking a broker; the error that its owner raises keeps it for a while, in the traceback.
+A producer of confluent_kafka is not closed: measured with version 2.16, `close` aborts an open transaction and waits
+for the answer without limit, so that a writer whose broker went away would never raise its error. Dropping the last
+reference destroys a producer without asking a broker; the error that its owner raises keeps it for a while, in the
+traceback.
 
 Rules of this file: only threads of this process's own may call `keep` and `release`, as is so for all calls of a log. A
 client must not refer to its owner, or the owner would never be garbage.
@@ -28,6 +29,8 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+
+from standfast.replication.kafka.producer import PythonProducer
 
 T = TypeVar("T")
 
@@ -85,8 +88,8 @@ def destroy_left() -> None:
 def _end(client: Any) -> None:
     if isinstance(client, AdminClient):
         client.__exit__(None, None, None)  # its only call that ends it
-    elif isinstance(client, Producer):
-        client.purge()  # else it would go on sending for as long as it is referred to
-        _unused.append([client])
+    elif isinstance(client, PythonProducer):
+        client.client.purge()  # else it would go on sending for as long as it is referred to
+        _unused.append([client.client])
     else:
         client.close()

@@ -1,7 +1,7 @@
 """The shared access of a Kafka log's parts to its cluster: clients with the log's settings, topics, bounds.
 
     KafkaAddress ── consumer()   read committed, from explicit positions, never joins a group
-                 ── producer()   acks from all replicas, idempotent
+                 ── producer()   acks from all replicas, idempotent; compiled where that can be
                  ── admin        one for the log; used by several threads
 
 Rules of this file: every wait has a bound (`timeout.ms` of the address) and ends as Unavailable that names the
@@ -25,7 +25,6 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Producer,
     TopicCollection,
     libversion,
 )
@@ -48,6 +47,9 @@ from standfast.replication.kafka.errors import (
     error_of,
     translated,
 )
+from standfast.replication.kafka.native_library import native, refused_by
+from standfast.replication.kafka.native_producer import NativeProducer
+from standfast.replication.kafka.producer import Producer, PythonProducer
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
 from standfast.store.clock import SystemClock
@@ -172,7 +174,10 @@ class Cluster:
         options = _PRODUCER | _NO_REBOOTSTRAP | options_of(self._options, producer=True)
         if "delivery.timeout.ms" not in options:
             options.setdefault("message.timeout.ms", str(min(self.timeout_ms, self._transaction_ms)))
-        return self._make(Producer, options | _dotted(settings))
+        options |= _dotted(settings)
+        if native().module is None or refused_by(self._callbacks.named()):
+            return self._make(PythonProducer, options)
+        return self._made(lambda: NativeProducer(options, self._callbacks))
 
     def transactional(self, transactional_id: str) -> Producer:
         """A new transactional producer, which begins to connect."""
@@ -186,7 +191,7 @@ class Cluster:
         """
         with self.released_on_error(producer):
             for _ in range(2):
-                self.run("connecting", lambda: producer.list_topics(INTERNAL, self.timeout_s))
+                self.run("connecting", lambda: producer.learn(INTERNAL, self.timeout_s))
         return producer
 
     def release(self, *clients: object) -> None:
@@ -204,8 +209,11 @@ class Cluster:
             raise
 
     def _make(self, kind: Callable[..., Result], options: Mapping[str, str]) -> Result:
+        return self._made(lambda: kind({**options, **self._callbacks.settings(), "logger": logger}))
+
+    def _made(self, make: Callable[[], Result]) -> Result:
         try:
-            return self._clients.keep(kind({**options, **self._callbacks.settings(), "logger": logger}))
+            return self._clients.keep(make())
         except (KafkaException, TypeError, ValueError) as error:
             raise self._tokenless("connecting", error_of(error)) or bad_setting(error, self.where) from error
         except SystemError as error:
@@ -325,35 +333,24 @@ class Cluster:
             return None
         return Unavailable(f"{self.where}: {what}: {why}: correct the function, or the service that it asks")
 
-    def flush(self, producer: Producer, timeout_s: float) -> None:
-        """Wait until a producer has sent everything. Raises KafkaException with the reason if it gave up for good."""
-        self._served(lambda: producer.flush(timeout_s))
-
     def reason(self, producer: Producer, error: KafkaException | KafkaError, *, transactional: bool) -> KafkaError:
         """The reason why a producer gave up, if its error does not name one; else that error.
 
         Measured with librdkafka 2.16: one refused permission fails every record of a transaction as "purged", and a
         fatal error fails `produce` as "fatal". The reason comes by callback, or with the next step of a transaction;
-        `begin_transaction` is the step that changes nothing if the broker allows it after all.
+        `begin` is the step that changes nothing if the broker allows it after all.
         """
         found = error_of(error)
         if found.code() not in VAGUE:
             return found
         try:
-            self._served(lambda: producer.poll(0))
+            producer.poll()
             if transactional:
-                producer.begin_transaction()
+                producer.begin()
         except KafkaException as why:
             if error_of(why).code() not in VAGUE:
                 return error_of(why)
         return found
-
-    def _served(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except SystemError as error:
-            # The client met a fatal error while it ran callbacks, which wraps that error.
-            raise (error.__cause__ if isinstance(error.__cause__, KafkaException) else error) from None
 
     # -- permissions --------------------------------------------------------------------------------------------------
 

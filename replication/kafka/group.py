@@ -28,6 +28,7 @@ from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members_topic import Board
+from standfast.replication.kafka.records import kafka_offsets
 from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs
@@ -298,10 +299,3 @@ def _metadata(group: bytes, generation: int, member: bytes) -> bytes:
 def commit_needs(commit: GroupCommit) -> tuple[Need, ...]:
     """Permissions that a commit of offsets takes."""
     return (Need(GROUP, commit.group, "READ"), *topic_needs((at[0] for at in commit.offsets), "READ"))
-
-
-def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:
-    """Offsets with metadata in the client's type."""
-    return [
-        KafkaPartition(topic, partition, offset, metadata) for (topic, partition), (offset, metadata) in offsets.items()
-    ]

@@ -19,9 +19,9 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka.admin import KafkaAdmin
@@ -35,7 +35,8 @@ from standfast.replication.kafka.members import (
     member_value,
     removal_headers,
 )
-from standfast.replication.kafka.records import to_columns
+from standfast.replication.kafka.producer import Producer
+from standfast.replication.kafka.records import Columns, to_columns
 from standfast.replication.log import EnteredView, GroupView, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need, write_needs
@@ -45,6 +46,7 @@ from standfast.store.errors import Fenced, Held, StandfastError, Unavailable, Un
 BEAT_KNOWN_MS = 10_000  # KNOWN_MS for a beat, which detects a new topic by the offset of its own record
 MessageHeaders: TypeAlias = Sequence[tuple[str, str | bytes | None]]
 CHUNK = 1_000
+NOW = 0  # a timestamp for the client: the time of writing
 WAIT_MS = 100
 LONG_POLL_MS = "500"  # a record ends the wait at once; at 10 ms there would be a hundred empty fetches a second
 SLOW_MS = 200  # a read that took longer proves no silence of members
@@ -307,12 +309,15 @@ class Board:
 
     def _write(self, key: bytes, value: bytes | None, headers: MessageHeaders = ()) -> None:
         """Write one record and read up to it."""
-        producer, outcome = self._connected(), dict[Any, Message]()
+        producer = self._connected()
+        columns = Columns((key,), (value,), (NOW,), (headers,) if headers else None)
         try:
-            producer.produce(self._source.topic, value, key, 0, outcome.__setitem__, headers=list(headers))
-            self._cluster.flush(producer, self._cluster.timeout_s + 1)
-            if None not in outcome:
-                raise KafkaException(next(iter(outcome), KafkaError(KafkaError._TIMED_OUT)))
+            producer.produce(self._source, columns, 0, self._cluster.timeout_ms)
+            producer.flush(self._cluster.timeout_s + 1)
+            found = producer.delivered().get(self._source)
+            if found is None or found.next_offset is None:
+                refused = None if found is None else found.error
+                raise KafkaException(refused or KafkaError(KafkaError._TIMED_OUT))
         except KafkaException as error:
             self._blind = True
             self._producer = None
@@ -321,7 +326,7 @@ class Board:
             with self._there():
                 what = f"writing to {self._source}"
                 raise self._cluster.translate(why, what, *write_needs([self._source])) from error
-        at = outcome[None].offset() or 0
+        at = found.next_offset - 1
         if at < self._position:  # the topic was deleted and recreated: the next call describes it first
             self._described_ms = -BEAT_KNOWN_MS
         with self._there():

@@ -2,29 +2,26 @@
 
 Its records are parts (`standfast.replication.columns.LazyColumns`), so a restore folds them without a Python object.
 
-Rules of this file: errors of the compiled client become those of confluent_kafka, so that all other files know one
-kind. Complaints and log lines come with a batch, in the thread of the reader.
+Rules of this file: complaints and log lines come with a batch, in the thread of the reader.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 
 from standfast.replication.columns import LazyColumns, Span
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.feed import Event, Feed, News, Piece, PythonFeed
+from standfast.replication.kafka.native_calls import errors, hear
 from standfast.replication.kafka.native_library import native, refused_by
 from standfast.replication.offsets import TopicPartition
-from standfast.store.log import as_event, logger
 
 CHUNK = 4_000  # a part of so many small records still fits in the processor's cache
-_EVENT, _COMPLAINT = 0, 1
-_LEVELS = (*(logging.CRITICAL,) * 3, logging.ERROR, logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
+_EVENT = 0
 
 
 class NativeFeed:
@@ -54,11 +51,7 @@ class NativeFeed:
             text, topic, partition, offset = more
             source = TopicPartition(topic, max(partition, 0))
             return Event(source, KafkaError(code, text), offset if offset >= 0 else None)
-        if kind == _COMPLAINT:
-            self._cluster.callbacks.report(KafkaError(code, more[0]))
-        else:
-            level = _LEVELS[min(code, len(_LEVELS) - 1)]
-            logger.log(level, "%s [standfast] %s", *more, extra=as_event("kafka_client_line"))
+        hear(self._cluster.callbacks, kind, code, *more)
         return None
 
     def learn(self, topic: str, timeout_s: float) -> None:
@@ -95,12 +88,8 @@ class NativeFeed:
         """See Feed."""
         self._cluster.release(self._client)
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except self._module.Error as error:
-            raise KafkaException(KafkaError(*error.args)) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return errors(self._module)
 
 
 def open_feed(cluster: Cluster, *, narrow: bool = False) -> Feed:

@@ -15,9 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from confluent_kafka import Producer
-
 from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.producer import Producer
 from standfast.store.errors import StandfastError
 
 THREADS_MAX = 16

@@ -1,22 +1,25 @@
-"""Records between the port and the Kafka client: checks of outgoing records, columns of incoming messages.
+"""Records between the port and the Kafka client: checks of outgoing records, columns of incoming messages, offsets.
 
 Rules of this file: no I/O. It takes the client's messages as they are and must not know of topics or transactions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, cast
 
 from confluent_kafka import Message
+from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.checks import check_bytes, check_timestamps
 from standfast.replication.columns import RecordColumns
-from standfast.replication.log import Headers, Outgoing
+from standfast.replication.kafka.native_library import compiled
+from standfast.replication.log import Committed, Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
+from standfast.store.timestamps import TIMESTAMP_MAX_MS
 
 LEAST_TIMESTAMP_MS = 1  # the client reads 0 as "now"
 
@@ -52,33 +55,53 @@ def to_columns(messages: Sequence[Message], keys: list[bytes | None] | None = No
     )
 
 
-def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Sequence[tuple[Any, ...]]:
-    """The batch as rows for the client (key, value, timestamp, headers); the batch itself if it fits already.
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Outgoing records of one partition, checked. Tuples, so that none changes while a client reads them."""
+
+    keys: tuple[bytes | None, ...]
+    values: tuple[bytes | None, ...]
+    timestamps: tuple[int, ...]
+    headers: tuple[Sequence[tuple[str, str | bytes | None]] | None, ...] | None = None  # None if no record has any
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def size_of(self, index: int) -> int:
+        """Bytes of a record's key and value."""
+        return len(self.keys[index] or b"") + len(self.values[index] or b"")
+
+
+def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Columns:
+    """The batch as columns for the client.
 
     Raises InvalidRequest naming partition and record. A timestamp of 0 is refused, because the client reads it as
     "now" and the record would come back changed.
     """
     if not len(batch):
-        return []
+        return Columns((), (), ())
+    module = compiled().module
+    if module is not None:
+        # Nearly every batch is a list of sound rows: 0.1 us a row instead of 0.4.
+        found = module.columns_of(batch, LEAST_TIMESTAMP_MS, TIMESTAMP_MAX_MS)
+        if found is not None:
+            return Columns(*found)
     try:
-        columns = list(zip(*batch, strict=True))
+        columns = tuple(zip(*batch, strict=True))
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{source}: records of one batch need equal shape ({error})") from error
     if len(columns) not in (3, 4):
         raise InvalidRequest(f"{source}: a record is (key, value, timestamp, headers), got {len(columns)} parts")
     keys, values = _bytes(source, "key", columns[0]), _bytes(source, "value", columns[1])
     check_timestamps(source, columns[2], LEAST_TIMESTAMP_MS)
-    headers: Iterable[Any] = repeat(None)
-    if len(columns) == 4 and not any(columns[3]):
-        if keys is columns[0] and values is columns[1]:
-            return batch
-    elif len(columns) == 4:
-        headers = [_headers(source, index, one) for index, one in enumerate(columns[3])]
-    return list(zip(keys, values, columns[2], headers, strict=False))
+    headers = None
+    if len(columns) == 4 and any(columns[3]):
+        headers = tuple(_headers(source, index, one) for index, one in enumerate(columns[3]))
+    return Columns(keys, values, columns[2], headers)
 
 
-def _bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> Sequence[bytes | None]:
-    return [one if one is None else bytes(one) for one in column] if check_bytes(source, what, column) else column
+def _bytes(source: TopicPartition, what: str, column: tuple[Any, ...]) -> tuple[bytes | None, ...]:
+    return tuple(None if one is None else bytes(one) for one in column) if check_bytes(source, what, column) else column
 
 
 def _headers(source: TopicPartition, index: int, headers: Any) -> list[tuple[str, bytes | None]] | None:
@@ -91,3 +114,10 @@ def _headers(source: TopicPartition, index: int, headers: Any) -> list[tuple[str
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{source}: record {index} of the batch has bad headers ({error})") from error
     return found or None
+
+
+def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:
+    """Offsets with metadata in the client's type."""
+    return [
+        KafkaPartition(topic, partition, offset, metadata) for (topic, partition), (offset, metadata) in offsets.items()
+    ]

@@ -16,27 +16,28 @@ is unknown: the writer reports that, and the next call settles it before it does
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from standfast.replication.checks import check_commit
 from standfast.replication.kafka.cluster import RETRY_MS, Cluster
 from standfast.replication.kafka.errors import FENCED, VAGUE, error_of
-from standfast.replication.kafka.group import commit_needs, kafka_offsets, member_metadata
+from standfast.replication.kafka.group import commit_needs, member_metadata
 from standfast.replication.kafka.members import Owner
 from standfast.replication.kafka.members_topic import Board
-from standfast.replication.kafka.records import checked
+from standfast.replication.kafka.producer import Producer
+from standfast.replication.kafka.records import Columns, checked
 from standfast.replication.log import Batches, GroupCommit, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
 
-Rows = Mapping[TopicPartition, Sequence[tuple[Any, ...]]]
+Rows = Mapping[TopicPartition, Columns]
 
 
 class Fence:
@@ -189,13 +190,12 @@ class KafkaWriter:
         producer = self._ready()
         asked = False  # whether the broker was asked to commit
         try:
-            producer.begin_transaction()
+            producer.begin()
             if commit is not None and commit.offsets:
                 metadata = self._metadata_of(commit.group)
                 if commit.member is not None:
                     metadata = member_metadata(metadata, commit.member)
-                offsets = kafka_offsets(commit.offsets)
-                producer.send_offsets_to_transaction(offsets, metadata, self._cluster.timeout_s)
+                producer.offsets(commit.offsets, metadata, self._cluster.timeout_s)
             ends = self._deliver(producer, rows)
             asked = True
             self._commit(producer)
@@ -276,7 +276,7 @@ class KafkaWriter:
         while True:
             left_s = max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000
             try:
-                producer.commit_transaction(left_s)
+                producer.commit(left_s)
                 return
             except KafkaException as error:
                 if not error_of(error).retriable() or self._clock.monotonic_ms() >= deadline_ms:
@@ -289,7 +289,7 @@ class KafkaWriter:
         """
         self._transactional = None
         try:
-            producer.abort_transaction(self._cluster.timeout_s)
+            producer.abort(self._cluster.timeout_s)
         except KafkaException as error:
             self._fenced = self._fenced or _says_fenced(error_of(error))
             return False
@@ -332,72 +332,58 @@ class KafkaWriter:
 
     def _deliver(self, producer: Producer, rows: Rows) -> dict[TopicPartition, int]:
         """Give all records to the client and wait for each; returns the next offset of each partition."""
-        # `dict.__setitem__` as delivery callback stays in C: a partition's last message is under None, errors are keys.
-        outcomes: dict[TopicPartition, dict[Any, Message]] = {source: {} for source, batch in rows.items() if batch}
+        written = {source: batch for source, batch in rows.items() if batch}
         # A second after the client's own time-out, whose errors name the reason.
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
-        for source, outcome in outcomes.items():
-            self._produce(producer, source, rows[source], outcome.__setitem__, deadline_ms)
-        self._cluster.flush(producer, max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000)
-        for source, outcome in outcomes.items():
-            for refused, message in outcome.items():
-                if refused is not None:
-                    self._cluster.forget(source.topic)
-                    raise self._delivery_error(source, refused, message)
-            if None not in outcome:
+        for source, batch in written.items():
+            self._produce(producer, source, batch, deadline_ms)
+        producer.flush(max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000)
+        ends: dict[TopicPartition, int] = {}
+        for source, found in producer.delivered().items():
+            if found.error is not None:
+                self._cluster.forget(source.topic)
+                raise self._delivery_error(source, found.error, found.size)
+            if found.next_offset is None:
                 raise Unavailable(
                     f"{self._cluster.where}: {source}: no acknowledgement within {self._cluster.timeout_ms} ms: "
                     "try again"
                 )
+            ends[source] = found.next_offset
         if len(producer):
             raise Unavailable(
                 f"{self._cluster.where}: {len(producer)} records were not acknowledged within "
                 f"{self._cluster.timeout_ms} ms: try again"
             )
-        return {source: (outcome[None].offset() or 0) + 1 for source, outcome in outcomes.items()}
+        return ends
 
-    def _produce(
-        self,
-        producer: Producer,
-        source: TopicPartition,
-        batch: Sequence[tuple[Any, ...]],
-        told: Callable[[Any, Message], None],
-        deadline_ms: int,
-    ) -> None:
-        topic, number = source
-        # Arguments by position (callback, its other name, timestamp, headers): keywords cost a third of the call.
-        produce: Any = producer.produce
-        for key, value, timestamp, headers in batch:
-            while True:
-                try:
-                    if headers:
-                        produce(topic, value, key, number, told, None, timestamp, headers)
-                    else:
-                        produce(topic, value, key, number, told, None, timestamp)
-                    break
-                except BufferError:
-                    # The client's queue is full until the broker has acknowledged its oldest records.
-                    producer.poll(0.05)
-                    if self._clock.monotonic_ms() > deadline_ms:
-                        raise Unavailable(
-                            f"{self._cluster.where}: {source}: the client's queue stayed full: try again"
-                        ) from None
-                except KafkaException as error:
-                    found = error_of(error)
-                    if found.code() != KafkaError._UNKNOWN_PARTITION or self._clock.monotonic_ms() > deadline_ms:
-                        raise self._delivery_error(source, found, None) from error
-                    self._learn_partitions(producer, source)
+    def _produce(self, producer: Producer, source: TopicPartition, batch: Columns, deadline_ms: int) -> None:
+        """Give a partition's records to the client; raises Unavailable if its queue stays full."""
+        at = 0
+        while at < len(batch):
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            try:
+                taken = producer.produce(source, batch, at, max(left_ms, 0))
+            except KafkaException as error:
+                found = error_of(error)
+                if found.code() != KafkaError._UNKNOWN_PARTITION or left_ms < 0:
+                    raise self._delivery_error(source, found, batch.size_of(at)) from error
+                self._learn_partitions(producer, source)
+                continue
+            if taken == at and left_ms < 0:
+                raise Unavailable(f"{self._cluster.where}: {source}: the client's queue stayed full: try again")
+            at = taken
 
     def _learn_partitions(self, producer: Producer, source: TopicPartition) -> None:
         """Refresh the producer's metadata: the partition exists, but was added after this client's last request."""
-        self._cluster.run(f"writing to {source}", lambda: producer.list_topics(source.topic, self._cluster.timeout_s))
+        self._cluster.run(f"writing to {source}", lambda: producer.learn(source.topic, self._cluster.timeout_s))
         self._clock.sleep_ms(RETRY_MS)
 
-    def _delivery_error(self, source: TopicPartition, error: KafkaError, message: Message | None) -> Exception:
+    def _delivery_error(self, source: TopicPartition, error: KafkaError, size: int) -> Exception:
+        """The error for a refused record of so many bytes."""
         if error.code() in FENCED or error.code() in VAGUE:
             return KafkaException(error)
-        size = "" if message is None else f", a record of {len(message.key() or b'') + len(message)} bytes"
-        return self._cluster.translate(error, f"writing to {source}{size}", *write_needs([source]))
+        what = f"writing to {source}, a record of {size} bytes"
+        return self._cluster.translate(error, what, *write_needs([source]))
 
     # -- checks -------------------------------------------------------------------------------------------------------
 

@@ -111,12 +111,15 @@ def test_source_archive_holds_no_links_and_no_tests(archives: Path) -> None:
     assert {"LICENSE", "README.md", "pyproject.toml", "store/errors.py"} <= set(inner)
 
 
-def test_installed_command_tells_its_version_and_its_reader(installed: Path, archives: Path) -> None:
+def test_installed_command_tells_its_version_and_its_client_of_kafka(installed: Path, archives: Path) -> None:
     (wheel,) = archives.glob("*.whl")
     version = wheel.name.split("-")[1]
-    first, second = run([installed.parent / "standfast", "--version"], archives).splitlines()
+    first, *parts = run([installed.parent / "standfast", "--version"], archives).splitlines()
     assert first == f"standfast {version}"
-    assert second.startswith("reader of Kafka: compiled, on librdkafka 2.")
+    assert [line.partition(" on librdkafka 2.")[0] for line in parts] == [
+        "reader of Kafka: compiled,",
+        "writer of Kafka: compiled,",
+    ]
 
 
 def test_wheel_serves_every_python_and_a_pure_one_every_system(

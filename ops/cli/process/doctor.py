@@ -103,12 +103,12 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     found.sort(key=lambda one: one.severity != "error")
     topics = {} if looked is None else looked.survey.topics
     present = [name for name, topic in topics.items() if topic is not None]
-    reader = _reader(settings.log)
+    client = _client(settings.log)
     document = _document(app, settings.log, () if looked is None else looked.survey.brokers, present, found)
-    out.document(document | {"reader": reader})
+    out.document(document | {"reader": client, "writer": client})
     _show(out, found)
-    if reader is not None:
-        out.line(f"reader of Kafka: {reader}")
+    for part in () if client is None else ("reader", "writer"):
+        out.line(f"{part} of Kafka: {client}")
     for topic, other in () if looked is None else looked.doubtful:
         out.note(f"topic {topic} may belong to {app!r} or {other!r}: name its store with --store to have it checked")
     if looked is None:
@@ -118,8 +118,8 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     return NEGATIVE if wrong else OK
 
 
-def _reader(address: str | None) -> str | None:
-    """The way in which records of a Kafka log are read on this machine; None for another log."""
+def _client(address: str | None) -> str | None:
+    """The way in which records of a Kafka log are read and written on this machine; None for another log."""
     from standfast.replication.kafka.address import KafkaAddress
     from standfast.replication.tail.open_log import parse_address
 

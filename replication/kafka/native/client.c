@@ -1,296 +1,15 @@
 /* One consumer of librdkafka, with its own queue.
  *
- *     load(path)          the functions of the copy that the process has loaded; never a second copy
- *     Client(settings)    pairs of text, given to librdkafka unchanged
  *     consume             a batch without the interpreter's lock: parts, and events in their order
  *
- * Events are tuples: (0, code, text, topic, partition, offset) stands for a message without a record, (1, code, text)
- * for a complaint of the client, (2, level, facility, text) for a line of its log.
- *
- * Rules of this file: librdkafka's threads call `on_log` at any time, so that it takes a lock and no Python object. A
- * client is destroyed by `close` in bounded time, without asking a broker: it never joins a group. */
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <pthread.h>
+ * Events are tuples: (0, code, text, topic, partition, offset) stands for a message without a record, and what the
+ * handle said (handle.c) comes behind them. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "native.h"
 
-#define SAID_MAX 64 /* further complaints and lines of one batch are dropped: they repeat themselves */
-#define TEXT_MAX 512
-
-Library rd;
-PyObject *client_type, *native_error;
-
-typedef struct {
-    int is_log;
-    int code; /* or the level */
-    char facility[32];
-    char text[TEXT_MAX];
-} Said;
-
-/* Lives as long as the handle; librdkafka has its address. */
-typedef struct {
-    pthread_mutex_t lock;
-    int count;
-    Said said[SAID_MAX];
-} Ear;
-
-typedef struct {
-    PyObject_HEAD
-    rd_kafka_t *handle;
-    rd_kafka_queue_t *queue;
-    Ear *ear;
-    pid_t pid;
-    int busy;
-    int headers; /* 0: records come without them, since librdkafka takes 0.1 us for a look, also if there are none */
-    int closing; /* closed while another thread was inside */
-    int lost; /* memory ran out between two records: what follows would have a gap */
-} Client;
-
-/* -- the library --------------------------------------------------------------------------------------------------- */
-
-PyObject *load_library(PyObject *module, PyObject *path)
-{
-    (void)module;
-    PyObject *encoded = NULL;
-    if (!PyUnicode_FSConverter(path, &encoded))
-        return NULL;
-    const char *name = PyBytes_AsString(encoded);
-    void *found = name == NULL ? NULL : dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    if (found == NULL) {
-        PyErr_Format(PyExc_OSError, "%s is not a library that this process has loaded", name);
-        Py_DECREF(encoded);
-        return NULL;
-    }
-    Library library;
-    const char *absent = NULL;
-#define X(result, member, arguments)                                                                                   \
-    if ((*(void **)&library.member = dlsym(found, "rd_kafka_" #member)) == NULL)                                       \
-        absent = "rd_kafka_" #member;
-    RD_FUNCTIONS(X)
-#undef X
-    PyObject *answer = NULL;
-    if (absent != NULL)
-        PyErr_Format(PyExc_OSError, "%s has no function %s", name, absent);
-    else if (library.version() < RD_OLDEST || library.version() >= RD_NEWEST)
-        PyErr_Format(PyExc_OSError, "librdkafka %s is not one of those that standfast was tried with, 2.13 to 2.x",
-                     library.version_str());
-    else {
-        rd = library;
-        answer = PyUnicode_FromString(rd.version_str());
-    }
-    if (answer == NULL)
-        dlclose(found); /* else it stays: a handle may be in use until the process ends */
-    Py_DECREF(encoded);
-    return answer;
-}
-
-/* -- complaints and lines ------------------------------------------------------------------------------------------ */
-
-static void hear(Ear *ear, int is_log, int code, const char *facility, const char *text)
-{
-    if (ear == NULL)
-        return;
-    pthread_mutex_lock(&ear->lock);
-    if (ear->count < SAID_MAX) {
-        Said *one = ear->said + ear->count++;
-        one->is_log = is_log;
-        one->code = code;
-        strncpy(one->facility, facility, sizeof one->facility - 1);
-        one->facility[sizeof one->facility - 1] = 0;
-        strncpy(one->text, text, TEXT_MAX - 1);
-        one->text[TEXT_MAX - 1] = 0;
-    }
-    pthread_mutex_unlock(&ear->lock);
-}
-
-static void on_error(rd_kafka_t *handle, int code, const char *reason, void *opaque)
-{
-    (void)handle;
-    hear(opaque, 0, code, "", reason);
-}
-
-static void on_log(const rd_kafka_t *handle, int level, const char *facility, const char *text)
-{
-    hear(rd.opaque(handle), 1, level, facility, text);
-}
-
-static PyObject *text_of(const char *text)
-{
-    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-}
-
-/* Move what was heard to the end of a list. */
-static int report(Ear *ear, PyObject *into)
-{
-    for (int i = 0;; i++) {
-        Said one;
-        pthread_mutex_lock(&ear->lock);
-        int there = i < ear->count;
-        if (there)
-            one = ear->said[i];
-        else
-            ear->count = 0;
-        pthread_mutex_unlock(&ear->lock);
-        if (!there)
-            return 0;
-        PyObject *text = text_of(one.text);
-        PyObject *item = text == NULL ? NULL
-                         : one.is_log ? Py_BuildValue("(iisO)", 2, one.code, one.facility, text)
-                                      : Py_BuildValue("(iiO)", 1, one.code, text);
-        Py_XDECREF(text);
-        int failed = item == NULL || PyList_Append(into, item) < 0;
-        Py_XDECREF(item);
-        if (failed)
-            return -1;
-    }
-}
-
-static PyObject *raise_code(int code, const char *text)
-{
-    PyObject *shown = text_of(text != NULL ? text : rd.err2str(code));
-    PyObject *value = shown == NULL ? NULL : Py_BuildValue("(iO)", code, shown);
-    if (value != NULL)
-        PyErr_SetObject(native_error, value);
-    Py_XDECREF(shown);
-    Py_XDECREF(value);
-    return NULL;
-}
-
-/* -- opening and closing ------------------------------------------------------------------------------------------- */
-
-static int enter(Client *self)
-{
-    const char *why = self->handle == NULL || self->closing ? "this client of Kafka was closed: open another one"
-                      : self->pid != getpid()      ? "this client of Kafka belongs to the process that forked this one"
-                      : self->busy                 ? "another thread uses this client of Kafka: one at a time may"
-                      : self->lost                 ? "this client of Kafka ran out of memory and lost records: close it"
-                                                   : NULL;
-    if (why != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, why);
-        return -1;
-    }
-    self->busy = 1;
-    return 0;
-}
-
-static int configure(rd_kafka_conf_t *conf, PyObject *settings)
-{
-    Py_ssize_t count = PySequence_Size(settings);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        char problem[TEXT_MAX];
-        PyObject *pair = PySequence_GetItem(settings, i);
-        PyObject *name = pair == NULL ? NULL : PySequence_GetItem(pair, 0);
-        PyObject *value = name == NULL ? NULL : PySequence_GetItem(pair, 1);
-        const char *key = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
-        const char *text = value == NULL || key == NULL ? NULL : PyUnicode_AsUTF8AndSize(value, NULL);
-        int failed = text == NULL;
-        if (!failed && rd.conf_set(conf, key, text, problem, sizeof problem) != RD_CONF_OK) {
-            raise_code(-186, problem); /* _INVALID_ARG; librdkafka's text names the setting */
-            failed = 1;
-        }
-        Py_XDECREF(pair);
-        Py_XDECREF(name);
-        Py_XDECREF(value);
-        if (failed)
-            return -1;
-    }
-    return count < 0 ? -1 : 0;
-}
-
-static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"settings", "headers", NULL};
-    PyObject *settings;
-    int headers = 1;
-    char problem[TEXT_MAX] = "";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p", names, &settings, &headers))
-        return NULL;
-    if (rd.version == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "no librdkafka: call load first");
-        return NULL;
-    }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Client *self = (Client *)allocate(type, 0);
-    if (self == NULL)
-        return NULL;
-    self->headers = headers;
-    self->ear = calloc(1, sizeof(Ear));
-    rd_kafka_conf_t *conf = self->ear == NULL ? NULL : rd.conf_new();
-    if (conf == NULL) {
-        Py_DECREF(self);
-        return PyErr_NoMemory();
-    }
-    pthread_mutex_init(&self->ear->lock, NULL);
-    if (configure(conf, settings) < 0) {
-        rd.conf_destroy(conf);
-        Py_DECREF(self);
-        return NULL;
-    }
-    rd.conf_set_opaque(conf, self->ear);
-    rd.conf_set_error_cb(conf, on_error);
-    rd.conf_set_log_cb(conf, on_log);
-    Py_BEGIN_ALLOW_THREADS
-    self->handle = rd.new(RD_CONSUMER, conf, problem, sizeof problem);
-    if (self->handle != NULL) {
-        rd.poll_set_consumer(self->handle);
-        self->queue = rd.queue_get_consumer(self->handle);
-    }
-    Py_END_ALLOW_THREADS
-    self->pid = getpid();
-    if (self->handle == NULL) {
-        rd.conf_destroy(conf); /* a handle that was made has taken it */
-        raise_code(-196, problem); /* _FAIL */
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
-}
-
-static void destroy(Client *self)
-{
-    rd_kafka_t *handle = self->handle;
-    Ear *ear = self->ear;
-    self->ear = NULL;
-    self->handle = NULL;
-    if (handle != NULL && self->pid == getpid()) {
-        Py_BEGIN_ALLOW_THREADS
-        rd.queue_destroy(self->queue);
-        rd.destroy_flags(handle, RD_DESTROY_NO_CONSUMER_CLOSE);
-        Py_END_ALLOW_THREADS
-    } else if (handle != NULL)
-        return; /* its threads are in the other process: not even its memory can be freed here */
-    free(ear);
-}
-
-static void client_dealloc(Client *self)
-{
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    destroy(self);
-    release(self);
-    Py_DECREF(type);
-}
-
-static void leave(Client *self)
-{
-    self->busy = 0;
-    if (self->closing)
-        destroy(self);
-}
-
-static PyObject *client_close(Client *self, PyObject *unused)
-{
-    (void)unused;
-    if (self->busy)
-        self->closing = 1; /* `leave` destroys it: the thread inside still uses the handle */
-    else
-        destroy(self);
-    Py_RETURN_NONE;
-}
+PyObject *client_type;
 
 /* -- consuming ----------------------------------------------------------------------------------------------------- */
 
@@ -468,7 +187,7 @@ static PyObject *client_consume(Client *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "consume takes 1 to 1,000,000 messages at once");
         return NULL;
     }
-    if (enter(self) < 0)
+    if (client_enter(self) < 0)
         return NULL;
     Batch batch = {
         .headers = self->headers,
@@ -478,7 +197,7 @@ static PyObject *client_consume(Client *self, PyObject *args)
     if (batch.messages == NULL || batch.draft_of == NULL) {
         free(batch.messages);
         free(batch.draft_of);
-        leave(self);
+        client_leave(self);
         return PyErr_NoMemory(); /* before a message was taken: nothing is lost */
     }
     Py_BEGIN_ALLOW_THREADS
@@ -496,7 +215,7 @@ static PyObject *client_consume(Client *self, PyObject *args)
     }
     Py_END_ALLOW_THREADS
     PyObject *found = finish(self, &batch, failed);
-    leave(self);
+    client_leave(self);
     if (found != NULL && code != 0) {
         Py_DECREF(found);
         return raise_code(code, NULL);
@@ -506,33 +225,13 @@ static PyObject *client_consume(Client *self, PyObject *args)
 
 /* -- assignment ---------------------------------------------------------------------------------------------------- */
 
-static rd_kafka_topic_partition_list_t *list_of(PyObject *given)
-{
-    Py_ssize_t count = PySequence_Size(given);
-    rd_kafka_topic_partition_list_t *list = count < 0 ? NULL : rd.topic_partition_list_new((int)count);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *one = PySequence_GetItem(given, i);
-        const char *topic;
-        int partition;
-        long long offset;
-        if (one == NULL || !PyArg_ParseTuple(one, "siL", &topic, &partition, &offset)) {
-            Py_XDECREF(one);
-            rd.topic_partition_list_destroy(list);
-            return NULL;
-        }
-        rd.topic_partition_list_add(list, topic, partition)->offset = offset;
-        Py_DECREF(one);
-    }
-    return list;
-}
-
 /* Apply a change of the assignment: 0 assign, 1 unassign, 2 pause, 3 resume. */
 static PyObject *change(Client *self, PyObject *given, int what)
 {
     rd_kafka_topic_partition_list_t *list = list_of(given);
     rd_kafka_error_t *error = NULL;
     int code = 0;
-    if (list == NULL || enter(self) < 0) {
+    if (list == NULL || client_enter(self) < 0) {
         if (list != NULL)
             rd.topic_partition_list_destroy(list);
         return NULL;
@@ -545,69 +244,45 @@ static PyObject *change(Client *self, PyObject *given, int what)
     else
         code = what == 2 ? rd.pause_partitions(self->handle, list) : rd.resume_partitions(self->handle, list);
     Py_END_ALLOW_THREADS
-    leave(self);
+    client_leave(self);
     rd.topic_partition_list_destroy(list);
-    if (error != NULL) {
-        raise_code(rd.error_code(error), rd.error_string(error));
-        rd.error_destroy(error);
-        return NULL;
+    return code != 0 ? raise_code(code, NULL) : none_or_raise(error);
+}
+
+#define CHANGE(name, what)                                                                                             \
+    static PyObject *name(Client *self, PyObject *given)                                                               \
+    {                                                                                                                  \
+        return change(self, given, what);                                                                              \
     }
-    if (code != 0)
-        return raise_code(code, NULL);
-    Py_RETURN_NONE;
-}
 
-static PyObject *client_assign(Client *self, PyObject *given)
-{
-    return change(self, given, 0);
-}
-
-static PyObject *client_unassign(Client *self, PyObject *given)
-{
-    return change(self, given, 1);
-}
-
-static PyObject *client_pause(Client *self, PyObject *given)
-{
-    return change(self, given, 2);
-}
-
-static PyObject *client_resume(Client *self, PyObject *given)
-{
-    return change(self, given, 3);
-}
+CHANGE(client_assign, 0)
+CHANGE(client_unassign, 1)
+CHANGE(client_pause, 2)
+CHANGE(client_resume, 3)
 
 static PyObject *client_end(Client *self, PyObject *args)
 {
     const char *topic;
     int partition;
     int64_t low = 0, high = 0;
-    if (!PyArg_ParseTuple(args, "si", &topic, &partition) || enter(self) < 0)
+    if (!PyArg_ParseTuple(args, "si", &topic, &partition) || client_enter(self) < 0)
         return NULL;
     int code = rd.get_watermark_offsets(self->handle, topic, partition, &low, &high);
-    leave(self);
+    client_leave(self);
     return PyLong_FromLongLong(code == 0 ? high : -1);
 }
 
-static PyObject *client_learn(Client *self, PyObject *args)
+static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    const char *name;
-    int timeout_ms, code;
-    const struct rd_kafka_metadata *found = NULL;
-    if (!PyArg_ParseTuple(args, "si", &name, &timeout_ms) || enter(self) < 0)
+    static char *names[] = {"settings", "headers", NULL};
+    PyObject *settings;
+    int headers = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p", names, &settings, &headers))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    rd_kafka_topic_t *topic = rd.topic_new(self->handle, name, NULL);
-    code = topic == NULL ? rd.last_error() : rd.metadata(self->handle, 0, topic, &found, timeout_ms);
-    if (found != NULL)
-        rd.metadata_destroy(found);
-    if (topic != NULL)
-        rd.topic_destroy(topic);
-    Py_END_ALLOW_THREADS
-    leave(self);
-    if (code != 0)
-        return raise_code(code, NULL);
-    Py_RETURN_NONE;
+    PyObject *self = open_client(type, settings, RD_CONSUMER);
+    if (self != NULL)
+        ((Client *)self)->headers = headers;
+    return self;
 }
 
 static PyMethodDef client_methods[] = {
@@ -639,10 +314,6 @@ static PyType_Spec client_spec = {
 
 int init_client(PyObject *module)
 {
-    native_error = PyErr_NewException("standfast.replication.kafka._native.Error", NULL, NULL);
     client_type = PyType_FromSpec(&client_spec);
-    if (native_error == NULL || client_type == NULL)
-        return -1;
-    return PyModule_AddObjectRef(module, "Error", native_error) < 0 ? -1
-                                                                    : PyModule_AddObjectRef(module, "Client", client_type);
+    return client_type == NULL ? -1 : PyModule_AddObjectRef(module, "Client", client_type);
 }

@@ -7,6 +7,9 @@ static PyMethodDef functions[] = {
     {"load", load_library, METH_O,
      "load(path) -> version\n\nUse the librdkafka at this path, which the process must have loaded already. Raises "
      "OSError for one that is not loaded, lacks a function, or is older or newer than tried."},
+    {"columns_of", columns_of, METH_VARARGS,
+     "columns_of(rows, least_ms, most_ms) -> (keys, values, timestamps), tuples\n\nNone if `rows` is no list, or has a "
+     "row that is not (bytes or None, bytes or None, timestamp within both bounds, no headers): check it in Python."},
     {"part_of", part_of_columns, METH_VARARGS,
      "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns, which are lists "
      "or tuples of one length; a key or value may be None."},
@@ -27,7 +30,9 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    if (init_client(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0) {
+    native_error = PyErr_NewException("standfast.replication.kafka._native.Error", NULL, NULL);
+    if (native_error == NULL || PyModule_AddObjectRef(module, "Error", native_error) < 0 || init_client(module) < 0 ||
+        init_producer(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -218,7 +218,7 @@ static PyObject *part_get(Part *part, void *what)
 /* -- a part of Python's columns ------------------------------------------------------------------------------------ */
 
 /* Length of a cell and its bytes; -1 for None, -2 with an error set. */
-static Py_ssize_t cell_of(PyObject *column, Py_ssize_t at, char **bytes)
+Py_ssize_t cell_of(PyObject *column, Py_ssize_t at, char **bytes)
 {
     PyObject *one = PySequence_GetItem(column, at);
     if (one == NULL)

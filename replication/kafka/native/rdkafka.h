@@ -13,7 +13,12 @@
 
 #define RD_OLDEST 0x020d0000 /* 2.13, the oldest client that standfast takes; older ones were never tried */
 #define RD_NEWEST 0x03000000 /* the ABI is promised within a major version */
+#define RD_PRODUCER 0
 #define RD_CONSUMER 1
+#define RD_FATAL (-150)
+#define RD_QUEUE_FULL (-184)
+#define RD_PURGE_ALL 0x7 /* also records on their way, without waiting */
+#define RD_COPY 0x2
 #define RD_CONF_OK 0
 #define RD_DESTROY_NO_CONSUMER_CLOSE 0x8
 
@@ -23,7 +28,21 @@ typedef struct rd_kafka_queue_s rd_kafka_queue_t;
 typedef struct rd_kafka_topic_s rd_kafka_topic_t;
 typedef struct rd_kafka_error_s rd_kafka_error_t;
 typedef struct rd_kafka_headers_s rd_kafka_headers_t;
+typedef struct rd_kafka_consumer_group_metadata_s rd_kafka_consumer_group_metadata_t;
 struct rd_kafka_metadata;
+
+/* The parts of a record for `producev`, each with the arguments behind it, up to RD_END. */
+enum {
+    RD_END,
+    RD_TOPIC = 2,  /* rd_kafka_topic_t * */
+    RD_PARTITION,  /* int32_t */
+    RD_VALUE,      /* void *, size_t */
+    RD_KEY,        /* void *, size_t */
+    RD_OPAQUE,     /* void * */
+    RD_FLAGS,      /* int */
+    RD_TIMESTAMP,  /* int64_t */
+    RD_HEADERS = 10 /* rd_kafka_headers_t *, taken if the record is */
+};
 
 typedef struct {
     int err;
@@ -67,6 +86,8 @@ typedef struct {
     X(void, conf_set_error_cb, (rd_kafka_conf_t *, void (*)(rd_kafka_t *, int, const char *, void *)))                 \
     X(void, conf_set_log_cb, (rd_kafka_conf_t *, void (*)(const rd_kafka_t *, int, const char *, const char *)))       \
     X(void *, opaque, (const rd_kafka_t *))                                                                            \
+    X(void, conf_set_dr_msg_cb,                                                                                        \
+      (rd_kafka_conf_t *, void (*)(rd_kafka_t *, const rd_kafka_message_t *, void *)))                                 \
     X(rd_kafka_t *, new, (int, rd_kafka_conf_t *, char *, size_t))                                                     \
     X(void, destroy_flags, (rd_kafka_t *, int))                                                                        \
     X(int, poll_set_consumer, (rd_kafka_t *))                                                                          \
@@ -89,7 +110,28 @@ typedef struct {
     X(int, resume_partitions, (rd_kafka_t *, rd_kafka_topic_partition_list_t *))                                       \
     X(int, error_code, (const rd_kafka_error_t *))                                                                     \
     X(const char *, error_string, (const rd_kafka_error_t *))                                                          \
+    X(int, error_is_fatal, (const rd_kafka_error_t *))                                                                 \
+    X(int, error_is_retriable, (const rd_kafka_error_t *))                                                             \
+    X(int, error_txn_requires_abort, (const rd_kafka_error_t *))                                                       \
     X(void, error_destroy, (rd_kafka_error_t *))                                                                       \
+    X(int, fatal_error, (rd_kafka_t *, char *, size_t))                                                                \
+    X(int, producev, (rd_kafka_t *, ...))                                                                              \
+    X(rd_kafka_headers_t *, headers_new, (size_t))                                                                     \
+    X(int, header_add, (rd_kafka_headers_t *, const char *, ssize_t, const void *, ssize_t))                           \
+    X(void, headers_destroy, (rd_kafka_headers_t *))                                                                   \
+    X(int, poll, (rd_kafka_t *, int))                                                                                  \
+    X(int, flush, (rd_kafka_t *, int))                                                                                 \
+    X(int, purge, (rd_kafka_t *, int))                                                                                 \
+    X(int, outq_len, (rd_kafka_t *))                                                                                   \
+    X(rd_kafka_error_t *, init_transactions, (rd_kafka_t *, int))                                                      \
+    X(rd_kafka_error_t *, begin_transaction, (rd_kafka_t *))                                                           \
+    X(rd_kafka_error_t *, send_offsets_to_transaction,                                                                 \
+      (rd_kafka_t *, const rd_kafka_topic_partition_list_t *, const rd_kafka_consumer_group_metadata_t *, int))        \
+    X(rd_kafka_error_t *, commit_transaction, (rd_kafka_t *, int))                                                     \
+    X(rd_kafka_error_t *, abort_transaction, (rd_kafka_t *, int))                                                      \
+    X(rd_kafka_error_t *, consumer_group_metadata_read,                                                                \
+      (rd_kafka_consumer_group_metadata_t **, const void *, size_t))                                                   \
+    X(void, consumer_group_metadata_destroy, (rd_kafka_consumer_group_metadata_t *))                                   \
     X(int, get_watermark_offsets, (rd_kafka_t *, const char *, int32_t, int64_t *, int64_t *))                         \
     X(rd_kafka_topic_t *, topic_new, (rd_kafka_t *, const char *, void *))                                             \
     X(void, topic_destroy, (rd_kafka_topic_t *))                                                                       \

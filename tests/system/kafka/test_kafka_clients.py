@@ -18,6 +18,9 @@ from confluent_kafka import Producer
 from standfast.replication.kafka.address import parse_kafka_address
 from standfast.replication.kafka.clients import destroy_left
 from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.native_library import SWITCH
+from standfast.replication.kafka.native_producer import NativeProducer
+from standfast.replication.kafka.producer import PythonProducer
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
@@ -104,12 +107,16 @@ def test_clients_of_an_owner_that_is_gone_are_destroyed_by_the_next_one(kafka_ad
         consumer.list_topics(timeout=1)
 
 
-def test_producer_is_destroyed_once_no_caller_refers_to_it_also_amid_a_transaction(kafka_address: str) -> None:
+def test_producer_is_destroyed_once_no_caller_refers_to_it_also_amid_a_transaction(
+    kafka_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, "0")
     cluster = Cluster(parse_kafka_address(f"kafka://{kafka_address}"))
     producer = cluster.connected(cluster.transactional("amid"))
+    assert isinstance(producer, PythonProducer)
     producer.init_transactions(30)
-    producer.begin_transaction()
-    known = id(producer)
+    producer.begin()
+    known = id(producer.client)
 
     def is_there() -> bool:
         return known in {id(one) for one in gc.get_objects() if isinstance(one, Producer)}
@@ -121,6 +128,18 @@ def test_producer_is_destroyed_once_no_caller_refers_to_it_also_amid_a_transacti
     assert is_there()  # the garbage collector would not find it in any thread
     destroy_left()
     assert not is_there()
+
+
+@pytest.mark.slow
+def test_compiled_producer_is_destroyed_at_once_also_amid_a_transaction(kafka_address: str) -> None:
+    cluster = Cluster(parse_kafka_address(f"kafka://{kafka_address}"))
+    producer = cluster.connected(cluster.transactional("amid"))
+    assert isinstance(producer, NativeProducer)
+    producer.init_transactions(30)
+    producer.begin()
+    cluster.release(producer)
+    with pytest.raises(RuntimeError, match="was closed"):
+        producer.abort(1)
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from confluent_kafka import Producer
 
 import standfast as sf
 from standfast.ops.tools.broker import Broker
+from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
@@ -36,6 +37,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 CHILD = SUPPORT / "crash/kafka_child.py"
 STOP_AT = 5
+
+
+@pytest.fixture(autouse=True, params=["compiled", pytest.param("python", marks=pytest.mark.long)])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both clients of Kafka read and write, also in the children, which have this environment."""
+    if request.param == "python":
+        monkeypatch.setenv(SWITCH, "0")
 
 
 @pytest.fixture

@@ -96,6 +96,60 @@ with socket.create_server(("127.0.0.1", 0)) as silent:
         if chance.random() < 0.5:
             client.close()
         del client
+    # Records that no broker answers for: some fill the queue, some are over the limit, some are dropped on the way.
+    for turn in range(30):
+        settings = {
+            "bootstrap.servers": "127.0.0.1:%d" % silent.getsockname()[1],
+            "queue.buffering.max.messages": "200",
+            "message.max.bytes": "50000",
+            "message.timeout.ms": chance.choice(["1", "1000"]),
+        }
+        if chance.random() < 0.3:
+            settings["transactional.id"] = "t"
+        producer = native.Producer(list(settings.items()))
+        given = 0
+        for _ in range(chance.randrange(1, 6)):
+            count = chance.randrange(0, 150)
+            keys = tuple(cell(40) for _ in range(count))
+            values = tuple(cell(chance.choice([3, 3, 60_000]), 0.2) for _ in range(count))
+            names = ["", "a", "\u00e4" * 20]
+            headers = tuple(
+                chance.choice([None, (), [(chance.choice(names), cell(30)) for _ in range(chance.randrange(4))]])
+                for _ in range(count)
+            )
+            stamps = tuple(chance.randrange(1, 2**62) for _ in range(count))
+            given_headers = headers if chance.random() < 0.5 else None
+            start = chance.randrange(count + 1)
+            try:
+                taken = producer.produce("t", chance.randrange(3), keys, values, stamps, given_headers, start, 5)
+                assert start <= taken <= count
+                given += taken > start
+            except native.Error as error:
+                assert error.args[0] in (10, -172), error  # too large; no transaction
+        producer.poll(0), producer.said(), len(producer)
+        if chance.random() < 0.5:
+            producer.purge()
+            assert producer.flush(1_000) == 0
+            assert all(one[0] == 0 for one in producer.delivered())
+        for bad in (([b"k"], (b"v",), (1,), None), ((b"k",), (5,), (1,), None), ((b"k",), (b"v",), (1,), ((5,),))):
+            try:
+                producer.produce("t", 0, *bad, 0, 0)
+            except TypeError:
+                pass
+            else:
+                raise AssertionError(bad)
+        for call in (producer.begin, lambda: producer.commit(1), lambda: producer.init_transactions(1)):
+            try:
+                call()
+            except native.Error as error:
+                assert len(error.args) == 5
+        try:
+            producer.offsets([("t", 0, 5, "text"), ("t", 1, 5, "")], b"CGMDv2:nonsense", 1)
+        except native.Error:
+            pass
+        if chance.random() < 0.5:
+            producer.close()
+        del producer
 print("clean")
 """
 

@@ -1,0 +1,62 @@
+"""Outgoing records as columns for the Kafka client: the compiled check of a batch says the same as that in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from standfast.replication.kafka.native_library import SWITCH, compiled
+from standfast.replication.kafka.records import LEAST_TIMESTAMP_MS, Columns, checked
+from standfast.replication.log import Outgoing
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import InvalidRequest
+from standfast.store.timestamps import TIMESTAMP_MAX_MS
+
+AT = TopicPartition("t", 1)
+BOUNDS = (LEAST_TIMESTAMP_MS, TIMESTAMP_MAX_MS)
+cells = st.one_of(st.none(), st.binary(max_size=3), st.binary(max_size=3).map(bytearray), st.just("text"))
+stamps = st.sampled_from([0, 1, 5, TIMESTAMP_MAX_MS, TIMESTAMP_MAX_MS + 1, 1 << 70, -1, True, 1.5, None])
+headers = st.sampled_from([(), None, [], (("a", b"1"),), [("a", None)], (("a", 5),), ((5, b"b"),), 7])
+fine = st.tuples(st.sampled_from([None, b"", b"k"]), st.sampled_from([None, b"v"]), st.just(3), st.just(()))
+odd = st.one_of(st.tuples(cells, cells, stamps, headers), st.tuples(cells, cells, stamps), st.just(()), st.just("row"))
+
+
+def answer(batch: Any) -> Columns | str:
+    """The columns, or the refusal."""
+    try:
+        return checked(AT, batch)
+    except InvalidRequest as error:
+        return str(error)
+
+
+@given(st.one_of(st.lists(fine, max_size=4), st.lists(st.one_of(fine, odd), max_size=4)))
+def test_both_checks_take_the_same_batches_and_refuse_in_the_same_words(batch: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        found = answer(batch)
+        patch.setenv(SWITCH, "0")
+        assert answer(batch) == found
+
+
+@pytest.mark.skipif(compiled().module is None, reason="without the compiled module there is one check")
+def test_sound_rows_become_columns_without_python_and_others_are_left_to_it() -> None:
+    columns_of = compiled().module.columns_of
+    rows = [(b"a", b"1", 1, ()), Outgoing(None, None, 2), (b"", b"", TIMESTAMP_MAX_MS)]
+    assert columns_of(rows, *BOUNDS) == ((b"a", None, b""), (b"1", None, b""), (1, 2, TIMESTAMP_MAX_MS))
+    assert columns_of([], *BOUNDS) == ((), (), ())
+    for other in (
+        tuple(rows),
+        [*rows, (b"a", b"1", 0, ())],
+        [*rows, (b"a", b"1", 1 << 80, ())],
+        [*rows, (b"a", b"1", True, ())],
+        [*rows, (b"a", bytearray(b"1"), 1, ())],
+        [*rows, (b"a", b"1", 1, (("h", b"v"),))],
+        [*rows, (b"a", b"1")],
+        [*rows, [b"a", b"1", 1, ()]],
+        None,
+    ):
+        assert columns_of(other, *BOUNDS) is None
+    with pytest.raises(TypeError):
+        columns_of(rows)
