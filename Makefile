@@ -161,7 +161,7 @@ docs-pictures: $(VENV)/.dev ## pictures of page, report and terminal from real r
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \
 	  extra="--extra serve"; if [ $$set != core ]; then extra="$$extra --extra spark --extra connect --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
-	  if [ $$set = dev ]; then extra="$$extra --extra otel --extra schema --extra dev --constraint requirements/spark.txt"; fi; \
+	  if [ $$set = dev ]; then extra="$$extra --extra otel --extra schema --extra snapshots --extra dev --constraint requirements/spark.txt"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
