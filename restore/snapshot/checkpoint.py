@@ -22,6 +22,7 @@ from standfast.restore.snapshot.manifest import Cut, CutPosition, Snapshot, Snap
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.file_errors import told
+from standfast.store.names import changelog_topic
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.commit_record import CUT_KEY, INGESTING_KEY, STORES_KEY, CommitRecord, decode_record
 
@@ -81,24 +82,24 @@ def describe(
     *,
     app: str,
     task: str,
-    epoch: int,
+    epoch: int | None,
     instance: str,
-    topics: Mapping[str, str],
     at_ms: int,
     shared: RocksShared,
     hashes: Hashes,
 ) -> Snapshot:
     """The manifest of a checkpoint.
 
-    `epoch` is that of the task's writer, `topics` are the changelogs by store, and `hashes` remembers table files.
+    `epoch` is that of the task's writer, None: that of the last commit. `hashes` remembers table files.
     """
     found = read_cut(directory, shared)
+    topics = {name: kept.get("source_topic") or changelog_topic(app, name) for name, kept in found.stores.items()}
     cut = cut_of(found.record, topics, int(task.rpartition("_")[2]))
     return Snapshot(
         id=uuid.uuid4().hex,
         app=app,
         task=task,
-        epoch=epoch,
+        epoch=found.record.epoch if epoch is None else epoch,
         position=cut.place,
         cut=cut,
         stores={name: dict(definition) for name, definition in sorted(found.stores.items())},

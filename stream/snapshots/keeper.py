@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.snapshot.address import open_storage
 from standfast.restore.snapshot.checkpoint import Hashes, describe
 from standfast.restore.snapshot.manifest import SnapshotFile
@@ -47,8 +46,6 @@ class RunningTask(Protocol):
     def epoch(self) -> int: ...
     @property
     def stores(self) -> TaskStores: ...
-    @property
-    def applier(self) -> ChangelogApplier: ...
 
 
 @dataclass(slots=True)
@@ -183,7 +180,6 @@ class SnapshotKeeper:
                 task=str(task_id),
                 epoch=epoch,
                 instance=self._state.instance_id,
-                topics={name: at.topic for name, at in task.applier.changelogs.items()},
                 at_ms=self._clock.wall_ms(),
                 shared=self._shared,
                 hashes=kept.hashes,

@@ -41,7 +41,6 @@ def checkpoint(
         task="0_0",
         epoch=epoch,
         instance="me",
-        topics={"kv": "app-kv-changelog"},
         at_ms=0,
         shared=shared,
         hashes={},

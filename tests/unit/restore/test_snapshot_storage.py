@@ -1,4 +1,4 @@
-"""Snapshots in a folder: uploads and prunes that meet, damaged and missing files, addresses, and errors without secrets."""
+"""Snapshots in a folder: uploads and prunes that meet, damaged files, addresses, and errors without secrets."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def test_all_problems_of_a_policy_are_said_at_once(bench: Bench) -> None:
     with pytest.raises(sf.BadConfig) as refused:
         bench.session(snapshots=policy("http://host/x", every_ms=0, keep=0, grace_ms=5))
     assert len(refused.value.problems) == 4
-    with pytest.raises(sf.BadConfig, match="must be None or standfast.SnapshotPolicy"):
+    with pytest.raises(sf.BadConfig, match=r"must be None or standfast\.SnapshotPolicy"):
         bench.session(snapshots="s3://bucket")
 
 
