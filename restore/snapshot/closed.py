@@ -43,6 +43,7 @@ def create(
 ) -> Created:
     """Store a snapshot of a closed task. Raises Corruption for a damaged directory."""
     source, copy = state.task_path(task), state.copying_path(task)
+    # Damage must not be stored as a snapshot: the task's own opening finds and mends it.
     check_seal(source)
     refuse_damaged_wal(source, every_byte=True)
     try:

@@ -106,6 +106,7 @@ def fetch(
     """Download a snapshot to a new directory and check it. Raises Corruption if it is damaged."""
     shutil.rmtree(scratch, ignore_errors=True)
     with told("restoring a snapshot", scratch):
+        # The marker first, as for any task's directory: a database without one is refused as foreign.
         scratch.mkdir(mode=0o700, parents=True)
         write_marker(scratch, snapshot.app, snapshot.task)
 
@@ -125,6 +126,7 @@ def fetch(
                 for future in running:
                     future.cancel()
                 raise
+    # Opened once before it counts: files may be whole and yet no database, if they were damaged when they were stored.
     found = read_cut(scratch, shared)
     topics = {name: at.topic for name, at in snapshot.cut.positions.items()}
     cut = cut_of(found.record, topics, int(snapshot.task.rpartition("_")[2]))

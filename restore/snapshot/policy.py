@@ -20,16 +20,24 @@ GRACE_MIN_MS = 1_000
 class SnapshotPolicy:
     """Snapshots of the tasks that an instance runs.
 
-    to            a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://ACCOUNT/CONTAINER/PREFIX; credentials come
-                  from the environment. Every instance of the application gives the same
-    every_ms      milliseconds between two snapshots of a task; None: time makes none
-    every_records records and source offsets by which a task moves on between two snapshots; None: they make none
-    keep          number of snapshots of each task that stay, the newest
-    keep_ms       milliseconds for which older ones stay, too; None: age keeps none
-    grace_ms      milliseconds for which files of an unfinished upload stay, by the storage's time; an upload that
-                  takes longer than half of it begins again. The same for every instance and command
-    bytes_per_s   most bytes a second that uploads of this instance send on average; None: no limit
-    restore       whether a task without local state begins with its newest snapshot
+    to
+        a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://ACCOUNT/CONTAINER/PREFIX; credentials come from the
+        environment. Every instance of the application gives the same
+    every_ms
+        milliseconds between two snapshots of a task; None: time makes none
+    every_records
+        records and source offsets by which a task moves on between two snapshots; None: they make none
+    keep
+        number of snapshots of each task that stay, the newest
+    keep_ms
+        milliseconds for which older ones stay, too; None: age keeps none
+    grace_ms
+        milliseconds for which files of an unfinished upload stay, by the storage's time; an upload that takes longer
+        than half of it begins again. The same for every instance and command
+    bytes_per_s
+        most bytes a second that uploads of this instance send on average; None: no limit
+    restore
+        whether a task without local state begins with its newest snapshot
     """
 
     to: str

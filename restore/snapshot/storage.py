@@ -66,6 +66,7 @@ class Storage:
             return LocalStore(self._folder)
         config: dict[str, Any] = dict(address.options)
         plain_http = str(config.get("endpoint", "")).startswith("http://")
+        # The time-out is that of one request: a part or a range, never a whole file.
         client: ClientConfig = {"timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
         if plain_http:
             client["allow_http"] = True
@@ -91,6 +92,7 @@ class Storage:
         """Raise BadConfig unless the storage refuses a second object under a key; Unavailable if it does not answer."""
         if self._proved:
             return
+        # A new key each time: instances that start together probe beside each other.
         key = f"{PROBES}/{uuid.uuid4().hex}"
         first = self.put_new(key, b"first")
         try:
@@ -168,6 +170,7 @@ class Storage:
         Raises Corruption for a missing file and for one whose size or sha256 is another.
         """
         digest = hashlib.sha256()
+        # In ranges: a broken connection costs one of them, and each is asked for again by itself.
         with told("writing a file of a snapshot", path), path.open("xb") as file:
             for begin in range(0, size, PART_BYTES):
                 part = self.read_range(key, begin, min(PART_BYTES, size - begin))
@@ -193,6 +196,7 @@ class Storage:
                 if known is not None and known.bytes < begin + length:
                     raise Corruption(f"{key} of {self.where} has only {known.bytes} bytes") from error
                 raise
+        # A local folder answers a range beyond the end with the bytes that are there.
         if len(part) != length:
             raise Corruption(f"{key} of {self.where} ends at byte {begin + len(part)}, its manifest says otherwise")
         return part

@@ -57,6 +57,7 @@ def upload(
     Raises InvalidRequest if its name is taken by another point, Unavailable for all that another attempt may mend.
     """
     storage.prove()
+    # Before anything is written: an idle task's next snapshot has the name of its last one.
     if storage.head(snapshot.name.key) is not None:
         return _same(storage, snapshot)
     started_ms = clock.monotonic_ms()
@@ -66,6 +67,7 @@ def upload(
     reach("snapshot.intent")
     try:
         _refuse_prunes(storage, snapshot, key, grace_ms)
+        # After the notes were looked at: from here on no prune that begins removes these files.
         wanted = to_upload(snapshot.files, present(storage, snapshot.contents))
         _send(storage, wanted, directory, step)
         reach("snapshot.files")
@@ -84,6 +86,7 @@ def upload(
                 )
             _check_time(snapshot, clock.monotonic_ms() - started_ms, grace_ms)
         except StandfastError:
+            # It is ours: put_new created it just now.
             storage.delete(snapshot.name.key)
             raise
     finally:

@@ -68,6 +68,7 @@ class FromSnapshot:
         target = self._state_dir.task_path(str(task))
         if holds_database(target) or all(spec.engine == "memory" for spec in specs):
             return None
+        # Read before the storage: of an empty log no snapshot can be judged, and none is needed.
         states = logs()
         whole = sum(state.stop - state.begin for state in states.values())
         if not whole:

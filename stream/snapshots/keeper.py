@@ -123,6 +123,7 @@ class SnapshotKeeper:
         """Make the snapshots that are due, then prune if the storage grew."""
         now_ms = self._clock.monotonic_ms()
         tasks = {task_id: task for task_id, task in self._tasks().items() if _on_disk(task)}
+        # A task that comes back has other files, and may have another epoch.
         for gone in self._kept.keys() - tasks.keys():
             del self._kept[gone]
         made = False
@@ -188,6 +189,7 @@ class SnapshotKeeper:
                 self.storage, snapshot, directory, clock=self._clock, grace_ms=self.policy.grace_ms, step=self._step
             )
         finally:
+            # Links cost no space until compaction replaces the files that they name.
             shutil.rmtree(directory, ignore_errors=True)
         kept.position = snapshot.position
         kept.due_ms = self._clock.monotonic_ms() + (self.policy.every_ms or 0)
