@@ -4,7 +4,7 @@
 
     ?endpoint=http://127.0.0.1:9000&region=eu-west-1&virtual_host=true      of a service that is S3-compatible
 
-Rules of this file: text only; the library is imported when a storage is opened. Credentials come
+Rules of this file: text only. Credentials come
 from the environment (the variables of each service's own tools) or from the machine's role, never from an address,
 since addresses are printed.
 """
@@ -15,13 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from standfast.store.errors import BadConfig
-
-if TYPE_CHECKING:
-    from standfast.restore.snapshot.storage import Storage
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 OPTIONS = {"endpoint": "endpoint", "region": "region", "virtual_host": "virtual_hosted_style_request"}
@@ -65,20 +61,3 @@ def parse_storage(text: str) -> Address:
             raise BadConfig([f"{shown!r}: option {name!r} is not usable ({why}): there are {', '.join(OPTIONS)}"])
         options[OPTIONS[name]] = value
     return Address(text=shown, url=shown.rstrip("/"), options=options)
-
-
-def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Storage:
-    """The storage of an application's snapshots; `patience_s` bounds the repeats of a failed request.
-
-    Raises BadConfig for an unusable address, and with the line that installs the library if that is missing.
-    """
-    address = parse_storage(text)
-    try:
-        from standfast.restore.snapshot.storage import PATIENCE_S, Storage
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "obstore":
-            raise
-        raise BadConfig(
-            ["snapshots need the library 'obstore', which is not installed: pip install 'standfast[snapshots]'"]
-        ) from error
-    return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)

@@ -16,8 +16,8 @@ from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.plan import LogState
-from standfast.restore.snapshot.address import open_storage
 from standfast.restore.snapshot.manifest import Snapshot
+from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Judged, judge
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
-from standfast.restore.snapshot.address import open_storage
 from standfast.restore.snapshot.checkpoint import Hashes, describe
 from standfast.restore.snapshot.manifest import SnapshotFile
+from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock

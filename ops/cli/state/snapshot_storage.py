@@ -24,8 +24,8 @@ SCHEMA = "standfast.snapshots/1"
 
 def run_create_closed(args: argparse.Namespace, out: Output) -> int:
     """snapshot create --to."""
-    from standfast.restore.snapshot.address import open_storage
     from standfast.restore.snapshot.closed import create, disk_tasks
+    from standfast.restore.snapshot.opening import open_storage
     from standfast.store.clock import SystemClock
 
     with closing(_state_dir(args, out)) as state:
@@ -174,8 +174,8 @@ def run_prune(args: argparse.Namespace, out: Output) -> int:
             "bytes": done.plan.bytes,
         }
     )
-    for name in removed:
-        out.line(name)
+    for text in removed:
+        out.line(text)
     would = "would be removed" if args.dry_run else "removed"
     out.line(f"{len(removed)} snapshots and {len(done.plan.files)} files of {done.plan.bytes} bytes {would}")
     for name, why in done.unread.items():
@@ -184,7 +184,8 @@ def run_prune(args: argparse.Namespace, out: Output) -> int:
 
 
 def _storage(args: argparse.Namespace) -> Storage:
-    from standfast.restore.snapshot.address import open_storage, parse_storage
+    from standfast.restore.snapshot.address import parse_storage
+    from standfast.restore.snapshot.opening import open_storage
 
     app = _app(args)
     folder = parse_storage(args.storage).folder

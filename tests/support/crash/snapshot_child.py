@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
-from standfast.restore.snapshot.address import open_storage
+from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.restore.snapshot.prune import prune

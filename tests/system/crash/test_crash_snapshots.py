@@ -18,9 +18,9 @@ import pytest
 
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.restore.snapshot.address import open_storage
 from standfast.restore.snapshot.catalogue import listed, names, verify_files
 from standfast.restore.snapshot.fetch import restore_task
+from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Judged, Retention
 from standfast.restore.snapshot.prune import prune
 from standfast.store.clock import SystemClock

@@ -13,9 +13,9 @@ import pytest
 from unit.stream.test_session_snapshots import KV, keeper_of, put, restored, rows
 
 import standfast as sf
-from standfast.restore.snapshot.address import open_storage
 from standfast.restore.snapshot.catalogue import listed, verify_files
 from standfast.restore.snapshot.names import file_key
+from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.prune import prune
 from standfast.restore.snapshot.storage import PART_BYTES

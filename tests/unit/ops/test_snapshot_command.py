@@ -12,9 +12,9 @@ import pytest
 
 import standfast as sf
 from standfast.ops.cli.command_line import main
-from standfast.restore.snapshot.address import open_storage
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.names import file_key
+from standfast.restore.snapshot.opening import open_storage
 from support.sessions import Bench
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from standfast.restore.snapshot import fetch, prune, upload
-from standfast.restore.snapshot.address import open_storage, parse_storage
+from standfast.restore.snapshot.address import parse_storage
 from standfast.restore.snapshot.catalogue import listed, names, verify_files
 from standfast.restore.snapshot.manifest import Intent, PruneNote, Snapshot, dump_note
 from standfast.restore.snapshot.names import file_key
+from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Judged, Retention
 from standfast.restore.snapshot.storage import Storage, shown
 from standfast.store.clock import ManualClock, SystemClock

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.restore.snapshot.address import open_storage
 from standfast.restore.snapshot.catalogue import listed, names
+from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from support.sessions import HOUR_MS, Bench, operate
