@@ -56,7 +56,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "standfast snapshot create": (
         "standfast snapshot create before-upgrade --state-dir ./state --app counts",
-        "standfast snapshot create --to /backup --state-dir ./state --app counts",
+        "standfast snapshot create --to s3://backup/x --state-dir ./state --app counts",
     ),
     "standfast snapshot list": (
         "standfast snapshot list --state-dir ./state --app counts",

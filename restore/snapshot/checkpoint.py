@@ -30,6 +30,10 @@ LEFT_OUT = frozenset({"STANDFAST", "SEAL", "LOCK", "LOG"})  # markers, which a r
 Hashes = dict[tuple[int, int, int], str]  # sha256 by inode, size and time of change: a table file never changes
 
 
+class NothingCommitted(InvalidRequest):
+    """The task has no commit yet, and so nothing that a snapshot could hold."""
+
+
 class DatabaseCut:
     """The record of a database: its cut, and the definitions of its stores."""
 
@@ -41,16 +45,17 @@ class DatabaseCut:
 def read_cut(directory: Path, shared: RocksShared) -> DatabaseCut:
     """The record of a closed database or checkpoint.
 
-    Raises InvalidRequest for one without a record, Corruption for one with an unfinished import.
+    Raises NothingCommitted for one without a record, Corruption for one with an unfinished import.
     """
     with closing(RocksEngine(directory, shared=shared, read_only=True)) as engine:
         raw, stores = engine.get(DEFAULT_FAMILY, CUT_KEY), engine.get(DEFAULT_FAMILY, STORES_KEY)
         if engine.get(DEFAULT_FAMILY, INGESTING_KEY) is not None:
             raise Corruption(f"{directory} holds an unfinished import of files: open the task, so that it is restored")
-    if raw is None:
-        raise InvalidRequest(f"{directory} holds no record of a task: nothing was committed in it yet")
     where = str(directory)
-    return DatabaseCut(CommitRecord.decode(raw, where), {} if stores is None else decode_record(stores, where))
+    record = CommitRecord() if raw is None else CommitRecord.decode(raw, where)
+    if not record.positions and not record.sources:  # an opened task has a record before its first commit
+        raise NothingCommitted(f"{directory} holds no position of a task: nothing was committed in it yet")
+    return DatabaseCut(record, {} if stores is None else decode_record(stores, where))
 
 
 def cut_of(record: CommitRecord, topics: Mapping[str, str], partition: int) -> Cut:

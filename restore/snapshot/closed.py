@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from standfast.restore.snapshot.checkpoint import describe
 from standfast.restore.snapshot.fetch import Restored, restore_task
@@ -48,19 +49,36 @@ def create(
     refuse_damaged_wal(source, every_byte=True)
     try:
         copy_closed(source, copy)
-        snapshot = describe(
-            copy,
-            app=state.app,
-            task=task,
-            epoch=None,
-            instance=state.instance_id,
-            at_ms=clock.wall_ms(),
-            shared=RocksShared(MEMORY_BYTES),
-            hashes={},
+        return create_of_copy(
+            storage, copy, state.app, task, state.instance_id, clock=clock, grace_ms=grace_ms, step=step
         )
-        return upload(storage, snapshot, copy, clock=clock, grace_ms=grace_ms, step=step)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
+
+
+def create_of_copy(
+    storage: Storage,
+    copy: Path,
+    app: str,
+    task: str,
+    instance: str,
+    *,
+    clock: Clock,
+    grace_ms: int = GRACE_DEFAULT_MS,
+    step: Callable[[SnapshotFile], None] = lambda file: None,
+) -> Created:
+    """Store a snapshot of a checkpoint that no process has open, such as a sidecar's copy of a task."""
+    snapshot = describe(
+        copy,
+        app=app,
+        task=task,
+        epoch=None,
+        instance=instance,
+        at_ms=clock.wall_ms(),
+        shared=RocksShared(MEMORY_BYTES),
+        hashes={},
+    )
+    return upload(storage, snapshot, copy, clock=clock, grace_ms=grace_ms, step=step)
 
 
 def restore(storage: Storage, state: StateDir, task: str, *, wanted: SnapshotName | None = None) -> Restored:

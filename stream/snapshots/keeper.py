@@ -162,7 +162,8 @@ class SnapshotKeeper:
 
     def _is_due(self, kept: _Kept, now_ms: int) -> bool:
         every_ms, every_records = self.policy.every_ms, self.policy.every_records
-        if now_ms < kept.again_ms:
+        # A task without a commit has no cut that a snapshot could name.
+        if now_ms < kept.again_ms or not _place(kept.task):
             return False
         if every_records is not None and _place(kept.task) - kept.position >= every_records:
             return True

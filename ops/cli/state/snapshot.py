@@ -1,6 +1,7 @@
 """The command `standfast snapshot`: copies of tasks on a sidecar's own disk, and snapshots in a folder or bucket.
 
     create NAME            a running sidecar copies its active tasks to STATE_DIR/APP/snapshots/NAME
+    create NAME --to STORAGE    the same, and then the copies are stored there
     create --to STORAGE    the tasks of a state directory that no instance has open
     list                   a sidecar's copies; with --from those of a storage
     show, verify, restore, prune --from STORAGE
@@ -44,11 +45,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="make a snapshot",
         description="With NAME a running sidecar copies the files of every active task to "
         "STATE_DIR/APP/snapshots/NAME: each copy is one cut, can be read with --offline, and serves as a task's "
-        "directory where no instance runs. Each needs a new name. With --to the tasks of a state directory that no "
-        "instance has open are stored in a folder or bucket.",
+        "directory where no instance runs. Each needs a new name. With NAME and --to the copies are then stored in a "
+        "folder or bucket; with --to alone, the tasks of a state directory that no instance has open.",
     )
     create.add_argument("name", metavar="NAME", nargs="?", help="name of a sidecar's copy")
-    create.add_argument("--to", metavar="STORAGE", help=f"store closed tasks there: {STORAGE}")
+    create.add_argument("--to", metavar="STORAGE", help=f"store the tasks there: {STORAGE}")
     listed = verbs.add_parser(
         "list",
         help="list the snapshots",
@@ -100,14 +101,18 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_create(args: argparse.Namespace, out: Output) -> int:
     """snapshot create."""
-    if (args.name is None) == (args.to is None):
+    if args.name is None and args.to is None:
         raise InvalidRequest("create takes NAME, for a copy of a running sidecar, or --to STORAGE, for closed tasks")
-    if args.to is not None:
+    if args.name is None:
         from standfast.ops.cli.state.snapshot_storage import run_create_closed
 
         return run_create_closed(args, out)
     args.timeout = max(args.timeout, COPY_S)  # giving up would not end the copy
     made = client_of(args).post(PATH, {"name": args.name})
+    if args.to is not None:
+        from standfast.ops.cli.state.snapshot_storage import run_create_copies
+
+        return run_create_copies(args, out, [f"0_{partition}" for partition in sorted(map(int, made["positions"]))])
     out.document(made)
     rows: list[tuple[Any, ...]] = [
         (f"0_{partition}", store, position)

@@ -6,7 +6,7 @@ Rules of this file: arguments, tables and documents. Each document has the schem
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from standfast.ops.cli.arguments import settings_of
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
     from standfast.restore.snapshot.manifest import Snapshot
     from standfast.restore.snapshot.storage import Storage
+    from standfast.restore.snapshot.upload import Created
     from standfast.store.task.state_dir import StateDir
 
 SCHEMA = "standfast.snapshots/1"
@@ -24,6 +25,7 @@ SCHEMA = "standfast.snapshots/1"
 
 def run_create_closed(args: argparse.Namespace, out: Output) -> int:
     """snapshot create --to."""
+    from standfast.restore.snapshot.checkpoint import NothingCommitted
     from standfast.restore.snapshot.closed import create, disk_tasks
     from standfast.restore.snapshot.opening import open_storage
     from standfast.store.clock import SystemClock
@@ -32,14 +34,38 @@ def run_create_closed(args: argparse.Namespace, out: Output) -> int:
         storage = open_storage(args.to, state.app)
         done = []
         for task in disk_tasks(state):
-            made = create(storage, state, task, clock=SystemClock())
-            done.append(made)
-            how = f"{made.uploaded_files} files, {made.uploaded_bytes} bytes uploaded" if made.new else "was there"
-            out.line(f"{made.snapshot.name}  {how}")
+            with suppress(NothingCommitted):
+                done.append(create(storage, state, task, clock=SystemClock()))
+    return _show_created(out, storage, done)
+
+
+def run_create_copies(args: argparse.Namespace, out: Output, tasks: list[str]) -> int:
+    """snapshot create NAME --to: store the copies that a sidecar on this machine has made."""
+    from standfast.ops.cli.arguments import state_path_of
+    from standfast.restore.snapshot.checkpoint import NothingCommitted
+    from standfast.restore.snapshot.closed import create_of_copy
+    from standfast.restore.snapshot.opening import open_storage
+    from standfast.store.clock import SystemClock
+    from standfast.store.task.state_dir import kept_instance
+
+    state_path = state_path_of(args)
+    app, copies = state_path.name, state_path / "snapshots" / args.name
+    storage = open_storage(args.to, app)
+    instance, done = kept_instance(state_path), []
+    for task in tasks:
+        with suppress(NothingCommitted):
+            done.append(create_of_copy(storage, copies / task, app, task, instance, clock=SystemClock()))
+    return _show_created(out, storage, done)
+
+
+def _show_created(out: Output, storage: Storage, done: list[Created]) -> int:
+    for made in done:
+        how = f"{made.uploaded_files} files, {made.uploaded_bytes} bytes uploaded" if made.new else "was there"
+        out.line(f"{made.snapshot.name}  {how}")
     shapes = [{**_shape(made.snapshot), "new": made.new, "uploaded_bytes": made.uploaded_bytes} for made in done]
     out.document({"schema": SCHEMA, "storage": storage.where, "created": shapes})
     if not done:
-        out.line(f"{state.path} has no task with rows on disk")
+        out.line("no task has a commit on disk")
     return OK
 
 

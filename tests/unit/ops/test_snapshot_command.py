@@ -125,7 +125,6 @@ def test_a_running_instance_keeps_its_directory(bench: Bench, tmp_path: Path) ->
     ("arguments", "words"),
     [
         (["create", "--app", "app"], "create takes NAME"),
-        (["create", "name", "--to", "/x", "--app", "app"], "create takes NAME"),
         (["list", "--from", "/dev/shm/none"], "which application"),
         (["list", "--from", "/nowhere/at/all", "--app", "app"], "no snapshots of application 'app'"),
         (["show", "0_0", "--from", "{}", "--app", "app"], "not the name of a snapshot"),

@@ -178,6 +178,13 @@ def test_a_task_in_memory_alone_has_no_snapshot(bench: Bench, to: str) -> None:
     assert not session.counters.snapshots.at_ms
 
 
+def test_a_task_without_a_commit_is_not_due(bench: Bench, to: str) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to, every_ms=1))
+    bench.clock.advance(HOUR_MS)
+    keeper_of(session).round()
+    assert not any(session.counters.snapshots.made.values())
+
+
 def test_snapshots_follow_the_interval_and_the_number_of_records(bench: Bench, to: str) -> None:
     session = bench.active(stores=KV, snapshots=policy(to, every_ms=HOUR_MS, every_records=10))
     keeper, made = keeper_of(session), session.counters.snapshots.made
