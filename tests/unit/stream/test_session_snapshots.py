@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,20 @@ def test_no_copy_stays_in_the_state_directory(bench: Bench, to: str, tmp_path: P
     put(session, "a")
     session.snapshot(0)
     assert list((tmp_path / "a/app/.copying").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_storage_that_fills_up_leaves_the_instance_running(bench: Bench, small_disk: Callable[[int], Path]) -> None:
+    to = small_disk(1)
+    session = bench.active(stores=KV, snapshots=policy(str(to), every_records=1))
+    keeper, made = keeper_of(session), session.counters.snapshots.made
+    keeper.round()
+    chance = random.Random(1)
+    for number in range(400):
+        session.task(0).store("kv").put(f"k{number}", chance.randbytes(4_000).hex())
+    session.task(0).commit()
+    keeper.round()
+    assert made["failed"] == 1
+    assert names(open_storage(str(to), "app")) == []
+    put(session, "after")
+    assert session.task(0).store("kv").get("after") == "1"
