@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,6 @@ from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import write_marker
 
 DOWNLOADS_AT_ONCE = 8
-STEP_S = 0.25
 _DATABASE = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", "*.blob")
 
 
@@ -60,12 +59,10 @@ def restore_task(
     *,
     judge: Callable[[Snapshot], Judged],
     wanted: SnapshotName | None = None,
-    step: Callable[[], None] = lambda: None,
 ) -> Restored:
     """Put the newest usable snapshot of a task, or the one `wanted`, at `target`; `scratch` is used on the way.
 
-    `step` is called several times a second. Raises InvalidRequest if `target` holds a database, Unavailable if the
-    storage does not answer.
+    Raises InvalidRequest if `target` holds a database, Unavailable if the storage does not answer.
     """
     if holds_database(target):
         raise InvalidRequest(f"{target} holds a database: a snapshot never replaces one; move the directory away first")
@@ -75,7 +72,7 @@ def restore_task(
             snapshot = read_snapshot(storage, name)
             judged = judge(snapshot)
             if not judged.reason:
-                fetch(storage, snapshot, scratch, shared, step=step)
+                fetch(storage, snapshot, scratch, shared)
                 place(scratch, target)
                 done.snapshot, done.tail = snapshot, judged.tail
                 return done
@@ -95,14 +92,7 @@ def restore_task(
     return done
 
 
-def fetch(
-    storage: Storage,
-    snapshot: Snapshot,
-    scratch: Path,
-    shared: RocksShared,
-    *,
-    step: Callable[[], None] = lambda: None,
-) -> None:
+def fetch(storage: Storage, snapshot: Snapshot, scratch: Path, shared: RocksShared) -> None:
     """Download a snapshot to a new directory and check it. Raises Corruption if it is damaged."""
     shutil.rmtree(scratch, ignore_errors=True)
     with told("restoring a snapshot", scratch):
@@ -115,17 +105,14 @@ def fetch(
         reach("snapshot.download")
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:
-        running = {pool.submit(download, file) for file in snapshot.files}
-        while running:
-            done, running = wait(running, STEP_S, FIRST_EXCEPTION)
-            step()
-            try:
-                for future in done:
-                    future.result()
-            except BaseException:
-                for future in running:
-                    future.cancel()
-                raise
+        running = [pool.submit(download, file) for file in snapshot.files]
+        try:
+            for future in running:
+                future.result()
+        except BaseException:
+            # The first damaged file decides: the others need not be downloaded.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     # Opened once before it counts: files may be whole and yet no database, if they were damaged when they were stored.
     found = read_cut(scratch, shared)
     topics = {name: at.topic for name, at in snapshot.cut.positions.items()}

@@ -12,6 +12,7 @@ server errors and throttling too, up to the storage's patience.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 4
-REQUEST_TIMEOUT = "60s"
+REQUEST_MIN_S, REQUEST_MAX_S = 10, 60
 CONNECT_TIMEOUT = "5s"
 RETRIES_MAX = 10  # the patience ends before
 PATIENCE_S = 60
@@ -67,7 +68,8 @@ class Storage:
         config: dict[str, Any] = dict(address.options)
         plain_http = str(config.get("endpoint", "")).startswith("http://")
         # The time-out is that of one request: a part or a range, never a whole file.
-        client: ClientConfig = {"timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+        timeout_s = max(REQUEST_MIN_S, min(self.patience_s, REQUEST_MAX_S))
+        client: ClientConfig = {"timeout": f"{timeout_s}s", "connect_timeout": CONNECT_TIMEOUT}
         if plain_http:
             client["allow_http"] = True
         backoff: BackoffConfig = {
@@ -207,11 +209,13 @@ class Storage:
             return
         path = self._folder / key
         for one, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-            handle = os.open(one, flags)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            # A prune may have removed it already: the upload looks at its files again, and says so.
+            with contextlib.suppress(FileNotFoundError):
+                handle = os.open(one, flags)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:

@@ -10,7 +10,10 @@ the opened stores again, as any local state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import LogReader
@@ -28,7 +31,11 @@ from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.snapshots.counts import NONE, RESTORED, UNANSWERED, SnapshotCounts
 
-PATIENCE_S = 10  # the changelogs have the same rows, so a storage that is away must not delay a task for long
+if TYPE_CHECKING:
+    from standfast.restore.snapshot.fetch import Restored
+
+STEP_S = 0.25
+PATIENCE_S = 20  # the changelogs have the same rows, so a storage that is away must not delay a task for long
 
 
 class FromSnapshot:
@@ -75,15 +82,16 @@ class FromSnapshot:
             return None  # nothing was ever logged, or nothing is left that a snapshot could be checked against
         definitions = {spec.name: spec.definition() | {"engine": spec.engine} for spec in specs}
         try:
-            done = restore_task(
-                self._storage,
-                str(task),
-                target,
-                self._state_dir.copying_path(str(task)),
-                self._shared,
-                judge=lambda snapshot: self._judge(snapshot, task, definitions, states),
-                # A download is progress for the lease, and may last longer than its `max_stall_ms`.
-                step=lambda: self._progress.step(WORK),
+            done = self._waited(
+                partial(
+                    restore_task,
+                    self._storage,
+                    str(task),
+                    target,
+                    self._state_dir.copying_path(str(task)),
+                    self._shared,
+                    judge=lambda snapshot: self._judge(snapshot, task, definitions, states),
+                )
             )
         except StandfastError as error:
             self._counts.restores[UNANSWERED] += 1
@@ -106,6 +114,19 @@ class FromSnapshot:
                 extra=as_event("snapshot_restored", task=task, snapshot=str(done.snapshot.name), tail=done.tail),
             )
         return done.snapshot
+
+    def _waited(self, call: Callable[[], Restored]) -> Restored:
+        """Call in another thread; meanwhile the opening counts as progress for the lease.
+
+        A download may last longer than `max_stall_ms`, and each of its requests has a time-out of its own.
+        """
+        with ThreadPoolExecutor(1, "standfast-snapshot") as pool:
+            running = pool.submit(call)
+            while True:
+                done, _ = wait([running], STEP_S)
+                self._progress.step(WORK)
+                if done:
+                    return running.result()
 
     def _judge(
         self,
