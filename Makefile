@@ -21,6 +21,7 @@ CALLS_RUNS ?= 50
 KAFKA_RUNS ?= 100
 SERVE_RUNS ?= 100
 BULK_RUNS ?= 10
+SNAPSHOT_RUNS ?= 10
 MANAGED_RUNS ?= 30
 SOURCE_RUNS ?= 40
 SOURCE_KAFKA_RUNS ?= 20
@@ -118,7 +119,8 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(CALLS_RUNS) with calls in flight, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
 	@TMPDIR="$${TMPDIR:-/tmp}" STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
 	  STANDFAST_CRASH_CALLS_RUNS=$(CALLS_RUNS) \
-	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) STANDFAST_CRASH_MANAGED_RUNS=$(MANAGED_RUNS) \
+	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) STANDFAST_CRASH_SNAPSHOT_RUNS=$(SNAPSHOT_RUNS) \
+	  STANDFAST_CRASH_MANAGED_RUNS=$(MANAGED_RUNS) \
 	  STANDFAST_CRASH_SOURCE_RUNS=$(SOURCE_RUNS) STANDFAST_CRASH_SOURCE_KAFKA_RUNS=$(SOURCE_KAFKA_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
@@ -161,7 +163,7 @@ docs-pictures: $(VENV)/.dev ## pictures of page, report and terminal from real r
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \
 	  extra="--extra serve"; if [ $$set != core ]; then extra="$$extra --extra spark --extra connect --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
-	  if [ $$set = dev ]; then extra="$$extra --extra otel --extra schema --extra dev --constraint requirements/spark.txt"; fi; \
+	  if [ $$set = dev ]; then extra="$$extra --extra otel --extra schema --extra snapshots --extra dev --constraint requirements/spark.txt"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from standfast.replication.log import Outgoing, TopicPolicy
     from standfast.replication.offsets import TopicPartition
     from standfast.replication.tail.open_log import open_log
+    from standfast.restore.snapshot.policy import SnapshotPolicy
     from standfast.store.errors import (
         Backpressure,
         BadConfig,
@@ -114,6 +115,7 @@ __all__ = [
     "Source",
     "SourceContext",
     "Listener",
+    "SnapshotPolicy",
     "testing",
     # the log itself, to create topics and write to them
     "open_log",
@@ -186,6 +188,7 @@ _HOMES = {
     "Replica": "standfast.stream.session.replica:Replica",
     "aio": "standfast.stream.session.aio",
     "Listener": "standfast.replication.listeners:Listener",
+    "SnapshotPolicy": "standfast.restore.snapshot.policy:SnapshotPolicy",
     "App": "standfast.stream.app.app:App",
     "Processor": "standfast.stream.topology.processor:Processor",
     "testing": "standfast.stream.app.testing",

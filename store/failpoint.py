@@ -20,6 +20,16 @@
     mending.aside     a lost directory is set aside, its replacement is not in its place
     worker.run        a worker of a bulk restore has written files and not reported them
     rebuild.written   every file of a rebuild on Spark is written, its manifest is not
+    snapshot.intent   an upload has announced itself, none of its files is there
+    snapshot.file     a file of a snapshot is uploaded, others are not
+    snapshot.files    all files of a snapshot are uploaded, its manifest is not
+    snapshot.manifest the manifest of a snapshot is there, the last look at its files is not done
+    snapshot.prune    a prune has announced itself, nothing is removed
+    snapshot.pruned   manifests of old snapshots are removed, their files are not
+    snapshot.unfiled  a file that no snapshot names is removed, others are not
+    snapshot.download a file of a snapshot is restored, others are not
+    snapshot.fetched  a snapshot is restored beside the task's directory, and not in its place
+    snapshot.placed   a restored snapshot is in its place, the rest of the log is not read
     pipeline.judged   a pipeline on Spark has rebuilt and verified every store, its report is not written
 
 Rules of this file: without the variable a failpoint costs one look at an empty dictionary. It can only kill and stop:
@@ -54,6 +64,16 @@ NAMES = (
     "mending.aside",
     "worker.run",
     "rebuild.written",
+    "snapshot.intent",
+    "snapshot.file",
+    "snapshot.files",
+    "snapshot.manifest",
+    "snapshot.prune",
+    "snapshot.pruned",
+    "snapshot.unfiled",
+    "snapshot.download",
+    "snapshot.fetched",
+    "snapshot.placed",
     "pipeline.judged",
 )
 _FORM = re.compile(r"([a-z.]+)=(kill|stop):([1-9][0-9]{0,8})")

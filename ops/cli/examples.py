@@ -52,10 +52,29 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "standfast snapshot": (
         "standfast snapshot create before-upgrade --state-dir ./state --app counts",
-        "standfast snapshot list --state-dir ./state --app counts",
+        "standfast snapshot list --from s3://backup/state --app counts",
     ),
-    "standfast snapshot create": ("standfast snapshot create before-upgrade --state-dir ./state --app counts",),
-    "standfast snapshot list": ("standfast snapshot list --state-dir ./state --app counts",),
+    "standfast snapshot create": (
+        "standfast snapshot create before-upgrade --state-dir ./state --app counts",
+        "standfast snapshot create --to s3://backup/x --state-dir ./state --app counts",
+    ),
+    "standfast snapshot list": (
+        "standfast snapshot list --state-dir ./state --app counts",
+        "standfast snapshot list --from s3://backup/state --app counts",
+    ),
+    "standfast snapshot show": ("standfast snapshot show 0_3/12-4711 --from /backup --app counts",),
+    "standfast snapshot verify": (
+        "standfast snapshot verify --from /backup --app counts",
+        "standfast snapshot verify 0_3/12-4711 --from /backup --app counts",
+    ),
+    "standfast snapshot restore": (
+        "standfast snapshot restore --from /backup --app counts --dry-run",
+        "standfast snapshot restore --from /backup --app counts --state-dir ./state",
+    ),
+    "standfast snapshot prune": (
+        "standfast snapshot prune --from /backup --app counts --dry-run",
+        "standfast snapshot prune --from /backup --app counts --keep 5 --keep-for 7d",
+    ),
     "standfast changelog": (
         "standfast changelog stats --app counts --store counts --log sqlite:///./log",
         "standfast changelog tail words --limit 3 --log kafka://localhost:9092",

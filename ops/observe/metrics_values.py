@@ -123,6 +123,7 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
     for kind, outcome in sorted({*PUNCTUATIONS, *counters.punctuations}):
         yield "punctuations_total", (kind, outcome), counters.punctuations[kind, outcome]
     yield from _call_samples(counters)
+    yield from _snapshot_samples(counters, tasks)
     yield "task_failures_total", (), counters.task_failures
     yield "exchanged_records_total", (), counters.handed_over_records
     yield "commit_duration_seconds", (), buckets(counters.commit_seconds)
@@ -137,6 +138,20 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
     delays = counters.punctuation_delay_seconds
     for name in (kind.value for kind in PunctuationType):
         yield "punctuation_delay_seconds", (name,), buckets(delays.get((name,)) or Histogram(delays.bounds))
+
+
+def _snapshot_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sample]:
+    """Samples of snapshots; there are none without a policy."""
+    snapshots = counters.snapshots
+    for outcome, count in sorted(snapshots.made.items()):
+        yield "snapshots_total", (outcome,), count
+    for outcome, count in sorted(snapshots.restores.items()):
+        yield "snapshot_restores_total", (outcome,), count
+    if snapshots.made:
+        yield "snapshot_uploaded_bytes_total", (), snapshots.uploaded_bytes
+    for task in sorted(snapshots.at_ms.keys() & tasks):
+        at_ms = snapshots.at_ms[task]
+        yield "snapshot_timestamp_seconds", (task,), at_ms / MS
 
 
 def _call_samples(counters: SessionCounters) -> Iterator[Sample]:

@@ -345,11 +345,14 @@ class RocksEngine:
     def flush(self, family: str | None = None) -> None:
         """Move memtables to files, so that a reopen has no log to replay and their rows are durable."""
         self._check_writable()
-        name = family or DEFAULT_FAMILY
+        self._flush(self._families if family is None else (family,))
+        self._unflushed = self._unflushed and family is not None
+
+    def _flush(self, families: Collection[str]) -> None:
+        name = DEFAULT_FAMILY
         try:
-            for name in self._families if family is None else (family,):
+            for name in families:
                 self._held(name, "flushing").flush()
-            self._unflushed = self._unflushed and family is not None
             bound_info_log(self._path)
         except Exception as error:
             raise self._error(error, name, "flushing") from error
@@ -365,12 +368,17 @@ class RocksEngine:
             raise self._error(error, family, "compacting") from error
 
     def checkpoint(self, directory: Path) -> None:
-        """Write an openable copy to `directory`, which must not exist. Files are linked where the disk allows."""
+        """Write an openable copy to `directory`, which must not exist. Files are linked where the disk allows.
+
+        Any thread may call this beside the owner's writes: the copy is of one moment.
+        """
         self._check_writable()
         directory = Path(directory)
         if directory.exists():
             raise InvalidRequest(f"checkpoint directory {directory} exists already: name a new one")
-        self.flush()  # with a dirty memtable the copy itself would hold the interpreter for 150 ms and more
+        # With a dirty memtable the copy itself would hold the interpreter for 150 ms and more. It says nothing to the
+        # seal: the owner may write meanwhile.
+        self._flush(self._families)
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(directory))

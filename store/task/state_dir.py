@@ -6,6 +6,7 @@
                       .aside/        directories set aside, until the task that replaces them is whole
                       .bulk/         files of a bulk restore, not ingested yet; of no use to another process
                       .mending/      parts of a damaged task's replacement, until it takes the task's place
+                      .copying/      checkpoints on their way to a storage of snapshots, and snapshots from one
 
 Rules of this file: directories and markers only; it never opens a database. It deletes only directories that this
 library set aside, and only after the caller says that their replacement is whole.
@@ -33,6 +34,7 @@ MARKER_FORMAT = 1
 BULK_FOLDER = ".bulk"
 ASIDE_FOLDER = ".aside"
 MENDING_FOLDER = ".mending"
+COPYING_FOLDER = ".copying"
 WIPED = "wiped"  # set aside by an operator's command, so it must never come back by itself
 INSTANCE_BYTES_MAX = 128
 INSTANCE = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -51,12 +53,12 @@ class StateDir:
         with told("opening the state directory", self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
-            for name in ("LOCK", MARKER, "INSTANCE", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER):
+            for name in ("LOCK", MARKER, "INSTANCE", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER, COPYING_FOLDER):
                 refuse_link(self.path / name)
             self._lent = False
             self._lock = self._acquire()
             try:
-                for folder in (BULK_FOLDER, MENDING_FOLDER):
+                for folder in (BULK_FOLDER, MENDING_FOLDER, COPYING_FOLDER):
                     shutil.rmtree(self.path / folder, ignore_errors=True)  # left by a process that was killed
                 write_marker(self.path, app, task=None)
                 self.instance_id = self._instance_id()
@@ -141,6 +143,12 @@ class StateDir:
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         return path
+
+    def copying_path(self, task: str) -> Path:
+        """A free path for a copy of a task on its way to or from a storage; the caller makes and removes the folder."""
+        folder = self.path / COPYING_FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / f"{task}.{uuid.uuid4().hex[:8]}"
 
     def drop_aside(self, task: str) -> list[Path]:
         """Delete the directories set aside for a task, whose replacement is whole now; returns their paths."""

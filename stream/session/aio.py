@@ -103,6 +103,7 @@ class Session:
     on_revoke = _in_thread(BlockingSession.on_revoke)
     on_lost = _in_thread(BlockingSession.on_lost)
     reopen = _in_thread(BlockingSession.reopen)
+    snapshot = _in_thread(BlockingSession.snapshot)
     poll_once = _in_thread(BlockingSession.poll_once)
     statistics = _in_thread(BlockingSession.statistics)
     look_at_group = _in_thread(BlockingSession.look_at_group)

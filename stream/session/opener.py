@@ -1,5 +1,6 @@
 """Opens tasks: stores, changelogs and the restore plan, and all work before the first record.
 
+    without local state: the newest snapshot that fits the log, where the session has a storage of snapshots
     active    writer (fences older owners) -> stores -> plan against the log's bounds -> ranges to restore
     standby                                  stores -> plan against the log's bounds -> tail
 
@@ -12,8 +13,9 @@ offset, read here, after the previous owner was fenced. The state directory is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -48,6 +50,7 @@ from standfast.store.errors import BadConfig, Corruption, StandfastError, StateL
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import RowLimits
+from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores, Unwritten
@@ -55,6 +58,8 @@ from standfast.stream.session.groups import TaskGroup
 from standfast.stream.session.mending import Loss, Mender
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import Task
+from standfast.stream.snapshots.beginning import FromSnapshot
+from standfast.stream.snapshots.counts import SnapshotCounts
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
 NOTHING = Loss()
@@ -88,6 +93,7 @@ class TaskOpener:
         disk: DiskGuard,
         foreign: bool,
         progress: LeaseProgress,
+        snapshot_counts: SnapshotCounts,
     ) -> None:
         self.app = app
         self.log = log
@@ -112,6 +118,18 @@ class TaskOpener:
             self._refuse_loss,
             accept_unreadable_rows=settings.accept_unreadable_rows,
         )
+        self._snapshots: FromSnapshot | None = None
+        if settings.snapshots is not None and settings.snapshots.restore:
+            self._snapshots = FromSnapshot(
+                app,
+                settings.snapshots,
+                state_dir,
+                self._shared,
+                self._reader,
+                clock=clock,
+                counts=snapshot_counts,
+                progress=progress,
+            )
         self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
 
     def ensure_topics(self, *, follow: bool) -> None:
@@ -181,6 +199,9 @@ class TaskOpener:
         for _ in range(len(self.groups[task.group].specs) + 2):  # each round takes out one more store
             if loss:
                 lost |= self._mender.take_out(task, loss)
+            if self._snapshots is not None:
+                specs = self.groups[task.group].specs
+                self._snapshots.begin(task, specs, partial(self._log_states, task, specs, topics))
             try:
                 stores = self._stores(task)
             except Corruption as damage:
@@ -261,6 +282,17 @@ class TaskOpener:
         for reason in dict.fromkeys(lost.values()):
             self._listener.on_state_lost(task, reason)
         return Opened(opened, _ranges(plans, applier, lost), _all_at_end(plans), dict(lost))
+
+    def _log_states(
+        self, task: TaskId, specs: Sequence[StoreSpec], topics: Mapping[str, TopicInfo]
+    ) -> dict[str, LogState]:
+        """The changelogs of a task by store, as they are now."""
+        at = {name: TopicPartition(info.name, task.partition) for name, info in topics.items()}
+        bounds = self._reader.bounds(at.values())
+        limited = [at[spec.name] for spec in specs if spec.from_source]
+        committed = self._group.committed(limited) if limited else {}
+        limits = {one: committed[one].offset if one in committed else 0 for one in limited}
+        return {name: log_state(one, topics[name], bounds[one], limits.get(one), -1, None) for name, one in at.items()}
 
     def _has_unlogged(self, group: int) -> bool:
         return any(spec.engine == "rocksdb" and not spec.logging for spec in self.groups[group].specs)

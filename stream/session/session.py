@@ -86,6 +86,7 @@ from standfast.stream.session.statistics import RestoreStatistics, SessionCounte
 from standfast.stream.session.task import Task, TaskState
 from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
+from standfast.stream.snapshots.keeper import SnapshotKeeper
 
 IDLE_WAIT_S = 0.01
 SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait
@@ -123,6 +124,8 @@ class Session(Closing):
     own_sources: Callable[[], tuple[SourceStatistics, ...]] = tuple  # of the application whose loop runs in it
     commit_interval_ms: Callable[[], int | None] = staticmethod(lambda: None)  # in force in that loop
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
+    _snapshots: SnapshotKeeper | None = None  # of a policy of snapshots
+    _closed = False
     _leased = True  # False: another process is the member of the group, and renews the lease
 
     def __init__(
@@ -156,7 +159,6 @@ class Session(Closing):
         self._stop = threading.Event()
         self._fatal: BaseException | None = None
         self._fatal_trace: TracebackType | None = None
-        self._closed = False
         self._unreached: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]] = {}
         self._threads: list[threading.Thread] = []
         self._pipeline: FetchPipeline | None = None
@@ -193,6 +195,7 @@ class Session(Closing):
             undo.callback(self.close)
             for name, run in self._background().items() if background else ():
                 self._start(name, run)
+            self._snapshots = self._snapshot_keeper(background)
             self._http.open(self)
             undo.pop_all()
 
@@ -234,6 +237,7 @@ class Session(Closing):
             disk=self.disk,
             foreign=self.read_only,
             progress=self.progress,
+            snapshot_counts=self.counters.snapshots,
         )
         # Where partitions are not known yet, changelogs are created when tasks are opened.
         if all(group.partitions for group in self._groups.values()):
@@ -265,6 +269,22 @@ class Session(Closing):
             if settings.placement == "managed"
             else None,
         )
+
+    def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
+        policy = self._settings.snapshots
+        if policy is None or self.read_only:
+            return None
+        keeper = SnapshotKeeper(
+            self.app, policy, self._state, self._running, clock=self.clock, counts=self.counters.snapshots
+        )
+        if background:
+            keeper.start()
+        return keeper
+
+    def _running(self) -> dict[TaskId, Task]:
+        """Active tasks that run here, without the lock: their snapshots wait for no other work."""
+        tasks = self._instance.tasks.copy()
+        return {one: task for one, task in tasks.items() if task.role == "active" and task.state is TaskState.RUNNING}
 
     def _make_progress(self) -> LeaseProgress:
         return self._keeper.progress
@@ -459,6 +479,21 @@ class Session(Closing):
             lag = 0 if running else records_behind(task, store, self._group, self._statistics_reader)
             return ReadView(view, task.role, lag)
 
+    def snapshot(self, partition: int | TaskId) -> str:
+        """Store a snapshot of an active task now, as the policy of `snapshots` says; returns its name.
+
+        It holds the task's last commit. Raises NotReady for a task that does not run here, Unavailable if the storage
+        does not answer, InvalidRequest without a policy.
+        """
+        keeper = self._snapshots
+        if keeper is None:
+            raise InvalidRequest("this session stores no snapshots: give it snapshots=standfast.SnapshotPolicy(to=...)")
+        with self._usable():
+            task = self._held(task_id_of(partition))
+        if task.id not in self._running():
+            raise NotReady(f"task {task.id} is {task.state.value} here: a snapshot is made of an active task that runs")
+        return keeper.create(task.id, task)  # without the lock, as an upload takes its time
+
     def reopen(self, partition: int | TaskId) -> None:
         """Open a task (of group 0, or by its id) again that failed or was taken over: it restores the tail of the log
         and runs. Uncommitted changes are gone: continue from its `source_offsets()`.
@@ -610,6 +645,8 @@ class Session(Closing):
             self._http.close()  # last, and without the lock, so that requests that wait for it are answered
 
     def _stop_threads(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.stop()
         self._stop.set()
         self._wake.set()
         # The lease last: a round that still runs would join again after the lease had run out.

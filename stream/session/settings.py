@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict, get_args
 from standfast.replication.kafka.callbacks import kafka_problems
 from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.replay.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
+from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.arguments import INT64_MAX, flag_problems, is_whole, list_problems, name_problems, refuse
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
@@ -73,6 +74,7 @@ class SessionOptions(TypedDict, total=False):
     restart_grace_ms: int
     tags: Mapping[str, str]
     replace: bool
+    snapshots: SnapshotPolicy | None
     kafka: Mapping[str, Any] | None
 
 
@@ -123,6 +125,8 @@ class SessionSettings:
     replace                 of an application: whether this instance, at its start and once, takes the application over
                             from live instances of another program (other groups, topics or stores), which give up
                             their tasks and wait. False: it waits until they have stopped
+    snapshots               where and when the instance stores snapshots of its tasks, and whether a task without local
+                            state begins with one; needs the extra `snapshots`. None: changelogs alone
     kafka                   settings of the Kafka clients beside those of the log's address: text, numbers, and the
                             functions oauth_cb, error_cb and throttle_cb. With oauth_cb no other process can log in: a
                             thread renews the lease
@@ -153,6 +157,7 @@ class SessionSettings:
     restart_grace_ms: int = 30_000
     tags: Mapping[str, str] = field(default_factory=dict)
     replace: bool = False
+    snapshots: SnapshotPolicy | None = None
     kafka: Mapping[str, Any] | None = None
 
     @classmethod
@@ -167,6 +172,7 @@ class SessionSettings:
         flags = {name: getattr(self, name) for name in _FLAGS}
         problems = [*self._choice_problems(), *self._number_problems(), *flag_problems(**flags)]
         problems += kafka_problems(self.kafka)
+        problems += _snapshot_problems(self.snapshots)
         return problems
 
     def bulk(self) -> BulkSettings:
@@ -247,6 +253,13 @@ class SessionSettings:
             ]
             + _tag_problems(self.tags)
         )
+
+
+def _snapshot_problems(policy: object) -> list[str]:
+    if isinstance(policy, SnapshotPolicy):
+        return policy.problems()
+    form = 'standfast.SnapshotPolicy(to="/backup")'
+    return [] if policy is None else [f"snapshots must be None or {form}, not {policy!r:.100}"]
 
 
 def _restore_workers() -> int:

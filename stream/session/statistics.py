@@ -16,6 +16,7 @@ from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState
 from standfast.store.errors import Fenced, StateLost, Unavailable
 from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms
+from standfast.stream.snapshots.counts import SnapshotCounts
 
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -71,6 +72,7 @@ class SessionCounters:
     call_retries: Counter[str] = field(default_factory=Counter)  # step
     call_timeouts: Counter[str] = field(default_factory=Counter)  # step; attempts
     call_seconds: Histograms = field(default_factory=lambda: Histograms(CALL_BUCKETS_S))  # step
+    snapshots: SnapshotCounts = field(default_factory=SnapshotCounts)
     task_failures: int = 0
     handed_over_records: int = 0
     gate_last_wait_ms: int = -1

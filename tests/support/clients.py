@@ -1,9 +1,11 @@
-"""Clients of other languages for tests of the RESP server: redis-cli, the npm packages redis and ioredis, go-redis.
+"""Clients of other languages for tests of the RESP server: redis-cli, the npm packages redis and ioredis, go-redis; and
+a server of buckets.
 
     redis_cli    Debian's redis-tools: the machine's own, else unpacked from its package
     node_client  a folder with both npm packages, and the program `node`: the machine's, else that of the wheel
     go_client    the program of tests/support/programs/clients/go_redis.go, compiled by the machine's Go, else by that
     of a wheel
+    s3_server    versitygw, compiled the same way
 
 Rules of this file: its own registry's client fetches each program to the cache, once a machine; no address is pinned.
 Tests of a program that cannot be fetched are skipped with the reason; in CI they fail.
@@ -40,6 +42,7 @@ GO = Package(
         "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",  # aarch64
     ),
 )
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 DEBIAN_PACKAGES = ("redis-tools", "liblzf1", "libjemalloc2")
 FOUND = pytest.StashKey[dict[str, "Tool | str"]]()
 
@@ -120,15 +123,34 @@ def find_node(say: Say) -> Tool:
     return Tool(Path(node), home, {})
 
 
+def find_s3_server(say: Say) -> Tool:
+    """A server of buckets over a folder, compiled: an S3 gateway that really refuses a second object under a key."""
+
+    def make(folder: Path) -> Path:
+        target = folder / "site"
+        target.mkdir()
+        environment = {"GOTOOLCHAIN": "local", "GOBIN": str(target)}
+        run_tool("making versitygw", [_go(folder), "install", VERSITYGW], cwd=folder, environment=environment)
+        return target
+
+    home = _fetched("versitygw", _digest(VERSITYGW), say, make)
+    return Tool(home / "versitygw", home, {})
+
+
+def _go(folder: Path) -> str:
+    go = which("go") or which("go", path="/usr/local/go/bin")
+    if go is None:
+        (folder / "go").mkdir()
+        go = str(install_package(GO, folder / "go") / "go/bin/go")
+    return go
+
+
 def find_go(say: Say) -> Tool:
     """The compiled client. Raises Unavailable."""
     source = (HERE / "go_redis.go").read_text(encoding="utf-8")
 
     def make(folder: Path) -> Path:
-        go = which("go") or which("go", path="/usr/local/go/bin")
-        if go is None:
-            (folder / "go").mkdir()
-            go = str(install_package(GO, folder / "go") / "go/bin/go")
+        go = _go(folder)
         work, target = folder / "work", folder / "site"
         for one in (work, target):
             one.mkdir()
@@ -151,6 +173,7 @@ FINDERS: dict[str, Callable[[Say], Tool]] = {
     "redis_cli": find_redis_cli,
     "node_client": find_node,
     "go_client": find_go,
+    "s3_server": find_s3_server,
 }
 
 
@@ -201,3 +224,9 @@ def node_client(request: pytest.FixtureRequest) -> Tool:
 def go_client(request: pytest.FixtureRequest) -> Tool:
     """The client in Go."""
     return _given(request, "go_client")
+
+
+@pytest.fixture
+def s3_server(request: pytest.FixtureRequest) -> Tool:
+    """The program of a server of buckets."""
+    return _given(request, "s3_server")

@@ -342,6 +342,25 @@ def test_snapshot_can_be_read_at_rest_and_its_name_is_taken_once(shared: Sidecar
     shared.call("POST", "/v1/snapshots", {"name": "../up"}, status=400)
 
 
+def test_copies_of_a_sidecar_are_stored_and_restored_elsewhere(
+    shared: Sidecar, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared.assign(next_generation(shared), active=(0, 1))
+    shared.wait_ready()
+    with sf.connect(shared.run_dir, stores=[sf.KeyValueStore("kv", sf.serde.bytes, sf.serde.bytes)]) as client:
+        client.task(1).store("kv").put(b"stored", b"1")
+        client.task(1).commit()
+    to, where = str(tmp_path / "snaps"), ["--state-dir", str(shared.state_dir), "--json"]
+    assert main(["snapshot", "create", "to-storage", "--to", to, *where]) == 0
+    made = {one["task"]: one["snapshot"] for one in json.loads(capsys.readouterr().out)["created"]}
+    assert made["0_1"].startswith("0_1/")
+    elsewhere = ["--from", to, "--app", "app", "--state-dir", str(tmp_path / "b")]
+    assert main(["snapshot", "restore", *elsewhere, "--task", "0_1"]) == 0
+    capsys.readouterr()
+    assert main(["get", "kv", "stored", "--offline", str(tmp_path / "b/app/0_1")]) == 0
+    assert "1" in capsys.readouterr().out
+
+
 def test_snapshot_is_made_and_listed_by_the_command(shared: Sidecar, capsys: pytest.CaptureFixture[str]) -> None:
     shared.assign(next_generation(shared), active=(1,))
     shared.wait_ready()

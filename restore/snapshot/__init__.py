@@ -1,0 +1,1 @@
+"""Snapshots: a task's files at one point, in a folder or object storage, and the restore from them."""

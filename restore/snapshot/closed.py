@@ -1,0 +1,97 @@
+"""Snapshots of tasks whose instance does not run, and restores into a state directory that no instance has open.
+
+Rules of this file: the caller owns the state directory, by its lock. A directory with a broken seal is no base for a
+snapshot: the next opening of the task mends it first.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from standfast.restore.snapshot.checkpoint import describe
+from standfast.restore.snapshot.fetch import Restored, restore_task
+from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
+from standfast.restore.snapshot.names import SnapshotName
+from standfast.restore.snapshot.planning import Judged
+from standfast.restore.snapshot.policy import GRACE_DEFAULT_MS
+from standfast.restore.snapshot.storage import Storage
+from standfast.restore.snapshot.upload import Created, upload
+from standfast.store.clock import Clock
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.files import copy_closed
+from standfast.store.rocks.seal import check_seal
+from standfast.store.rocks.wal import refuse_damaged_wal
+from standfast.store.task.state_dir import StateDir
+
+MEMORY_BYTES = 8 << 20
+
+
+def disk_tasks(state: StateDir) -> list[str]:
+    """Tasks with a database in a state directory."""
+    return [task for task in state.tasks() if (state.task_path(task) / "CURRENT").is_file()]
+
+
+def create(
+    storage: Storage,
+    state: StateDir,
+    task: str,
+    *,
+    clock: Clock,
+    grace_ms: int = GRACE_DEFAULT_MS,
+    step: Callable[[SnapshotFile], None] = lambda file: None,
+) -> Created:
+    """Store a snapshot of a closed task. Raises Corruption for a damaged directory."""
+    source, copy = state.task_path(task), state.copying_path(task)
+    # Damage must not be stored as a snapshot: the task's own opening finds and mends it.
+    check_seal(source)
+    refuse_damaged_wal(source, every_byte=True)
+    try:
+        copy_closed(source, copy)
+        return create_of_copy(
+            storage, copy, state.app, task, state.instance_id, clock=clock, grace_ms=grace_ms, step=step
+        )
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def create_of_copy(
+    storage: Storage,
+    copy: Path,
+    app: str,
+    task: str,
+    instance: str,
+    *,
+    clock: Clock,
+    grace_ms: int = GRACE_DEFAULT_MS,
+    step: Callable[[SnapshotFile], None] = lambda file: None,
+) -> Created:
+    """Store a snapshot of a checkpoint that no process has open, such as a sidecar's copy of a task."""
+    snapshot = describe(
+        copy,
+        app=app,
+        task=task,
+        epoch=None,
+        instance=instance,
+        at_ms=clock.wall_ms(),
+        shared=RocksShared(MEMORY_BYTES),
+        hashes={},
+    )
+    return upload(storage, snapshot, copy, clock=clock, grace_ms=grace_ms, step=step)
+
+
+def restore(storage: Storage, state: StateDir, task: str, *, wanted: SnapshotName | None = None) -> Restored:
+    """Put the newest snapshot of a task, or the one `wanted`, in the place of its missing directory.
+
+    The log is not asked: the next opening compares the positions with it, as those of any local state.
+    """
+
+    def judge(snapshot: Snapshot) -> Judged:
+        if (snapshot.app, snapshot.task) != (state.app, task):
+            return Judged(f"it is of application {snapshot.app!r}, task {snapshot.task}")
+        return Judged()
+
+    shared = RocksShared(MEMORY_BYTES)
+    target, scratch = state.task_path(task), state.copying_path(task)
+    return restore_task(storage, task, target, scratch, shared, judge=judge, wanted=wanted)

@@ -1,0 +1,135 @@
+"""Restores a task's directory from a snapshot: files, checks, one rename.
+
+    scratch (new) ──> marker ──> files, in parallel, each with its sha256 ──> database opens, its cut is the manifest's
+            ──> renamed to the task's directory, which must hold no database
+
+A damaged or missing file, or a database with another cut, makes the snapshot unusable, and the next older one is tried.
+The files are opened whole as the task's database. They cannot be ingested into another: RocksDB takes only files that
+were written for that.
+
+Rules of this file: the task's directory appears whole, by a rename, or not at all. It never replaces a database.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from standfast.restore.files.manifest_files import fsync_folder
+from standfast.restore.snapshot.catalogue import names, read_snapshot
+from standfast.restore.snapshot.checkpoint import cut_of, read_cut
+from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
+from standfast.restore.snapshot.names import SnapshotName, file_key
+from standfast.restore.snapshot.planning import Judged, newest_first
+from standfast.restore.snapshot.storage import Storage
+from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.failpoint import reach
+from standfast.store.file_errors import told
+from standfast.store.log import as_event, logger
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.task.state_dir import write_marker
+
+DOWNLOADS_AT_ONCE = 8
+_DATABASE = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", "*.blob")
+
+
+@dataclass(slots=True)
+class Restored:
+    """The outcome: the snapshot in place, None if none was usable; `passed_over` says why of each newer one."""
+
+    snapshot: Snapshot | None = None
+    tail: int = 0
+    passed_over: dict[SnapshotName, str] = field(default_factory=dict)
+
+
+def holds_database(directory: Path) -> bool:
+    """Whether a task's directory has any file of a database, damaged or not."""
+    return any(next(directory.glob(pattern), None) is not None for pattern in _DATABASE)
+
+
+def restore_task(
+    storage: Storage,
+    task: str,
+    target: Path,
+    scratch: Path,
+    shared: RocksShared,
+    *,
+    judge: Callable[[Snapshot], Judged],
+    wanted: SnapshotName | None = None,
+) -> Restored:
+    """Put the newest usable snapshot of a task, or the one `wanted`, at `target`; `scratch` is used on the way.
+
+    Raises InvalidRequest if `target` holds a database, Unavailable if the storage does not answer.
+    """
+    if holds_database(target):
+        raise InvalidRequest(f"{target} holds a database: a snapshot never replaces one; move the directory away first")
+    done = Restored()
+    for name in newest_first(names(storage, task)) if wanted is None else [wanted]:
+        try:
+            snapshot = read_snapshot(storage, name)
+            judged = judge(snapshot)
+            if not judged.reason:
+                fetch(storage, snapshot, scratch, shared)
+                place(scratch, target)
+                done.snapshot, done.tail = snapshot, judged.tail
+                return done
+            reason = judged.reason
+        except (Corruption, InvalidRequest) as error:
+            reason = str(error)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        done.passed_over[name] = reason
+        logger.warning(
+            "snapshot %s of %s is passed over: %s",
+            name,
+            storage.where,
+            reason,
+            extra=as_event("snapshot_passed_over", snapshot=str(name), task=task),
+        )
+    return done
+
+
+def fetch(storage: Storage, snapshot: Snapshot, scratch: Path, shared: RocksShared) -> None:
+    """Download a snapshot to a new directory and check it. Raises Corruption if it is damaged."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    with told("restoring a snapshot", scratch):
+        # The marker first, as for any task's directory: a database without one is refused as foreign.
+        scratch.mkdir(mode=0o700, parents=True)
+        write_marker(scratch, snapshot.app, snapshot.task)
+
+    def download(file: SnapshotFile) -> None:
+        storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256)
+        reach("snapshot.download")
+
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:
+        running = [pool.submit(download, file) for file in snapshot.files]
+        try:
+            for future in running:
+                future.result()
+        except BaseException:
+            # The first damaged file decides: the others need not be downloaded.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    # Opened once before it counts: files may be whole and yet no database, if they were damaged when they were stored.
+    found = read_cut(scratch, shared)
+    topics = {name: at.topic for name, at in snapshot.cut.positions.items()}
+    cut = cut_of(found.record, topics, int(snapshot.task.rpartition("_")[2]))
+    if cut != snapshot.cut:
+        raise Corruption(f"the database of snapshot {snapshot.name} is not at the point that its manifest says")
+    if found.record.task not in ("", snapshot.task):
+        raise Corruption(f"the database of snapshot {snapshot.name} is that of task {found.record.task}")
+    fsync_folder(scratch)
+    reach("snapshot.fetched")
+
+
+def place(scratch: Path, target: Path) -> None:
+    """Make a restored directory the task's own."""
+    with told("putting a restored snapshot in place", target):
+        if target.exists():  # a marker, and logs for people: an opening that was cut short leaves them
+            shutil.rmtree(target)
+        scratch.rename(target)
+        fsync_folder(target.parent)
+    reach("snapshot.placed")

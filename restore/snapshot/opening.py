@@ -1,0 +1,31 @@
+"""Opens a storage of snapshots by its address.
+
+Rules of this file: the library of the extra `snapshots` is imported when a storage is opened, and not before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from standfast.restore.snapshot.address import parse_storage
+from standfast.store.errors import BadConfig
+
+if TYPE_CHECKING:
+    from standfast.restore.snapshot.storage import Storage
+
+
+def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Storage:
+    """The storage of an application's snapshots; `patience_s` bounds the repeats of a failed request.
+
+    Raises BadConfig for an unusable address, and with the line that installs the library if that is missing.
+    """
+    address = parse_storage(text)
+    try:
+        from standfast.restore.snapshot.storage import PATIENCE_S, Storage
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "obstore":
+            raise
+        raise BadConfig(
+            ["snapshots need the library 'obstore', which is not installed: pip install 'standfast[snapshots]'"]
+        ) from error
+    return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)

@@ -1,0 +1,248 @@
+"""A storage of snapshots, through obstore: a local folder, S3 and compatible services, Google Cloud Storage, Azure.
+
+    put_new     creates an object, or finds that the key is taken: the one operation that must be atomic
+    put_file    uploads a file, in parts where it is large; a reader sees all of it or nothing
+    download    reads a file in ranges, so that a broken connection costs one range, and compares its sha256
+
+Rules of this file: the only one that imports obstore. Keys are relative to `<address>/<app>`. Every error leaves as one
+of ours, with the address and without credentials: obstore names the request, and services repeat signed parts of it, so
+an error's first line is all that is shown, and known secrets in it are replaced. Requests are repeated by obstore, for
+server errors and throttling too, up to the storage's patience.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, from_url
+
+from standfast.restore.snapshot.address import Address
+from standfast.restore.snapshot.names import PROBES
+from standfast.restore.snapshot.planning import Stored
+from standfast.store.errors import BadConfig, Corruption, StandfastError, Unavailable
+from standfast.store.file_errors import told
+
+if TYPE_CHECKING:
+    from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
+
+PART_BYTES = 8 << 20
+PARTS_AT_ONCE = 4
+REQUEST_MIN_S, REQUEST_MAX_S = 10, 60
+CONNECT_TIMEOUT = "5s"
+RETRIES_MAX = 10  # the patience ends before
+PATIENCE_S = 60
+SHOWN_MAX = 300
+_SECRET_VARIABLES = re.compile(r"(?:AWS|AZURE|GOOGLE)_.*(?:KEY|SECRET|TOKEN|PASSWORD)", re.IGNORECASE)
+_QUERY = re.compile(r"\?\S+")
+_XML = re.compile(r"<\?xml.*|<Error>.*", re.DOTALL)
+_CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,80})</Code>")
+
+
+class Storage:
+    """One application's part of a storage. Any number of threads may use it."""
+
+    def __init__(self, address: Address, app: str, *, patience_s: int = PATIENCE_S) -> None:
+        self.where = f"{address.text.rstrip('/')}/{app}"
+        self.patience_s = patience_s
+        self._folder = None if address.folder is None else address.folder / app
+        self._proved = False
+        with self._told("opening"):
+            self._store = self._open(address, app)
+
+    def _open(self, address: Address, app: str) -> ObjectStore:
+        if self._folder is not None:
+            with told("opening the storage of snapshots", self._folder):
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return LocalStore(self._folder)
+        config: dict[str, Any] = dict(address.options)
+        plain_http = str(config.get("endpoint", "")).startswith("http://")
+        # The time-out is that of one request: a part or a range, never a whole file.
+        timeout_s = max(REQUEST_MIN_S, min(self.patience_s, REQUEST_MAX_S))
+        client: ClientConfig = {"timeout": f"{timeout_s}s", "connect_timeout": CONNECT_TIMEOUT}
+        if plain_http:
+            client["allow_http"] = True
+        backoff: BackoffConfig = {
+            "init_backoff": timedelta(milliseconds=100),
+            "max_backoff": timedelta(seconds=5),
+            "base": 2,
+        }
+        retry: RetryConfig = {
+            "max_retries": RETRIES_MAX,
+            "retry_timeout": timedelta(seconds=self.patience_s),
+            "backoff": backoff,
+        }
+        opened: ObjectStore = from_url(
+            f"{address.url}/{app}",
+            config=config or None,  # type: ignore[arg-type]  # keys of several services, checked by the library
+            client_options=client,
+            retry_config=retry,
+        )
+        return opened
+
+    def prove(self) -> None:
+        """Raise BadConfig unless the storage refuses a second object under a key; Unavailable if it does not answer."""
+        if self._proved:
+            return
+        # A new key each time: instances that start together probe beside each other.
+        key = f"{PROBES}/{uuid.uuid4().hex}"
+        first = self.put_new(key, b"first")
+        try:
+            refused = not self.put_new(key, b"second")
+            kept = self.read(key) == b"first"
+        finally:
+            self.delete(key)
+        if not (first and refused and kept):
+            raise BadConfig(
+                [
+                    f"the storage {self.where} overwrites an object that must be new (put-if-absent, If-None-Match: * "
+                    "of S3), so that two instances could overwrite each other's snapshots: use a storage that has it"
+                ]
+            )
+        self._proved = True
+
+    def put_new(self, key: str, content: bytes) -> bool:
+        """Create an object; False if the key is taken by other content."""
+        with self._told(f"writing {key} to"):
+            try:
+                obstore.put(self._store, key, content, mode="create")
+            except AlreadyExistsError:
+                # A request that was repeated after a lost answer finds its own object.
+                return self.read(key) == content
+            self._sync(key)
+        return True
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Upload a file; the same content may be there already, or be uploaded by another at the same time."""
+        with told("uploading a file of a snapshot", path), self._told(f"writing {key} to"):
+            obstore.put(
+                self._store,
+                key,
+                path,
+                use_multipart=path.stat().st_size > PART_BYTES,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+            self._sync(key)
+
+    def read(self, key: str) -> bytes | None:
+        """An object's content; None if there is none."""
+        with self._told(f"reading {key} of"):
+            try:
+                return bytes(obstore.get(self._store, key).bytes())
+            except FileNotFoundError:
+                return None
+
+    def head(self, key: str) -> Stored | None:
+        """An object's size and time; None if there is none."""
+        with self._told(f"looking at {key} of"):
+            try:
+                return _stored(obstore.head(self._store, key))
+            except FileNotFoundError:
+                return None
+
+    def list(self, prefix: str) -> list[Stored]:
+        """All objects below a prefix, by key."""
+        with self._told(f"listing {prefix} of"):
+            found = [_stored(one) for page in obstore.list(self._store, prefix) for one in page]
+        # A local folder lists files that an upload under way has under a temporary name, too.
+        return sorted(one for one in found if "#" not in one.key)
+
+    def delete(self, key: str) -> None:
+        """Remove an object; an absent one is no error."""
+        with self._told(f"removing {key} of"):
+            try:
+                obstore.delete(self._store, key)
+            except FileNotFoundError:
+                return
+
+    def download(self, key: str, path: Path, size: int, sha256: str) -> None:
+        """Read a file to `path`, which is new, and make it durable.
+
+        Raises Corruption for a missing file and for one whose size or sha256 is another.
+        """
+        digest = hashlib.sha256()
+        # In ranges: a broken connection costs one of them, and each is asked for again by itself.
+        with told("writing a file of a snapshot", path), path.open("xb") as file:
+            for begin in range(0, size, PART_BYTES):
+                part = self.read_range(key, begin, min(PART_BYTES, size - begin))
+                digest.update(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        found = self.head(key)
+        if found is None or found.bytes != size or digest.hexdigest() != sha256:
+            what = "missing" if found is None else f"damaged: {found.bytes} bytes, sha256 {digest.hexdigest()}"
+            raise Corruption(f"{key} of {self.where} is {what}; its manifest says {size} bytes, sha256 {sha256}")
+
+    def read_range(self, key: str, begin: int, length: int) -> bytes:
+        """A part of an object. Raises Corruption if the object is absent or ends before."""
+        with self._told(f"reading {key} of"):
+            try:
+                part = bytes(obstore.get_range(self._store, key, start=begin, length=length))
+            except FileNotFoundError:
+                raise Corruption(f"{key} of {self.where} is missing, though a manifest names it") from None
+            except BaseError as error:
+                # A range beyond the end of a short file is an error of its own kind in every service.
+                known = self.head(key)
+                if known is not None and known.bytes < begin + length:
+                    raise Corruption(f"{key} of {self.where} has only {known.bytes} bytes") from error
+                raise
+        # A local folder answers a range beyond the end with the bytes that are there.
+        if len(part) != length:
+            raise Corruption(f"{key} of {self.where} ends at byte {begin + len(part)}, its manifest says otherwise")
+        return part
+
+    def _sync(self, key: str) -> None:
+        """Make an object of a local folder durable; a service has done so when it answers."""
+        if self._folder is None:
+            return
+        path = self._folder / key
+        for one, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
+            # A prune may have removed it already: the upload looks at its files again, and says so.
+            with contextlib.suppress(FileNotFoundError):
+                handle = os.open(one, flags)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except StandfastError:
+            raise
+        except (BaseError, ValueError, OSError) as error:
+            raise Unavailable(
+                f"{doing} the storage of snapshots {self.where}: {shown(error, os.environ)}: check address, network, "
+                "rights and credentials"
+            ) from None  # the cause repeats the request, which may be signed
+
+
+def shown(error: BaseException, environment: Mapping[str, str]) -> str:
+    """The first line of an error without queries, bodies and known secrets."""
+    text = str(error)
+    code = _CODE.search(text)
+    line = _XML.sub("", text).strip().partition("\n")[0].rstrip(" :-")
+    line = _QUERY.sub("", line)
+    if code is not None:
+        line = f"{line} ({code[1]})"
+    for name, value in environment.items():
+        if len(value) >= 4 and _SECRET_VARIABLES.fullmatch(name):
+            line = line.replace(value, "***")
+    return line if len(line) <= SHOWN_MAX else f"{line[:SHOWN_MAX]}..."
+
+
+def _stored(found: Any) -> Stored:
+    return Stored(found["path"], int(found["size"]), int(found["last_modified"].timestamp() * 1_000))

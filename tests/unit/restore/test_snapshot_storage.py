@@ -1,0 +1,283 @@
+"""Snapshots in a folder: uploads and prunes that meet, damaged files, addresses, and errors without secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standfast.restore.snapshot import fetch, prune, upload
+from standfast.restore.snapshot.address import parse_storage
+from standfast.restore.snapshot.catalogue import listed, names, verify_files
+from standfast.restore.snapshot.manifest import Intent, PruneNote, Snapshot, dump_note
+from standfast.restore.snapshot.names import file_key
+from standfast.restore.snapshot.opening import open_storage
+from standfast.restore.snapshot.planning import Judged, Retention
+from standfast.restore.snapshot.storage import Storage, shown
+from standfast.store.clock import ManualClock, SystemClock
+from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
+from standfast.store.rocks.engine import RocksShared
+from support.snapshots import checkpoint
+
+HOUR_MS = 3_600_000
+Make = Callable[..., tuple[Snapshot, Path]]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path / "snaps"), "app")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def make(*rows: str, epoch: int = 1) -> tuple[Snapshot, Path]:
+        return checkpoint(tmp_path / f"task-{epoch}", rows, epoch=epoch)
+
+    return make
+
+
+def stored(storage: Storage, make: Make, *rows: str, **given: Any) -> Snapshot:
+    one, directory = make(*rows, **given)
+    assert upload.upload(storage, one, directory, clock=SystemClock()).new
+    return one
+
+
+def pruned(storage: Storage, keep: int = 1, **given: Any) -> prune.Pruned:
+    return prune.prune(storage, Retention(keep), clock=SystemClock(), **given)
+
+
+def restored(storage: Storage, target: Path) -> fetch.Restored:
+    shared = RocksShared(4 << 20)
+    return fetch.restore_task(
+        storage, "0_0", target, target.with_name("scratch"), shared, judge=lambda one: Judged(tail=0)
+    )
+
+
+def test_a_snapshot_is_listed_verified_and_restored(storage: Storage, make: Make, tmp_path: Path) -> None:
+    one = stored(storage, make, "a", "b")
+    assert [kept.snapshot for kept in listed(storage).whole] == [one]
+    assert verify_files(storage, one) == []
+    done = restored(storage, tmp_path / "target")
+    assert done.snapshot == one
+    assert {file.name for file in one.files} < {path.name for path in (tmp_path / "target").iterdir()}
+    assert storage.list("intents") == []
+    assert storage.list("probes") == []
+
+
+def test_only_new_files_are_uploaded_and_the_same_point_only_once(storage: Storage, make: Make) -> None:
+    stored(storage, make, "a")
+    one, directory = make("a", "b")
+    done = upload.upload(storage, one, directory, clock=SystemClock())
+    assert 0 < done.uploaded_files < len(one.files)
+    assert not upload.upload(storage, one, directory, clock=SystemClock()).new
+
+
+def test_a_snapshot_of_another_log_under_the_same_name_is_refused_and_not_overwritten(
+    storage: Storage, make: Make, tmp_path: Path
+) -> None:
+    one = stored(storage, make, "a")
+    other, directory = checkpoint(tmp_path / "other", ("a",), topic_id="recreated")
+    assert other.name == one.name
+    with pytest.raises(InvalidRequest, match="topics that were recreated"):
+        upload.upload(storage, other, directory, clock=SystemClock())
+    assert listed(storage).whole[0].snapshot == one
+
+
+def test_a_damaged_and_a_missing_file_fall_back_to_the_snapshot_before(
+    storage: Storage, make: Make, tmp_path: Path
+) -> None:
+    first, second, third = (stored(storage, make, *"abc"[:count]) for count in (1, 2, 3))
+    own = {file.sha256: file for file in second.files}
+    damaged = next(sha for sha in own.keys() - first.contents if own[sha].name.endswith(".sst"))
+    path = tmp_path / "snaps/app" / file_key(damaged)
+    path.write_bytes(bytes(len(path.read_bytes())))
+    (tmp_path / "snaps/app" / file_key(next(iter(third.contents - first.contents - second.contents)))).unlink()
+    assert [kept.snapshot.name for kept in listed(storage).whole] == [second.name, first.name]
+    assert list(listed(storage).broken) == [third.name]
+    assert "sha256" in verify_files(storage, second)[0]
+    done = restored(storage, tmp_path / "target")
+    assert done.snapshot == first
+    assert list(done.passed_over) == [third.name, second.name]
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_manifest_that_was_copied_to_another_name_is_passed_over(
+    storage: Storage, make: Make, tmp_path: Path
+) -> None:
+    one = stored(storage, make, "a")
+    copied = one.name._replace(position=one.position + 1)
+    storage.put_new(copied.key, storage.read(one.name.key) or b"")
+    done = restored(storage, tmp_path / "target")
+    assert done.snapshot == one
+    assert "was copied there" in done.passed_over[copied]
+
+
+def test_a_restore_never_replaces_a_database(storage: Storage, make: Make, tmp_path: Path) -> None:
+    stored(storage, make, "a")
+    target = tmp_path / "target"
+    restored(storage, target)
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(InvalidRequest, match="never replaces"):
+        restored(storage, target)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
+def test_a_prune_keeps_the_newest_and_every_file_that_it_names(storage: Storage, make: Make) -> None:
+    first, second = stored(storage, make, "a"), stored(storage, make, "a", "b")
+    looked = pruned(storage, dry_run=True)
+    assert [kept.snapshot for kept in listed(storage).whole] == [second, first]
+    done = pruned(storage)
+    assert done.plan == looked.plan
+    assert done.plan.snapshots == (first.name,)
+    assert set(done.plan.files) == first.contents - second.contents
+    assert verify_files(storage, second) == []
+    assert storage.list("prunes") == []
+
+
+def test_a_manifest_that_cannot_be_read_keeps_every_file(storage: Storage, make: Make) -> None:
+    first, second = stored(storage, make, "a"), stored(storage, make, "a", "b")
+    storage.put_new(second.name._replace(task="0_9").key, b"{")
+    done = pruned(storage)
+    assert done.plan.snapshots == (first.name,)
+    assert not done.plan.files
+    assert len(done.unread) == 1
+
+
+def test_a_prune_leaves_the_files_of_an_upload_under_way(storage: Storage, make: Make) -> None:
+    one, directory = make("a")
+
+    def while_uploading(file: Any) -> None:
+        assert not pruned(storage).plan.files
+
+    upload.upload(storage, one, directory, clock=SystemClock(), step=while_uploading)
+    assert verify_files(storage, one) == []
+
+
+def test_an_upload_waits_for_a_prune_that_removes_its_files(storage: Storage, make: Make) -> None:
+    one, directory = make("a")
+    note = dump_note(PruneNote("p", tuple(sorted(one.contents))))
+    storage.put_new("prunes/p.json", note)
+    with pytest.raises(Unavailable, match="try again"):
+        upload.upload(storage, one, directory, clock=SystemClock())
+    assert names(storage) == []
+    assert storage.list("intents") == []
+
+
+def test_an_upload_that_stood_still_for_longer_than_the_grace_lists_nothing(storage: Storage, make: Make) -> None:
+    one, directory = make("a")
+    clock = ManualClock(1)
+
+    def stand_still(file: Any) -> None:
+        clock.advance(2 * HOUR_MS)
+
+    with pytest.raises(Unavailable, match="begins again"):
+        upload.upload(storage, one, directory, clock=clock, grace_ms=HOUR_MS, step=stand_still)
+    assert names(storage) == []
+
+
+def test_an_upload_whose_files_a_prune_took_lists_nothing_whatever_its_clock_says(storage: Storage, make: Make) -> None:
+    one, directory = make("a")
+
+    def prune_all(file: Any) -> None:
+        # As when the machine stood still and its clock too: by the storage's time the intent is old.
+        for intent in storage.list("intents"):
+            storage.delete(intent.key)
+        pruned(storage)
+
+    with pytest.raises(Unavailable, match="again"):
+        upload.upload(storage, one, directory, clock=SystemClock(), step=prune_all)
+    assert names(storage) == []
+
+
+def test_an_old_intent_keeps_no_files(storage: Storage, tmp_path: Path) -> None:
+    content = tmp_path / "orphan"
+    content.write_bytes(b"x")
+    sha = hashlib.sha256(b"x").hexdigest()
+    storage.put_file(file_key(sha), content)
+    storage.put_new("intents/dead.json", dump_note(Intent("dead", "0_0", "me", (sha,))))
+    assert not pruned(storage).plan.files
+    # The storage's own time of the intent: that of its file.
+    os.utime(tmp_path / "snaps/app/intents/dead.json", (1_000, 1_000))
+    assert pruned(storage).plan.files == {sha: 1}
+    assert storage.list("intents") == []
+
+
+def test_two_applications_at_one_address_share_nothing(storage: Storage, make: Make, tmp_path: Path) -> None:
+    one = stored(storage, make, "a")
+    other = open_storage(str(tmp_path / "snaps"), "app2")
+    assert listed(other).whole == ()
+    assert not pruned(other).plan.files
+    assert verify_files(storage, one) == []
+
+
+def test_a_storage_that_overwrites_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Overwriting(Storage):
+        def put_new(self, key: str, content: bytes) -> bool:
+            self.delete(key)
+            return super().put_new(key, content)
+
+    with pytest.raises(BadConfig, match="put-if-absent"):
+        Overwriting(parse_storage(storage.where), "app").prove()
+    assert Overwriting(parse_storage(storage.where), "app").list("probes") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("s3://key:hidden@bucket/x", "holds credentials"),
+        ("s3://bucket/x?secret_access_key=hidden", "by the environment"),
+        ("s3://bucket/x?colour=red", "unknown"),
+        ("http://host/x", "no storage for snapshots"),
+        ("memory:///", "no storage for snapshots"),
+        ("s3:///x", "no storage for snapshots"),
+        ("file://host/x", "file:///PATH"),
+        ("", "a folder"),
+    ],
+)
+def test_an_unusable_address_is_refused_without_its_secrets(text: str, match: str) -> None:
+    with pytest.raises(BadConfig, match=match) as refused:
+        parse_storage(text)
+    assert "hidden" not in str(refused.value)
+
+
+def test_addresses_of_folders_and_services_are_read() -> None:
+    assert parse_storage("/backup/x").folder == Path("/backup/x")
+    assert parse_storage("file:///backup/x").folder == Path("/backup/x")
+    found = parse_storage("s3://bucket/pre/fix?endpoint=http://127.0.0.1:1&region=r")
+    assert (found.url, found.text) == ("s3://bucket/pre/fix", "s3://bucket/pre/fix")
+    assert found.options == {"endpoint": "http://127.0.0.1:1", "region": "r"}
+
+
+def test_errors_show_neither_secrets_nor_the_body_of_an_answer() -> None:
+    text = (
+        "Generic S3 error: PUT http://h/b?X-Amz-Signature=abc failed with TOPSECRET: <?xml version='1.0'?><Error>"
+        "<Code>SlowDown</Code><StringToSign>abc</StringToSign></Error>\n\nDebug source: more"
+    )
+    line = shown(Exception(text), {"AWS_SECRET_ACCESS_KEY": "TOPSECRET", "HOME": "S3"})
+    assert line == "Generic S3 error: PUT http://h/b failed with *** (SlowDown)"
+
+
+def test_a_storage_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "TOPSECRET")
+    away = open_storage("s3://bucket/x?endpoint=http://127.0.0.1:1&region=r", "app", patience_s=0)
+    with pytest.raises(Unavailable, match=r"s3://bucket/x/app") as refused:
+        away.prove()
+    assert "TOPSECRET" not in str(refused.value)
+
+
+def test_a_link_in_a_checkpoint_is_refused(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="follows no link"):
+        checkpoint(tmp_path / "linked", ("a",), link=tmp_path / "elsewhere")
+
+
+def test_a_download_that_ends_early_is_damage(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"short")
+    storage.put_file("files/short", tmp_path / "short")
+    for number, (key, size) in enumerate((("files/short", 9), ("files/short", 5), ("files/none", 5))):
+        with pytest.raises(Corruption):
+            storage.download(key, tmp_path / f"down{number}", size, "0" * 64)

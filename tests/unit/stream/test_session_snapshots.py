@@ -1,0 +1,295 @@
+"""Sessions with a policy of snapshots: made on a schedule, begun with, and passed over where they do not fit."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.restore.snapshot.catalogue import listed, names
+from standfast.restore.snapshot.opening import open_storage
+from standfast.restore.snapshot.storage import Storage
+from standfast.stream.snapshots.keeper import SnapshotKeeper
+from support.sessions import HOUR_MS, Bench, operate
+
+TEXT = sf.serde.string
+KV = [sf.KeyValueStore("kv", TEXT, TEXT)]
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> str:
+    return str(tmp_path / "snaps")
+
+
+def policy(to: str, **given: Any) -> sf.SnapshotPolicy:
+    return sf.SnapshotPolicy(to=to, **given)
+
+
+def keeper_of(session: sf.Session) -> SnapshotKeeper:
+    assert session._snapshots is not None
+    return session._snapshots
+
+
+def rows(session: sf.Session) -> dict[str, str]:
+    with session.task(0).store("kv").all() as found:
+        return {key: value for key, value in found}  # noqa: C416 - an iterator of pairs with a close
+
+
+def put(session: sf.Session, *keys: str, value: str = "1") -> None:
+    task = session.task(0)
+    for key in keys:
+        task.store("kv").put(key, value)
+    task.commit()
+
+
+def restored(session: sf.Session) -> dict[str, int]:
+    return dict(session.counters.snapshots.restores)
+
+
+def test_a_task_without_local_state_begins_with_its_newest_snapshot_and_reads_the_rest(bench: Bench, to: str) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, *(f"k{number}" for number in range(50)))
+    assert first.snapshot(0) == "0_0/1-50"
+    put(first, "k1", "new", value="2")
+    first.close()
+    second = bench.active("b", stores=KV, snapshots=policy(to))
+    assert rows(second) == {**{f"k{number}": "1" for number in range(50)}, "k1": "2", "new": "2"}
+    assert restored(second) == {"restored": 1, "none": 0, "failed": 0}
+    assert dict(second.counters.restored_records) == {("kv", 0, "resume"): 2}
+
+
+def test_every_kind_of_store_comes_back_from_a_snapshot_as_from_the_log(bench: Bench, to: str) -> None:
+    rng = random.Random(4711)
+    first = bench.active(snapshots=policy(to))
+    operate(first.task(0), rng, 300)
+    first.snapshot(0)
+    operate(first.task(0), rng, 50)
+    first.close()
+    with_snapshot = bench.active("b", snapshots=policy(to))
+    assert restored(with_snapshot)["restored"] == 1
+    found = {name: list(with_snapshot.task(0).store(name).all()) for name in ("kv", "win", "ses")}
+    times = with_snapshot.task(0).stores.cut.stores
+    with_snapshot.close()
+    from_log = bench.active("c")
+    assert {name: list(from_log.task(0).store(name).all()) for name in ("kv", "win", "ses")} == found
+    assert from_log.task(0).stores.cut.stores == times
+
+
+def test_good_local_state_is_not_replaced_by_a_snapshot(bench: Bench, to: str) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, "a")
+    first.snapshot(0)
+    put(first, "b")
+    first.close()
+    again = bench.active(stores=KV, snapshots=policy(to))
+    assert rows(again) == {"a": "1", "b": "1"}
+    assert restored(again) == {"restored": 0, "none": 0, "failed": 0}
+
+
+def test_a_lost_directory_begins_with_a_snapshot(bench: Bench, to: str, tmp_path: Path) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, "a", "b")
+    first.snapshot(0)
+    first.close()
+    (tmp_path / "a/app/0_0/CURRENT").unlink()
+    again = bench.active(stores=KV, snapshots=policy(to))
+    assert rows(again) == {"a": "1", "b": "1"}
+    assert restored(again)["restored"] == 1
+
+
+def test_a_standby_begins_with_a_snapshot(bench: Bench, to: str) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, "a", "b")
+    first.snapshot(0)
+    other = bench.session("b", stores=KV, snapshots=policy(to))
+    other.assign(standby=[0])
+    bench.settle(first, other)
+    assert restored(other)["restored"] == 1
+    assert other.read("kv", 0, allow_stale=True).store.get("b") == "1"
+
+
+def test_the_newer_epoch_stands_whatever_its_position(bench: Bench, to: str) -> None:
+    old = bench.active(stores=KV, snapshots=policy(to), take_over=False)
+    put(old, "a", "b", "c")
+    new = bench.active("b", stores=KV, snapshots=policy(to), take_over=False)
+    put(new, "d")
+    made = new.snapshot(0)
+    # The fenced owner has not noticed yet, and stores what it has.
+    late = keeper_of(old).create(old.tasks()[0].id, old.tasks()[0])
+    storage = open_storage(to, "app")
+    assert [str(kept.snapshot.name) for kept in listed(storage).whole] == [made, late]
+    new.close()
+    third = bench.active("c", stores=KV, snapshots=policy(to), take_over=False)
+    assert sorted(rows(third)) == ["a", "b", "c", "d"]
+    assert sum(third.counters.restored_records.values()) == 0
+
+
+def test_a_snapshot_of_a_recreated_topic_is_not_used(bench: Bench, to: str) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, "a", "b")
+    first.snapshot(0)
+    first.close()
+    bench.log.admin.delete_topic("app-kv-changelog")
+    second = bench.active("b", stores=KV)
+    put(second, "c")
+    second.close()
+    third = bench.active("c", stores=KV, snapshots=policy(to))
+    assert rows(third) == {"c": "1"}
+    assert restored(third) == {"restored": 0, "none": 1, "failed": 0}
+
+
+def test_a_snapshot_older_than_the_deletes_that_compaction_keeps_is_not_used(bench: Bench, to: str) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, "a")
+    first.snapshot(0)
+    bench.clock.advance(8 * 24 * HOUR_MS)  # changelogs keep deletes for seven days
+    put(first, "b")
+    first.close()
+    second = bench.active("b", stores=KV, snapshots=policy(to))
+    assert rows(second) == {"a": "1", "b": "1"}
+    assert restored(second)["none"] == 1
+
+
+def test_rows_in_memory_are_not_in_a_snapshot_and_come_from_the_log(bench: Bench, to: str) -> None:
+    stores = [*KV, sf.KeyValueStore("mem", TEXT, TEXT, engine="memory")]
+    first = bench.active(stores=stores, snapshots=policy(to))
+    first.task(0).store("mem").put("m", "1")
+    put(first, "a")
+    first.snapshot(0)
+    first.close()
+    assert listed(open_storage(to, "app")).whole[0].snapshot.memory_stores == ("mem",)
+    second = bench.active("b", stores=stores, snapshots=policy(to))
+    assert (second.task(0).store("mem").get("m"), rows(second)) == ("1", {"a": "1"})
+    assert restored(second)["restored"] == 1
+
+
+def test_a_task_in_memory_alone_has_no_snapshot(bench: Bench, to: str) -> None:
+    session = bench.active(
+        stores=[sf.KeyValueStore("mem", TEXT, TEXT, engine="memory")], snapshots=policy(to, every_ms=1)
+    )
+    with pytest.raises(sf.InvalidRequest, match="no rows on disk"):
+        session.snapshot(0)
+    keeper_of(session).round()
+    assert not session.counters.snapshots.at_ms
+
+
+def test_a_task_without_a_commit_is_not_due(bench: Bench, to: str) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to, every_ms=1))
+    bench.clock.advance(HOUR_MS)
+    keeper_of(session).round()
+    assert not any(session.counters.snapshots.made.values())
+
+
+def test_snapshots_follow_the_interval_and_the_number_of_records(bench: Bench, to: str) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to, every_ms=HOUR_MS, every_records=10))
+    keeper, made = keeper_of(session), session.counters.snapshots.made
+    put(session, "a")
+    keeper.round()
+    assert made["made"] == 0
+    bench.clock.advance(HOUR_MS)
+    keeper.round()
+    keeper.round()
+    assert made["made"] == 1
+    put(session, *(f"k{number}" for number in range(10)))
+    keeper.round()
+    assert made["made"] == 2
+    bench.clock.advance(HOUR_MS)
+    keeper.round()
+    assert (made["made"], made["unchanged"]) == (2, 1)
+
+
+def test_old_snapshots_go_as_the_policy_says(bench: Bench, to: str) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to, every_records=1, keep=2))
+    for number in range(5):
+        put(session, f"k{number}")
+        bench.clock.advance(HOUR_MS)
+        keeper_of(session).round()
+    assert [name.position for name in names(open_storage(to, "app"))] == [4, 5]
+
+
+def test_a_storage_that_is_away_disturbs_nothing_and_is_tried_again(
+    bench: Bench, to: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to, every_records=1))
+    keeper_of(session).round()
+    put(session, "a")
+    shutil.rmtree(to)
+    Path(to).write_text("no folder any more")
+    with caplog.at_level(logging.WARNING, "standfast"):
+        keeper_of(session).round()
+    assert "no snapshot of task 0_0" in caplog.text
+    put(session, "b")
+    keeper_of(session).round()  # not yet again: the storage was away a moment ago
+    assert session.counters.snapshots.made["failed"] == 1
+    Path(to).unlink()
+    (Path(to) / "app").mkdir(parents=True)
+    bench.clock.advance(60_000)
+    keeper_of(session).round()
+    assert (session.counters.snapshots.made["made"], rows(session)) == (1, {"a": "1", "b": "1"})
+
+
+def test_a_storage_that_is_away_at_an_opening_leaves_the_task_to_its_changelog(
+    bench: Bench, to: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.active(stores=KV)
+    put(first, "a")
+    first.close()
+
+    def away(self: Storage, prefix: str) -> list[Any]:
+        raise sf.Unavailable("the storage does not answer")
+
+    monkeypatch.setattr(Storage, "list", away)
+    second = bench.active("b", stores=KV, snapshots=policy(to))
+    assert rows(second) == {"a": "1"}
+    assert restored(second) == {"restored": 0, "none": 0, "failed": 1}
+    assert "restored from its changelogs alone" in caplog.text
+
+
+def test_a_session_without_a_policy_stores_no_snapshot(bench: Bench) -> None:
+    with pytest.raises(sf.InvalidRequest, match="SnapshotPolicy"):
+        bench.active(stores=KV).snapshot(0)
+
+
+def test_a_standby_gives_no_snapshot(bench: Bench, to: str) -> None:
+    session = bench.session(stores=KV, snapshots=policy(to))
+    session.assign(standby=[0])
+    with pytest.raises(sf.NotReady, match="standby"):
+        session.snapshot(0)
+
+
+def test_all_problems_of_a_policy_are_said_at_once(bench: Bench) -> None:
+    with pytest.raises(sf.BadConfig) as refused:
+        bench.session(snapshots=policy("http://host/x", every_ms=0, keep=0, grace_ms=5))
+    assert len(refused.value.problems) == 4
+    with pytest.raises(sf.BadConfig, match=r"must be None or standfast\.SnapshotPolicy"):
+        bench.session(snapshots="s3://bucket")
+
+
+def test_no_copy_stays_in_the_state_directory(bench: Bench, to: str, tmp_path: Path) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to))
+    put(session, "a")
+    session.snapshot(0)
+    assert list((tmp_path / "a/app/.copying").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_storage_that_fills_up_leaves_the_instance_running(bench: Bench, small_disk: Callable[[int], Path]) -> None:
+    to = small_disk(1)
+    session = bench.active(stores=KV, snapshots=policy(str(to), every_records=1))
+    keeper, made = keeper_of(session), session.counters.snapshots.made
+    keeper.round()
+    chance = random.Random(1)
+    for number in range(400):
+        session.task(0).store("kv").put(f"k{number}", chance.randbytes(4_000).hex())
+    session.task(0).commit()
+    keeper.round()
+    assert made["failed"] == 1
+    assert names(open_storage(str(to), "app")) == []
+    put(session, "after")
+    assert session.task(0).store("kv").get("after") == "1"
