@@ -40,7 +40,6 @@ def test_both_checks_take_the_same_batches_and_refuse_in_the_same_words(batch: l
         assert answer(batch) == found
 
 
-@pytest.mark.skipif(compiled().module is None, reason="without the compiled module there is one check")
 def test_sound_rows_become_columns_without_python_and_others_are_left_to_it() -> None:
     columns_of = compiled().module.columns_of
     rows = [(b"a", b"1", 1, ()), Outgoing(None, None, 2), (b"", b"", TIMESTAMP_MAX_MS)]
