@@ -12,7 +12,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +96,8 @@ def describe(
 
     `epoch` is that of the task's writer, None: that of the last commit. `hashes` remembers table files.
     """
+    from importlib.metadata import version  # forty modules, which a program without snapshots need not load
+
     found = read_cut(directory, shared)
     topics = {name: kept.get("source_topic") or changelog_topic(app, name) for name, kept in found.stores.items()}
     cut = cut_of(found.record, topics, int(task.rpartition("_")[2]))

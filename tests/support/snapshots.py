@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import standfast as sf
 from standfast.restore.snapshot.checkpoint import describe
@@ -28,8 +29,9 @@ def checkpoint(
     shared, target = RocksShared(4 << 20), folder / "checkpoint"
     shutil.rmtree(target, ignore_errors=True)
     with closing(TaskStores(folder / "0_0", "app", "0_0", [STORE], shared, now_ms=lambda: 0)) as stores:
+        store: Any = stores.store("kv")
         for row in rows:
-            stores.stores["kv"].put(row, row * 1_000)
+            store.put(row, row * 1_000)
         positions = {"kv": Position(len(rows), topic_id=topic_id)}
         stores.commit(replace(stores.cut, positions=positions, epoch=epoch))
         stores.checkpoint(target)
