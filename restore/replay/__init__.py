@@ -1,1 +1,1 @@
-"""Executors of restore plans: write batches, and bulk loads by worker processes."""
+"""Executors of restore plans: write batches, and bulk loads by worker threads."""

@@ -286,11 +286,11 @@ class Stops(Listener):
             os.kill(self._broker.running.pid, signal.SIGSTOP)
             self.stopped.set()
 
-    def on_restore_start(self, *_: object) -> None:
+    def on_restore_start(self, *_: object, **__: object) -> None:
         if self._how == "bulk":
             self._stop()
 
-    def on_batch_restored(self, *_: object) -> None:
+    def on_batch_restored(self, *_: object, **__: object) -> None:
         self._stop()
 
 
