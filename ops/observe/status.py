@@ -16,6 +16,7 @@ from standfast.store.disk import DiskState
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.session.statistics import CALL_OUTCOMES, SessionCounters, SessionStatistics
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.snapshots.counts import SnapshotCounts
 
 Json: TypeAlias = dict[str, Any]
 STATUS_SCHEMA = "standfast.status/1"
@@ -130,6 +131,7 @@ def counters_document(counters: SessionCounters) -> Json:
         "restore_phases_ns": dict(counters.restore_phases_ns),
         "ack_seconds": histogram_document(counters.ack_seconds),
         "changelog_errors": dict(counters.changelog_errors),
+        "snapshots": _snapshots(counters.snapshots),
         "store_restore_seconds": _histograms(counters.store_restore_seconds),
         "store_read_seconds": _histograms(counters.store_read_seconds),
         "punctuation_delay_seconds": _histograms(counters.punctuation_delay_seconds),
@@ -156,6 +158,12 @@ def histogram_document(histogram: Histogram) -> Json:
         "count": cumulative[-1][1],
         "sum": histogram.total,
     }
+
+
+def _snapshots(counts: SnapshotCounts) -> Json:
+    now = counts.copy()  # the thread that makes snapshots adds to it meanwhile
+    made, restores = dict(now.made), dict(now.restores)
+    return {"made": made, "restores": restores, "uploaded_bytes": now.uploaded_bytes, "at_ms": now.at_ms}
 
 
 def _histograms(histograms: Histograms) -> list[Json]:

@@ -31,6 +31,7 @@ from standfast.stream.session.statistics import (
     StoreStatistics,
     TaskStatistics,
 )
+from standfast.stream.snapshots.counts import SnapshotCounts
 
 Json = Mapping[str, Any]
 _LAST = {"gate_last_wait_ms", "promotion_last_ms", "lease_gap_ms"}  # durations of single events: no sums, the largest
@@ -99,6 +100,8 @@ def counters_of(document: Json) -> SessionCounters:
         restore_phases_ns=Counter(document.get("restore_phases_ns", {})),
         changelog_errors=Counter(document.get("changelog_errors", {})),
     )
+    if "snapshots" in document:
+        found.snapshots = _snapshots(document["snapshots"])
     for name in _HISTOGRAMS:
         if name in document:
             setattr(found, name, _histogram(document[name]))
@@ -159,11 +162,16 @@ def added(parts: Iterable[SessionCounters]) -> SessionCounters:
             mine, theirs = getattr(total, one.name), getattr(part, one.name)
             if isinstance(mine, Counter):
                 mine.update(theirs)
-            elif isinstance(mine, Histogram | Histograms):
+            elif isinstance(mine, Histogram | Histograms | SnapshotCounts):
                 mine.add(theirs)
             else:
                 setattr(total, one.name, max(mine, theirs) if one.name in _LAST else mine + theirs)
     return total
+
+
+def _snapshots(document: Json) -> SnapshotCounts:
+    made, restores = Counter(document["made"]), Counter(document["restores"])
+    return SnapshotCounts(made, restores, document["uploaded_bytes"], dict(document["at_ms"]))
 
 
 def _bulk(parts: Sequence[BulkStatistics]) -> BulkStatistics:

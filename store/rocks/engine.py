@@ -345,10 +345,11 @@ class RocksEngine:
     def flush(self, family: str | None = None) -> None:
         """Move memtables to files, so that a reopen has no log to replay and their rows are durable."""
         self._check_writable()
-        self._flush(self._families if family is None else (family,))
+        self._flush(tuple(self._families) if family is None else (family,))
         self._unflushed = self._unflushed and family is not None
 
-    def _flush(self, families: Collection[str]) -> None:
+    def _flush(self, families: tuple[str, ...]) -> None:
+        # Names alone: an error's traceback keeps this frame, and with open families in it the directory stays locked.
         name = DEFAULT_FAMILY
         try:
             for name in families:
@@ -378,7 +379,7 @@ class RocksEngine:
             raise InvalidRequest(f"checkpoint directory {directory} exists already: name a new one")
         # With a dirty memtable the copy itself would hold the interpreter for 150 ms and more. It says nothing to the
         # seal: the owner may write meanwhile.
-        self._flush(self._families)
+        self._flush(tuple(self._families))
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(directory))

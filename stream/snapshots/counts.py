@@ -21,6 +21,14 @@ class SnapshotCounts:
     uploaded_bytes: int = 0
     at_ms: dict[str, int] = field(default_factory=dict)  # task; wall time of its last snapshot here
 
+    def add(self, other: SnapshotCounts) -> None:
+        """Add the numbers of another process; of a task that both had, the later time counts."""
+        self.made.update(other.made)
+        self.restores.update(other.restores)
+        self.uploaded_bytes += other.uploaded_bytes
+        for task, at_ms in other.at_ms.items():
+            self.at_ms[task] = max(at_ms, self.at_ms.get(task, 0))
+
     def copy(self) -> SnapshotCounts:
         """A copy of the numbers."""
         return SnapshotCounts(self.made.copy(), self.restores.copy(), self.uploaded_bytes, self.at_ms.copy())

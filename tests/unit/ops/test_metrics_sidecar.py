@@ -21,6 +21,7 @@ from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers, added, statistics_of
 from standfast.store.histogram import Histogram
 from standfast.stream.session.statistics import SessionStatistics
+from standfast.stream.snapshots.counts import SnapshotCounts
 
 if TYPE_CHECKING:
     from support.promtool import Promtool
@@ -123,6 +124,20 @@ def test_sums_leave_their_parts_alone(bench: Bench) -> None:
     assert total.commits["committed"] == 2 and counters.commits["committed"] == 1
     assert sum(total.commit_seconds.counts) == 2 * sum(counters.commit_seconds.counts)
     assert total.gate_last_wait_ms == counters.gate_last_wait_ms
+
+
+def test_snapshots_of_a_worker_are_read_back_and_added(bench: Bench) -> None:
+    server, worker = busy(bench, "a", 0), busy(bench, "b", 1)
+    worker.counters.snapshots.made.update({"made": 2, "failed": 0})
+    worker.counters.snapshots.restores["restored"] = 1
+    worker.counters.snapshots.uploaded_bytes = 5
+    worker.counters.snapshots.at_ms["0_1"] = 7
+    server.counters.snapshots.made["made"] = 1
+    server.counters.snapshots.at_ms["0_1"] = 6
+    numbers = WorkerNumbers()
+    numbers.take("1", document(worker))
+    found = numbers.merged(server.statistics()).counters.snapshots
+    assert found == SnapshotCounts(Counter(made=3, failed=0), Counter(restored=1), 5, {"0_1": 7})
 
 
 def reading(bench: Bench, server: sf.Session, *, ready: bool = True) -> SidecarReading:
