@@ -335,7 +335,9 @@ def test_hundred_opens_and_closes_leave_no_memory_thread_or_handle(kafka_address
     for number in range(100):
         once(number)
     assert resident_bytes() - before < 16 << 20, "each gave four megabytes"
-    assert (handles(), threads()) == (open_before, threads_before)
+    # Clients of earlier tests may end, or connect again, meanwhile; a leak would leave a hundred.
+    assert handles() < open_before + 20
+    assert threads() < threads_before + 20
 
 
 # -- misuse -----------------------------------------------------------------------------------------------------------
