@@ -170,7 +170,8 @@ def added(parts: Iterable[SessionCounters]) -> SessionCounters:
 
 
 def _snapshots(document: Json) -> SnapshotCounts:
-    made, restores = Counter(document["made"]), Counter(document["restores"])
+    made: Counter[str] = Counter(document["made"])
+    restores: Counter[str] = Counter(document["restores"])
     return SnapshotCounts(made, restores, document["uploaded_bytes"], dict(document["at_ms"]))
 
 
