@@ -43,6 +43,7 @@ its `end`; a restore ends when the reader's position reaches `end`, whatever the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InternalError
@@ -85,6 +86,34 @@ class LocalPosition:
     def seen(self) -> int:
         """The first offset that may hold a record not applied here."""
         return self.position + self.marker
+
+
+class StoredPosition(Protocol):
+    """A position with the facts by which a plan judges it, as a commit record and a snapshot's manifest hold it."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def topic_id(self) -> str: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def at_ms(self) -> int: ...
+    @property
+    def marker(self) -> bool: ...
+
+
+def local_position(stored: StoredPosition, *, rows: bool, lost: str = "") -> LocalPosition:
+    """The plan's view of a stored position; `rows` and `lost` as in LocalPosition."""
+    return LocalPosition(
+        position=stored.offset,
+        topic_id=stored.topic_id,
+        leader_epoch=stored.leader_epoch,
+        at_ms=stored.at_ms,
+        rows=rows,
+        marker=stored.marker,
+        lost=lost,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,10 @@ class StoreSpec(Generic[K, V]):
             **{name: value for name, value in own.items() if value is not None},
         }
 
+    def placed_definition(self) -> dict[str, Any]:
+        """As `definition`, with the engine that holds the rows."""
+        return self.definition() | {"engine": self.engine}
+
 
 @dataclass(frozen=True)
 class KeyValueStore(StoreSpec[K, V]):

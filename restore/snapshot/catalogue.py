@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile, parse_snapshot
 from standfast.restore.snapshot.names import FILES, TASKS, SnapshotName, file_key, name_of_key, sha_of_key
 from standfast.restore.snapshot.planning import Kept, Stored
-from standfast.restore.snapshot.storage import PART_BYTES, Storage
+from standfast.restore.snapshot.storage import Storage
 from standfast.store.errors import Corruption, InvalidRequest
 
 READS_AT_ONCE = 8
@@ -110,12 +110,10 @@ def verify_files(
     """Read every file of a snapshot; returns the faults, none if all are as its manifest says."""
 
     def verify(file: SnapshotFile) -> str | None:
-        digest, begin = hashlib.sha256(), 0
+        digest = hashlib.sha256()
         try:
-            while begin < file.bytes:
-                length = min(PART_BYTES, file.bytes - begin)
-                digest.update(storage.read_range(file_key(file.sha256), begin, length))
-                begin += length
+            for part in storage.read_parts(file_key(file.sha256), file.bytes):
+                digest.update(part)
         except Corruption as error:
             return str(error)
         step(file)

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from standfast.replication.shapes import Count, Shape, fit, plain
-from standfast.restore.snapshot.names import SnapshotName
+from standfast.restore.snapshot.names import SnapshotName, position_of
 from standfast.store.errors import Corruption, InvalidRequest
 
 FORMAT_NAME = "standfast.snapshot"
@@ -77,7 +77,7 @@ class Cut(Shape, frozen=True):
     @property
     def place(self) -> int:
         """The position in a snapshot's name."""
-        return sum(one.offset for one in self.positions.values()) + sum(self.sources.values())
+        return position_of((one.offset for one in self.positions.values()), self.sources.values())
 
 
 class SnapshotMade(Shape, frozen=True):

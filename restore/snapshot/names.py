@@ -17,6 +17,7 @@ address share nothing else.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from standfast.store.errors import InvalidRequest
@@ -46,6 +47,11 @@ class SnapshotName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.task}/{self.epoch}-{self.position}"
+
+
+def position_of(offsets: Iterable[int], sources: Iterable[int]) -> int:
+    """The position in a name: of the next offsets of all changelogs, and those of all sources."""
+    return sum(offsets) + sum(sources)
 
 
 def name_of_key(key: str) -> SnapshotName | None:

@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from standfast.restore.plan import LocalPosition, LogState, Refuse, Reinitialise, plan_changelog
-from standfast.restore.snapshot.manifest import CutPosition, Snapshot, SnapshotFile
+from standfast.restore.plan import LogState, Refuse, Reinitialise, local_position, plan_changelog
+from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.store.specs import definition_changes
 
@@ -150,7 +150,7 @@ def judge(
         if stored is None or name in snapshot.memory_stores:
             tail += log.stop - log.begin
             continue
-        plan = plan_changelog(_local(stored), log, now_ms=now_ms)
+        plan = plan_changelog(local_position(stored, rows=True), log, now_ms=now_ms)
         if isinstance(plan, Reinitialise | Refuse):
             return Judged(f"its position {stored.offset} of {log.topic_partition} does not fit the log ({plan.reason})")
         tail += plan.records_max
@@ -160,14 +160,3 @@ def judge(
 def newest_first(names: Iterable[SnapshotName]) -> list[SnapshotName]:
     """Snapshots in the order in which a restore tries them."""
     return sorted(names, key=lambda name: name.order, reverse=True)
-
-
-def _local(stored: CutPosition) -> LocalPosition:
-    return LocalPosition(
-        position=stored.offset,
-        topic_id=stored.topic_id,
-        leader_epoch=stored.leader_epoch,
-        at_ms=stored.at_ms,
-        rows=True,
-        marker=stored.marker,
-    )

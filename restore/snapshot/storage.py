@@ -174,8 +174,7 @@ class Storage:
         digest = hashlib.sha256()
         # In ranges: a broken connection costs one of them, and each is asked for again by itself.
         with told("writing a file of a snapshot", path), path.open("xb") as file:
-            for begin in range(0, size, PART_BYTES):
-                part = self.read_range(key, begin, min(PART_BYTES, size - begin))
+            for part in self.read_parts(key, size):
                 digest.update(part)
                 file.write(part)
             file.flush()
@@ -184,6 +183,11 @@ class Storage:
         if found is None or found.bytes != size or digest.hexdigest() != sha256:
             what = "missing" if found is None else f"damaged: {found.bytes} bytes, sha256 {digest.hexdigest()}"
             raise Corruption(f"{key} of {self.where} is {what}; its manifest says {size} bytes, sha256 {sha256}")
+
+    def read_parts(self, key: str, size: int) -> Iterator[bytes]:
+        """The content of a file of this size, range by range. Raises as `read_range`."""
+        for begin in range(0, size, PART_BYTES):
+            yield self.read_range(key, begin, min(PART_BYTES, size - begin))
 
     def read_range(self, key: str, begin: int, length: int) -> bytes:
         """A part of an object. Raises Corruption if the object is absent or ends before."""

@@ -338,7 +338,7 @@ class TaskStores:
 
     def take_back(self, names: Collection[str]) -> None:
         """Enter stores into the record again after their rows were copied, and end the mark of the copy."""
-        kept = {**self._stored, **{name: self._definition(name) for name in names}}
+        kept = {**self._stored, **{name: self.specs[name].placed_definition() for name in names}}
         self._record(self.cut, kept)
         self._stored = kept
         self.engine.flush()
@@ -367,7 +367,7 @@ class TaskStores:
         if not isinstance(engine, RocksEngine):
             raise InvalidRequest(f"task {self.task} has no files to copy: its stores are in memory")
         engine.checkpoint(directory)
-        definitions_file.keep(directory, {name: self._definition(name) for name in self.specs})
+        definitions_file.keep(directory, {name: spec.placed_definition() for name, spec in self.specs.items()})
 
     def restoring(self, on: bool) -> None:
         """Say whether a restore runs, before any reader: see `Engine.restoring`. A reopened task starts with False."""
@@ -435,7 +435,7 @@ class TaskStores:
         except Corruption as damage:
             damage.families = frozenset((DEFAULT_FAMILY,))
             raise
-        declared = {name: self._definition(name) for name in self.specs}
+        declared = {name: spec.placed_definition() for name, spec in self.specs.items()}
         self._refuse_changed(stored, declared)
         self._refuse_last_copies(stored, declared)
         self.copying = {name: folder for name, folder in marked.items() if folder and name in self.specs}
@@ -488,10 +488,6 @@ class TaskStores:
         elif self.engine.durable:  # an earlier version wrote no file, and a crash leaves none
             definitions_file.keep(self.directory, declared)
         return cut
-
-    def _definition(self, name: str) -> dict[str, Any]:
-        spec = self.specs[name]
-        return spec.definition() | {"engine": spec.engine}
 
     def _record(
         self, cut: CommitRecord, definitions: Mapping[str, Any], copying: Mapping[str, str] | None = None

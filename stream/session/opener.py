@@ -41,6 +41,7 @@ from standfast.restore.plan import (
     Reinitialise,
     Resume,
     UpToDate,
+    local_position,
     plan_changelog,
 )
 from standfast.restore.verify.on_disk import RowsOnDisk
@@ -51,7 +52,6 @@ from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
-from standfast.store.task.commit_record import Position
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores, Unwritten
 from standfast.stream.session.groups import TaskGroup
@@ -455,19 +455,6 @@ def _local_lost(
     if had_rows is not None:
         return LocalPosition(position=0, topic_id="", at_ms=0, rows=had_rows(name), lost=lost)
     return None if stored is None else local_position(stored, rows=True, lost=lost)
-
-
-def local_position(stored: Position, *, rows: bool, lost: str = "") -> LocalPosition:
-    """The plan's view of a stored position; `rows` and `lost` as in LocalPosition."""
-    return LocalPosition(
-        position=stored.offset,
-        topic_id=stored.topic_id,
-        leader_epoch=stored.leader_epoch,
-        at_ms=stored.at_ms,
-        rows=rows,
-        marker=stored.marker,
-        lost=lost,
-    )
 
 
 def _step_over_markers(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan]) -> None:

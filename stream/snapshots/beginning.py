@@ -80,7 +80,7 @@ class FromSnapshot:
         whole = sum(state.stop - state.begin for state in states.values())
         if not whole:
             return None  # nothing was ever logged, or nothing is left that a snapshot could be checked against
-        definitions = {spec.name: spec.definition() | {"engine": spec.engine} for spec in specs}
+        definitions = {spec.name: spec.placed_definition() for spec in specs}
         try:
             done = self._waited(
                 partial(

@@ -19,6 +19,7 @@ from typing import Protocol
 from standfast.replication.offsets import TaskId
 from standfast.restore.snapshot.checkpoint import Hashes, describe
 from standfast.restore.snapshot.manifest import SnapshotFile
+from standfast.restore.snapshot.names import position_of
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.policy import SnapshotPolicy
@@ -254,4 +255,4 @@ def _on_disk(task: RunningTask) -> bool:
 def _place(task: RunningTask) -> int:
     """The position in the name of a snapshot made now; memory stores have positions in the cut, too."""
     cut = task.stores.cut
-    return sum(at.offset for at in cut.positions.values()) + sum(cut.sources.values())
+    return position_of((at.offset for at in cut.positions.values()), cut.sources.values())

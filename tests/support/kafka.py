@@ -12,6 +12,7 @@ broker are much of these tests' cost: each maps an archive of classes in, made b
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +26,7 @@ from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
 from standfast.ops.tools.jars import ensure_jars, load_jar_set
 from standfast.ops.tools.java import Java, ensure_java
 from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.log import Outgoing
 from standfast.store.errors import Corruption, Unavailable
 from support.groups import costly
 from support.missing import missing
@@ -116,3 +118,18 @@ def restartable_broker(kafka_files: None, tmp_path: Path) -> Iterator[Broker]:
     """A started broker of this test alone."""
     with Broker(tmp_path / "kafka", light=True) as broker:
         yield broker
+
+
+def every_shape() -> list[Outgoing]:
+    """Records that a client must neither change nor lose, and that must not end it."""
+    headers = (("a", b"1"), ("a", None), ("\u00e4", b""), ("", b"x" * 1_000), ("zero", b"\0\0"))
+    return [
+        Outgoing(b"k", b"v", 1),
+        Outgoing(b"", b"", 2),
+        Outgoing(None, b"no key", 3),
+        Outgoing(b"deleted", None, 4),
+        Outgoing(None, None, 5),
+        Outgoing(b"h", b"v", 6, headers),
+        Outgoing(b"large", os.urandom(1 << 20), 7),
+        Outgoing(b"\0\xff" * 100, b"\0", 8),
+    ]

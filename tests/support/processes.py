@@ -1,10 +1,11 @@
-"""Processes of the machine that a test did not start itself.
+"""Processes of the machine, those that a test did not start itself among them, and the figures of one.
 
 Rules of this file: it only looks; a test ends the processes that it started.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -14,3 +15,18 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """Resident memory of a process, by default of this one."""
+    return int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files() -> int:
+    """Number of open file descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def thread_count() -> int:
+    """Number of threads of this process, those of C libraries too."""
+    return len(list(Path("/proc/self/task").iterdir()))

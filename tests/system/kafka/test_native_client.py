@@ -21,6 +21,8 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.native_library import SWITCH, Native, loaded, native, refused_by, with_library
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from support.kafka import every_shape
+from support.processes import open_files, resident_bytes, thread_count
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
@@ -77,28 +79,13 @@ def both(log: KafkaLog, source: TopicPartition, monkeypatch: pytest.MonkeyPatch)
     return compiled
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 # -- records ----------------------------------------------------------------------------------------------------------
 
 
 def test_records_of_every_shape_are_read_alike(
     log: KafkaLog, part: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    headers = (("a", b"1"), ("a", None), ("\u00e4", b""), ("", b"x" * 1_000))
-    written = [
-        Outgoing(b"k", b"v", 1),
-        Outgoing(b"", b"", 2),
-        Outgoing(None, b"no key", 3),
-        Outgoing(b"deleted", None, 4),
-        Outgoing(None, None, 5),
-        Outgoing(b"h", b"v", 6, headers),
-        Outgoing(b"large", os.urandom(1 << 20), 7),
-        Outgoing(b"\0\xff" * 100, b"\0", 8),
-        Outgoing(b"last", b"v", 9),
-    ]
+    written = [*every_shape(), Outgoing(b"last", b"v", 9)]
     for one in written:  # one batch each, with its marker behind it
         log.producer().transact({part: [one]})
     found = both(log, part, monkeypatch)
@@ -166,19 +153,13 @@ def test_hundred_opens_and_closes_leave_no_memory_thread_or_handle(
             count += sum(len(one) for one in client.consume(100, 100) if not isinstance(one, tuple))
         client.close()
 
-    def handles() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    def threads() -> int:
-        return len(list(Path("/proc/self/task").iterdir()))
-
     for _ in range(20):
         once()
-    before, open_before, threads_before = resident_bytes(), handles(), threads()
+    before, open_before, threads_before = resident_bytes(), open_files(), thread_count()
     for _ in range(100):
         once()
     assert resident_bytes() - before < 8 << 20, "each read two megabytes"
-    assert (handles(), threads()) == (open_before, threads_before)
+    assert (open_files(), thread_count()) == (open_before, threads_before)
 
 
 @pytest.mark.parametrize("assigned", [False, True])

@@ -30,6 +30,8 @@ from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import CommitUnknown, InvalidRequest, StandfastError, Unavailable
+from support.kafka import every_shape
+from support.processes import open_files, resident_bytes, thread_count
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
@@ -106,10 +108,6 @@ def read(log: KafkaLog, source: TopicPartition, end: int) -> list[Record]:
     return found
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 # -- records ----------------------------------------------------------------------------------------------------------
 
 
@@ -117,18 +115,8 @@ def resident_bytes() -> int:
 def test_records_of_every_shape_are_read_as_they_were_written(
     log: KafkaLog, part: TopicPartition, way: str, call: str
 ) -> None:
-    headers = (("a", b"1"), ("a", None), ("\u00e4", b""), ("", b"x" * 1_000), ("zero", b"\0\0"))
-    written = [
-        Outgoing(b"k", b"v", 1),
-        Outgoing(b"", b"", 2),
-        Outgoing(None, b"no key", 3),
-        Outgoing(b"deleted", None, 4),
-        Outgoing(None, None, 5),
-        Outgoing(b"h", b"v", 6, headers),
-        Outgoing(b"large", os.urandom(1 << 20), 7),
-        Outgoing(b"\0\xff" * 100, b"\0", 8),
-        Outgoing(bytearray(b"copied"), memoryview(b"copied"), 9),  # type: ignore[arg-type]
-    ]
+    copied = Outgoing(bytearray(b"copied"), memoryview(b"copied"), 9)  # type: ignore[arg-type]
+    written = [*every_shape(), copied]
     writer = log.producer()
     ends = getattr(writer, call)({part: written})
     assert ends == {part: len(written)}
@@ -323,21 +311,15 @@ def test_hundred_opens_and_closes_leave_no_memory_thread_or_handle(kafka_address
             assert [one[0] for one in client.delivered()] == [20]
         client.close()
 
-    def handles() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    def threads() -> int:
-        return len(list(Path("/proc/self/task").iterdir()))
-
     for number in range(20):
         once(number)
-    before, open_before, threads_before = resident_bytes(), handles(), threads()
+    before, open_before, threads_before = resident_bytes(), open_files(), thread_count()
     for number in range(100):
         once(number)
     assert resident_bytes() - before < 16 << 20, "each gave four megabytes"
     # Clients of earlier tests may end, or connect again, meanwhile; a leak would leave a hundred.
-    assert handles() < open_before + 20
-    assert threads() < threads_before + 20
+    assert open_files() < open_before + 20
+    assert thread_count() < threads_before + 20
 
 
 # -- misuse -----------------------------------------------------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
 
 import pytest
 
 from standfast.ops.sidecar.resp.protocol import LOGIN_BYTES_MAX, LOGIN_COMMAND_BYTES, LOGIN_REQUESTS_MAX
 from standfast.ops.sidecar.resp.server import RespLimits, RespServer
 from standfast.ops.sidecar.resp.stores import Grant
+from support.processes import resident_bytes
 from support.resp import Client, RespBench, pack
 
 TOKEN = b"t0ken"
@@ -38,10 +37,6 @@ def ends(client: Client) -> list[object]:
         return found
 
 
-def rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -65,14 +60,14 @@ def test_strangers_command_is_small_and_flat(resp_bench: RespBench, data: bytes)
 
 def test_many_strangers_with_many_headers_take_no_room(resp_bench: RespBench) -> None:
     guarded(resp_bench)
-    before = rss_bytes()
+    before = resident_bytes()
     clients = [resp_bench.client(None) for _ in range(100)]
     for number, client in enumerate(clients):
         client.socket.sendall(b"*16\r\n$4000\r\n" + b"x" * (4_000 - number % 2))
         client.socket.sendall(b"\r\n*99999\r\n" * 1_000 if number % 2 else b"")
     for client in clients[1::2]:
         assert len(ends(client)) == 1
-    assert rss_bytes() - before < 16 * MIB
+    assert resident_bytes() - before < 16 * MIB
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -150,7 +145,7 @@ def test_replies_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(
     reader = resp_bench.client()
     assert reader("SET", "k", LARGE) == b"OK"
     reader("SF.COMMIT")
-    before = rss_bytes()
+    before = resident_bytes()
     deaf = [resp_bench.client() for _ in range(20)]
     get = pack("GET", "k") * 32
     rounds, read = 8, 0
@@ -169,7 +164,7 @@ def test_replies_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(
         unread = resp_bench.call(lambda: sum(one.unread_bytes for one in server._clients))
         assert unread < 24 * MIB, "over the limit by what one turn of the loop may add"
     assert read == rounds * 32
-    assert rss_bytes() - before < 120 * MIB
+    assert resident_bytes() - before < 120 * MIB
     assert set(resp_bench.call(server.engine.statistics).cut_off) == {"unread replies"}
 
 
@@ -194,11 +189,11 @@ def test_long_ranges_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_
     for number in range(66):
         reader("SET", f"{number:02}", b"x" * 90_000)
     reader("SF.COMMIT")
-    before = rss_bytes()
+    before = resident_bytes()
     deaf = [resp_bench.client() for _ in range(80)]
     for client in deaf:
         client.send("SF.RANGE", "kv", "", "")
     for _ in range(4):
         assert len(reader("SF.RANGE", "kv", "", "")) == 132
         assert reader("SF.COMMIT")[0] == 1
-        assert rss_bytes() - before < 200 * MIB, "of 80 times 6 MB"
+        assert resident_bytes() - before < 200 * MIB, "of 80 times 6 MB"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from support.processes import resident_bytes
 from support.resp import Client, pack
 from support.serve import FOUR, Sidecar, Sidecars
 
@@ -21,11 +22,6 @@ SOAK_S = float(os.environ.get("STANDFAST_SOAK_S", "6"))
 SAMPLES_MIN = 12
 GROWTH_MAX_MIB = 24 if SOAK_S < 60 else 6  # memtables and block cache of 32 MiB fill up in the first minute
 KEYS = 20_000
-
-
-def rss_mib(pid: int) -> float:
-    """Resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def started(sidecars: Sidecars, **settings: Any) -> tuple[Sidecar, Path, Client]:
@@ -69,7 +65,7 @@ def test_memory_is_flat_under_a_long_mixed_load(sidecars: Sidecars) -> None:
         for _ in range(10):
             one_round(path, writer, number)
             number += 1
-        samples.append(rss_mib(sidecar.pid))
+        samples.append(resident_bytes(sidecar.pid) / 2**20)
     late = samples[len(samples) // 3 :]
     third = len(late) // 3
     before, after = statistics.median(late[:third]), statistics.median(late[-third:])

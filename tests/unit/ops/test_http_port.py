@@ -26,6 +26,7 @@ from standfast.ops.http.session import CONNECTIONS_MAX
 from standfast.ops.shared.run_file import RUN_FILE, read_run_file
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
+from support.processes import resident_bytes
 from support.serve import wait_for
 
 pytestmark = pytest.mark.slow
@@ -277,10 +278,6 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110)
     assert done.stdout == "True\n", done.stderr
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_server_takes_little_memory_whatever_is_sent_to_it(session: sf.Session) -> None:

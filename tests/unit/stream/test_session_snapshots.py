@@ -120,7 +120,7 @@ def test_the_newer_epoch_stands_whatever_its_position(bench: Bench, to: str) -> 
     new = bench.active("b", stores=KV, snapshots=policy(to), take_over=False)
     put(new, "d")
     made = new.snapshot(0)
-    # The fenced owner has not noticed yet, and stores what it has.
+    # The fenced owner does not know of the new one yet, and stores its own rows.
     late = keeper_of(old).create(old.tasks()[0].id, old.tasks()[0])
     storage = open_storage(to, "app")
     assert [str(kept.snapshot.name) for kept in listed(storage).whole] == [made, late]
