@@ -12,8 +12,11 @@ broker are much of these tests' cost: each maps an archive of classes in, made b
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from standfast.ops.tools.java import Java, ensure_java
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing
 from standfast.store.errors import Corruption, Unavailable
+from support import opens_child
 from support.groups import costly
 from support.missing import missing
 
@@ -118,6 +122,15 @@ def restartable_broker(kafka_files: None, tmp_path: Path) -> Iterator[Broker]:
     """A started broker of this test alone."""
     with Broker(tmp_path / "kafka", light=True) as broker:
         yield broker
+
+
+def left_by_opens(kind: str, settings: Mapping[str, str], topic: str) -> tuple[int, int, int]:
+    """Bytes of memory, open files and threads that a hundred opened and closed clients left: see opens_child.py."""
+    command = [sys.executable, opens_child.__file__, kind, json.dumps(settings), topic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    grown, files, threads = json.loads(done.stdout)
+    return grown, files, threads
 
 
 def every_shape() -> list[Outgoing]:

@@ -21,8 +21,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.native_library import SWITCH, Native, loaded, native, refused_by, with_library
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from support.kafka import every_shape
-from support.processes import open_files, resident_bytes, thread_count
+from support.kafka import every_shape, left_by_opens
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
@@ -143,23 +142,9 @@ def test_hundred_opens_and_closes_leave_no_memory_thread_or_handle(
     log: KafkaLog, kafka_address: str, part: TopicPartition
 ) -> None:
     log.producer().append({part: [Outgoing(b"k", bytes(100_000), 1)] * 20})
-
-    def once() -> None:
-        client = client_of(kafka_address)
-        client.assign([(*part, 0)])
-        deadline, count = time.monotonic() + WAIT_S, 0
-        while count < 20:
-            assert time.monotonic() < deadline
-            count += sum(len(one) for one in client.consume(100, 100) if not isinstance(one, tuple))
-        client.close()
-
-    for _ in range(20):
-        once()
-    before, open_before, threads_before = resident_bytes(), open_files(), thread_count()
-    for _ in range(100):
-        once()
-    assert resident_bytes() - before < 8 << 20, "each read two megabytes"
-    assert (open_files(), thread_count()) == (open_before, threads_before)
+    left, files, threads = left_by_opens("Client", {"bootstrap.servers": kafka_address, **SETTINGS}, part.topic)
+    assert left < 8 << 20, "each read two megabytes"
+    assert (files, threads) == (0, 0)
 
 
 @pytest.mark.parametrize("assigned", [False, True])

@@ -30,8 +30,7 @@ from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import CommitUnknown, InvalidRequest, StandfastError, Unavailable
-from support.kafka import every_shape
-from support.processes import open_files, resident_bytes, thread_count
+from support.kafka import every_shape, left_by_opens
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
@@ -40,10 +39,8 @@ LIMIT = 2 << 20  # max.message.bytes of the topic
 
 
 @pytest.fixture
-def log(kafka_address: str) -> Iterator[KafkaLog]:
-    opened = KafkaLog(f"kafka://{kafka_address}")
-    yield opened
-    opened.close()
+def log(kafka_log: KafkaLog) -> KafkaLog:
+    return kafka_log
 
 
 @pytest.fixture
@@ -300,26 +297,9 @@ def test_closing_amid_records_on_their_way_is_bounded(kafka_address: str, part: 
 
 
 def test_hundred_opens_and_closes_leave_no_memory_thread_or_handle(kafka_address: str, part: TopicPartition) -> None:
-    values = (bytes(100_000),) * 20
-
-    def once(number: int) -> None:
-        client = client_of(kafka_address)
-        client.learn(part.topic, 10_000)
-        assert client.produce(*part, values, values, (1,) * 20, ((("a", b"b" * 1_000),),) * 20, 0, 10_000) == 20
-        if number % 2:  # else they are dropped
-            assert client.flush(30_000) == 0
-            assert [one[0] for one in client.delivered()] == [20]
-        client.close()
-
-    for number in range(20):
-        once(number)
-    before, open_before, threads_before = resident_bytes(), open_files(), thread_count()
-    for number in range(100):
-        once(number)
-    assert resident_bytes() - before < 16 << 20, "each gave four megabytes"
-    # Clients of earlier tests may end, or connect again, meanwhile; a leak would leave a hundred.
-    assert open_files() < open_before + 20
-    assert thread_count() < threads_before + 20
+    left, files, threads = left_by_opens("Producer", options_of(kafka_address), part.topic)
+    assert left < 16 << 20, "each gave four megabytes"
+    assert (files, threads) == (0, 0)
 
 
 # -- misuse -----------------------------------------------------------------------------------------------------------
