@@ -119,10 +119,9 @@ _NO_REBOOTSTRAP = {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0
 
 
 class _Leaders(NamedTuple):
-    """What an admin client has learned of a topic's leaders."""
+    """The leaders of a topic's partitions that an admin client has learned."""
 
     at_ms: int
-    partitions: int
     led: frozenset[int]  # numbers of the partitions with a leader
 
 
@@ -601,12 +600,11 @@ class Cluster:
         leaders cached that code does not run.
         """
         wanted = [TopicPartition(*source) for source in partitions]
-        unsure = self._leaderless(wanted)
-        if unsure:
-            self.describe({source.topic for source in unsure}, operation)
-        with self._mutex:
+        unsure = {source.topic for source in self._leaderless(wanted)}
+        described = self.describe(unsure, operation) if unsure else {}
+        with self._mutex:  # another thread may have renewed the client, and the new one knows nothing
             admin, led = self.admin, self._led
-        refused = {source: _refusal(led.get(source.topic), source) for source in self._leaderless(wanted, led)}
+        refused = {source: _refusal(described, source) for source in self._leaderless(wanted, led)}
         known = [source for source in wanted if source not in refused]
         answer = ask(admin, known) if known else {}
         for source, code in refused.items():
@@ -626,7 +624,7 @@ class Cluster:
             led.pop(topic, None)
             return
         with_leader = (one.id for one in description.partitions if one.leader is not None and one.leader.id >= 0)
-        led[topic] = _Leaders(self._clock.monotonic_ms(), len(description.partitions), frozenset(with_leader))
+        led[topic] = _Leaders(self._clock.monotonic_ms(), frozenset(with_leader))
 
     def _forget_leaders(self, topics: Iterable[str]) -> None:
         for topic in topics:
@@ -641,12 +639,15 @@ def _is_led(leaders: _Leaders | None, source: TopicPartition, least_ms: int) -> 
     return leaders is not None and leaders.at_ms > least_ms and source.partition in leaders.led
 
 
-def _refusal(leaders: _Leaders | None, source: TopicPartition) -> int:
-    """The client's code for a partition without a known leader."""
-    if leaders is None:
+def _refusal(described: Mapping[str, Any | None], source: TopicPartition) -> int:
+    """The client's code for a partition without a known leader; its topic may have been described just now."""
+    if source.topic not in described:
+        return KafkaError.LEADER_NOT_AVAILABLE
+    found = described[source.topic]
+    if found is None:
         return KafkaError.UNKNOWN_TOPIC_OR_PART
-    unknown = not 0 <= source.partition < leaders.partitions
-    return KafkaError._UNKNOWN_PARTITION if unknown else KafkaError.LEADER_NOT_AVAILABLE
+    known = 0 <= source.partition < len(found.partitions)
+    return KafkaError.LEADER_NOT_AVAILABLE if known else KafkaError._UNKNOWN_PARTITION
 
 
 def _whole(text: str, where: str) -> int:

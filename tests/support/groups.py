@@ -9,9 +9,9 @@
     each process   writes the groups of its collected tests ──> a file named by the run
     xdist          reads it once all have collected, and schedules whole groups, costly ones first; others one by one
 
-Rules of this file: a group is that of a costly fixture for many files, else a mark's, else a file's. xdist's own way to group writes into the ids of tests,
-which pytest from 9.2 on forbids; no test would fail then, but each process would start every costly fixture. Here a run
-without groups is an error.
+Rules of this file: a group is that of a costly fixture for many files, else a mark's, else a file's. xdist's own way to
+group writes into the ids of tests, which pytest from 9.2 on forbids; no test would fail then, but each process would
+start every costly fixture. Here a run without groups is an error.
 """
 
 from __future__ import annotations

@@ -137,6 +137,26 @@ def test_a_new_client_learns_the_leaders_again(log: KafkaLog, topic: str, calls:
     assert calls.made() == ["describe", "offsets", "offsets"]
 
 
+def test_client_that_was_renewed_after_the_description_is_not_asked_and_the_topic_is_not_called_unknown(
+    log: KafkaLog, topic: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, source = cluster_of(log), TopicPartition(topic, 0)
+    before, describe, renewals = cluster.bounds([source]), cluster.describe, [1, 1]
+
+    def described(*given: Any) -> dict[str, Any]:
+        found = describe(*given)
+        if renewals:
+            renewals.pop()
+            cluster._renew()  # as by another thread
+        return found
+
+    monkeypatch.setattr(cluster, "describe", described)
+    cluster.forget(topic)
+    (failed,) = cluster.of_leaders([source], lambda admin, led: pytest.fail("asked")).values()
+    assert failed.exception().args[0].code() == KafkaError.LEADER_NOT_AVAILABLE  # type: ignore[union-attr]
+    assert cluster.bounds([source]) == before
+
+
 def test_leaders_that_were_learned_long_ago_are_learned_again(log: KafkaLog, topic: str, calls: Calls) -> None:
     cluster, source = cluster_of(log), TopicPartition(topic, 0)
     clock = ManualClock(1_356_998_400_000)
