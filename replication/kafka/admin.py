@@ -11,7 +11,7 @@ other. Lists leave out Kafka's own topics and the members topics of groups. Seve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -231,13 +231,16 @@ class KafkaAdmin:
                     f"{source} cannot be truncated before {offset!r}: it holds {bounds[source].begin} to "
                     f"{bounds[source].end}"
                 )
-        asked = [KafkaPartition(*source, offset) for source, offset in wanted.items()]
-        answer: dict[Any, Future[Any]] = self._cluster.run(
-            "deleting records",
-            lambda: self._cluster.admin.delete_records(asked, request_timeout=self._cluster.timeout_s),
-        )
+
+        def ask(admin: Any, led: Sequence[TopicPartition]) -> dict[Any, Future[Any]]:
+            asked = [KafkaPartition(*source, wanted[source]) for source in led]
+            answer: dict[Any, Future[Any]] = admin.delete_records(asked, request_timeout=self._cluster.timeout_s)
+            return answer
+
+        answer = self._cluster.run("deleting records", lambda: self._cluster.of_leaders(wanted, ask, "DELETE"))
         for at, future in answer.items():
-            what = f"deleting records of {at.topic}-{at.partition} before {at.offset}"
+            source = TopicPartition(at.topic, at.partition)
+            what = f"deleting records of {source} before {wanted[source]}"
             self._cluster.wait(what, future, Need(TOPIC, at.topic, "DELETE"))
 
     def lacking(self, needs: Iterable[Need]) -> list[str]:

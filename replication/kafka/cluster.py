@@ -17,8 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from confluent_kafka import (
     Consumer,
@@ -58,6 +57,7 @@ from standfast.store.log import logger
 
 Result = TypeVar("Result")
 _Asked: TypeAlias = dict[KafkaPartition, Future[Any]]
+_Led: TypeAlias = "dict[str, _Leaders]"  # by topic
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 
 RETRY_MS = 20
@@ -65,6 +65,7 @@ FIRST_ANSWER_S = 3.0  # wait for the first client that describes a topic; then a
 ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved machine it may be late
 GROWING_MS = 200
 KNOWN_MS = 1_000  # how long a partition that was found counts as present
+LED_MS = 10_000  # how long a described leader counts as known to the client that described it
 INTERNAL = "__"  # Kafka's own topics
 QUEUE_SETTING = "queued.max.messages.kbytes"
 _NAMED_MAX = 8
@@ -109,10 +110,19 @@ _COMMON = {
     "client.id": "standfast",
     "log_level": "2",  # at higher levels each refused connection is a line; our errors get the reason by callback
 }
+# An admin client must know leaders for longer than LED_MS, see `of_leaders`.
+_ADMIN = {"metadata.max.age.ms": "900000"}
 # Measured with librdkafka 2.16: a transactional producer that re-bootstrapped, because no broker had answered for long,
 # blocks in begin_transaction for ever; writers recreate their producers after a failure anyhow. Admin clients and
 # consumers must re-bootstrap: with a broker list that has no live broker, they would never ask any broker again.
 _NO_REBOOTSTRAP = {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020A0000 else {}
+
+
+class _Leaders(NamedTuple):
+    """The leaders of a topic's partitions that an admin client has learned."""
+
+    at_ms: int
+    led: frozenset[int]  # numbers of the partitions with a leader
 
 
 class Cluster:
@@ -139,7 +149,8 @@ class Cluster:
         self._mutex = threading.Lock()
         self._logged_in = False
         self._complaint: KafkaError | None = None
-        self.admin: AdminClient = self._make(AdminClient, options_of(self._options))
+        self.admin: AdminClient = self._make(AdminClient, options_of(self._options) | _ADMIN)
+        self._led: _Led = {}  # what that client knows; a new one knows nothing
         self._retired: list[tuple[int, AdminClient]] = []
         self._check_settings()
         self.run("connecting", lambda: self.admin.list_topics(topic=INTERNAL, timeout=self.timeout_s))
@@ -282,13 +293,13 @@ class Cluster:
             raise
 
     def _renew(self) -> None:
-        made = self._make(AdminClient, options_of(self._options))
+        made = self._make(AdminClient, options_of(self._options) | _ADMIN)
         now_ms = self._clock.monotonic_ms()
         with self._mutex:
             # Another thread may be in a call of the old one, and no call lasts for so long.
             last_ms = now_ms + self.timeout_ms + round(ANSWER_EXTRA_S * 1_000)
             retired = [*self._retired, (last_ms, self.admin)]
-            self.admin = made
+            self.admin, self._led = made, {}
             self._retired = [one for one in retired if one[0] > now_ms]
         for last_ms, client in retired:
             if last_ms <= now_ms:
@@ -407,23 +418,26 @@ class Cluster:
         wanted = sorted(set(names))
         first_s = min(FIRST_ANSWER_S, self.timeout_s / 2)
         try:
-            return self._described(self.describe_later(wanted, first_s), operation)
+            return self._described(*self._describing(wanted, first_s), operation)
         except Unavailable:
             # Almost every operation begins with this request, so a stuck client shows here first (see `answer`).
-            return self._described(self.describe_later(wanted, self.timeout_s - first_s), operation)
+            return self._described(*self._describing(wanted, self.timeout_s - first_s), operation)
 
     def describe_later(self, names: Iterable[str], timeout_s: float | None = None) -> dict[str, Future[Any]]:
         """Like `describe`, without waiting: futures by name."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        answer: dict[str, Future[Any]] = self.admin.describe_topics(
-            TopicCollection(wanted), request_timeout=timeout_s or self.timeout_s
+        return self._describing(sorted(set(names)), timeout_s or self.timeout_s)[0]
+
+    def _describing(self, names: list[str], timeout_s: float) -> tuple[dict[str, Future[Any]], _Led]:
+        """Futures by name, and where to note the leaders that the asked client learns."""
+        with self._mutex:
+            admin, led = self.admin, self._led
+        answer: dict[str, Future[Any]] = (
+            admin.describe_topics(TopicCollection(names), request_timeout=timeout_s) if names else {}
         )
-        return answer
+        return answer, led
 
     def _described(
-        self, futures: Mapping[str, Future[Any]], operation: str | Mapping[str, str]
+        self, futures: Mapping[str, Future[Any]], led: _Led, operation: str | Mapping[str, str]
     ) -> dict[str, Any | None]:
         found: dict[str, Any | None] = {}
         for name, future in futures.items():
@@ -434,6 +448,7 @@ class Cluster:
                     need = Need(TOPIC, name, operation if isinstance(operation, str) else operation[name])
                     raise self.translate(error, f"describing topic {name!r}", need) from error
                 found[name] = None
+            self._note_leaders(led, name, found[name])
         return found
 
     def names(self) -> list[str]:
@@ -485,6 +500,7 @@ class Cluster:
 
     def forget(self, topic: str) -> None:
         """Check this topic again before it is used: it may be gone."""
+        self._forget_leaders([topic])
         for source in [one for one in self._found_ms.copy() if one.topic == topic]:
             self._found_ms.pop(source, None)
 
@@ -506,12 +522,14 @@ class Cluster:
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        if any(number < 0 for _, number in wanted):
+        unsure = any(number < 0 for _, number in wanted) or bool(self._leaderless(wanted))
+        if unsure:
             self.check(wanted, operation)
         # All requests at once save two round trips. `max`: between the answers the head may be deleted past the end.
         specs = _api.OffsetSpec.earliest(), _api.OffsetSpec.latest()
-        asked = [(self._ask(wanted, spec, level), spec) for spec in specs]
-        self.check(wanted, operation)
+        asked = [(self._ask(wanted, spec, level, operation), spec) for spec in specs]
+        if not unsure:
+            self.check(wanted, operation)
         begins, ends = (self._answered(one, spec, level, operation) for one, spec in asked)
         return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
 
@@ -527,10 +545,15 @@ class Cluster:
     def _offset(self, source: TopicPartition, level: IsolationLevel, spec: Any) -> int:
         return self._answered(self._ask([source], spec, level), spec, level)[source]
 
-    def _ask(self, wanted: Iterable[TopicPartition], spec: Any, level: IsolationLevel) -> _Asked:
-        asked = {KafkaPartition(*source): spec for source in wanted}
-        answer: _Asked = self.admin.list_offsets(asked, isolation_level=level, request_timeout=self.timeout_s)
-        return answer
+    def _ask(
+        self, wanted: Iterable[TopicPartition], spec: Any, level: IsolationLevel, operation: str = "DESCRIBE"
+    ) -> _Asked:
+        def ask(admin: AdminClient, led: Sequence[TopicPartition]) -> _Asked:
+            asked = {KafkaPartition(*source): spec for source in led}
+            answer: _Asked = admin.list_offsets(asked, isolation_level=level, request_timeout=self.timeout_s)
+            return answer
+
+        return self.of_leaders(wanted, ask, operation)
 
     def _answered(
         self, asked: _Asked, spec: Any, level: IsolationLevel, operation: str = "DESCRIBE"
@@ -554,19 +577,77 @@ class Cluster:
                     refused.append(source)
             asked = {}
             if refused:
-                self._learn_leaders({source.topic for source in refused})
+                # Measured: without a new description the client keeps asking the leaders that it knew.
+                self._forget_leaders({source.topic for source in refused})
                 self._clock.sleep_ms(RETRY_MS)
-                asked = self._ask(refused, spec, level)
+                asked = self._ask(refused, spec, level, operation)
         return found
 
-    def _learn_leaders(self, topics: Iterable[str]) -> None:
-        """Refresh the admin client's metadata. Measured: without that it keeps asking the leaders that it knew."""
+    # -- leaders ------------------------------------------------------------------------------------------------------
+
+    def of_leaders(
+        self,
+        partitions: Iterable[TopicPartition],
+        ask: Callable[[AdminClient, Sequence[TopicPartition]], _Asked],
+        operation: str = "DESCRIBE",
+    ) -> _Asked:
+        """Make a request that goes to the leaders of partitions; `ask` gets those whose leader its client knows.
+
+        The future of any other partition has failed already. Requests of this kind are `list_offsets` and
+        `delete_records`, and nothing else may call them. Read in librdkafka 2.15, met with 2.16: with a leader that is
+        not in its cache, the client looks for leaders in the calling thread, but as soon as any metadata arrive also in
+        its own thread, which then frees the memory of both. The process ended with SIGSEGV in `list_offsets`. With all
+        leaders cached that code does not run.
+        """
+        wanted = [TopicPartition(*source) for source in partitions]
+        unsure = {source.topic for source in self._leaderless(wanted)}
+        described = self.describe(unsure, operation) if unsure else {}
+        with self._mutex:  # another thread may have renewed the client, and the new one knows nothing
+            admin, led = self.admin, self._led
+        refused = {source: _refusal(described, source) for source in self._leaderless(wanted, led)}
+        known = [source for source in wanted if source not in refused]
+        answer = ask(admin, known) if known else {}
+        for source, code in refused.items():
+            failed: Future[Any] = Future()
+            failed.set_exception(KafkaException(KafkaError(code)))
+            answer[KafkaPartition(*source)] = failed
+        return answer
+
+    def _leaderless(self, wanted: Iterable[TopicPartition], led: _Led | None = None) -> list[TopicPartition]:
+        """The partitions without a leader that the admin client learned lately."""
+        known = self._led if led is None else led
+        least_ms = self._clock.monotonic_ms() - LED_MS
+        return [source for source in wanted if not _is_led(known.get(source.topic), source, least_ms)]
+
+    def _note_leaders(self, led: _Led, topic: str, description: Any | None) -> None:
+        if description is None:
+            led.pop(topic, None)
+            return
+        with_leader = (one.id for one in description.partitions if one.leader is not None and one.leader.id >= 0)
+        led[topic] = _Leaders(self._clock.monotonic_ms(), frozenset(with_leader))
+
+    def _forget_leaders(self, topics: Iterable[str]) -> None:
         for topic in topics:
-            self.run(f"describing topic {topic!r}", partial(self.admin.list_topics, topic, self.timeout_s))
+            self._led.pop(topic, None)
 
 
 # A user that may not describe a topic has no operation that implies DESCRIBE; of these the broker says nothing.
 _NOT_IMPLYING = frozenset({"CREATE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"})
+
+
+def _is_led(leaders: _Leaders | None, source: TopicPartition, least_ms: int) -> bool:
+    return leaders is not None and leaders.at_ms > least_ms and source.partition in leaders.led
+
+
+def _refusal(described: Mapping[str, Any | None], source: TopicPartition) -> int:
+    """The client's code for a partition without a known leader; its topic may have been described just now."""
+    if source.topic not in described:
+        return KafkaError.LEADER_NOT_AVAILABLE
+    found = described[source.topic]
+    if found is None:
+        return KafkaError.UNKNOWN_TOPIC_OR_PART
+    known = 0 <= source.partition < len(found.partitions)
+    return KafkaError.LEADER_NOT_AVAILABLE if known else KafkaError._UNKNOWN_PARTITION
 
 
 def _whole(text: str, where: str) -> int:

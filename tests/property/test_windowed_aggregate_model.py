@@ -259,7 +259,7 @@ def assert_at_once(found: list[Result], before: Rows, after: Rows, number: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["hopping", "session", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sliding", "tumbling"))]
+    "kind", ["session", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hopping", "sliding", "tumbling"))]
 )
 @pytest.mark.parametrize("caching", [pytest.param(False, marks=pytest.mark.long), True])
 @given(st.data())
@@ -270,7 +270,7 @@ def test_results_on_update_are_those_of_the_definition(kind: str, caching: bool,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["session", "sliding", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hopping", "tumbling"))]
+    "kind", ["sliding", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hopping", "session", "tumbling"))]
 )
 @given(st.data(), st.sampled_from([1, 2, 5, open_windows.LIMIT_ENTRIES]))
 @settings(max_examples=60)

@@ -66,10 +66,10 @@ def wheel_names(archives: Path) -> list[str]:
 def installed(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of a new environment with the wheel; its dependencies are those of the tests' environment."""
     home = tmp_path_factory.mktemp("clean")
-    venv.create(home, with_pip=True)
+    venv.create(home, with_pip=False)  # a pip of its own costs ten seconds, and is none of ours
     python = home / "bin/python"
     (wheel,) = archives.glob("*.whl")
-    run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], home)
+    run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], home)
     # A line of a .pth file adds a folder and does not run the .pth files in it: the editable checkout stays out.
     site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], home).strip())
     (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import NamedTuple
 
 import pytest
+
+from support.syntax import nodes, parsed
 
 ROOMS = ("store", "replication", "restore", "stream", "ops")  # each may import those before it
 
@@ -186,21 +187,11 @@ class Source(NamedTuple):
 
     @property
     def tree(self) -> ast.Module:
-        return _parse(self.text)
+        return parsed(self.text)
 
     @property
     def nodes(self) -> tuple[ast.AST, ...]:
-        return _nodes(self.text)
-
-
-@cache
-def _parse(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
-@cache  # ten rules look at every node of every file
-def _nodes(text: str) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(_parse(text)))
+        return nodes(self.text)
 
 
 def imports(source: Source) -> Iterator[tuple[int, str, str]]:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 from repo.test_tidy import ROOMS, Source, imports, our_path
 
+pytestmark = pytest.mark.xdist_group("sources")  # one process parses the sources once
+
 FOLDER_FILES_MAX = 25
 ROOT = "."  # the files that lie in a folder itself
 # One-line files that keep an import path which pages and users name; nothing of ours may import them.

@@ -199,6 +199,7 @@ def test_application_of_the_earlier_version_goes_on(later: Bench, start: str) ->
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(600)  # a hundred commands one after the other take 100 s beside two other processes
 def test_script_of_calls_goes_on_working(sidecars: Sidecars, tmp_path: Path) -> None:
     """The script ends with the same exit codes, and its documents keep every field; a document may have more fields."""
     yesterday.unpack(tmp_path)

@@ -4,13 +4,14 @@
     @costly("spark")               tests that use the fixture go to one process, whatever their file
     @pytest.fixture(scope="module")
     @costly()                      tests of one file that use it go to one process
+    pytest.mark.xdist_group(name)  files that share something else, as parsed sources, go to one process
 
     each process   writes the groups of its collected tests ──> a file named by the run
     xdist          reads it once all have collected, and schedules whole groups, costly ones first; others one by one
 
-Rules of this file: a group is a costly fixture's, else a mark's. xdist's own way to group writes into the ids of tests,
-which pytest from 9.2 on forbids; no test would fail then, but each process would start every costly fixture. Here a run
-without groups is an error.
+Rules of this file: a group is that of a costly fixture for many files, else a mark's, else a file's. xdist's own way to
+group writes into the ids of tests, which pytest from 9.2 on forbids; no test would fail then, but each process would
+start every costly fixture. Here a run without groups is an error.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ def group_of(item: pytest.Item) -> str | None:
     have one each: `pytest.mark.kafka(2)` names the second."""
     groups = _costly_groups(item)
     shared = next((name for name in SHARED if name in groups), None)
+    named = item.get_closest_marker("xdist_group")
+    if shared is None and named is not None:
+        return str(named.args[0])
     if shared is None and groups:
         return item.nodeid.partition("::")[0]
     shared = shared or next((name for name in SHARED if item.get_closest_marker(name)), None)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started by path
 from standfast.replication.kafka.native_library import native
 from support.processes import open_files, resident_bytes, thread_count
 
-RECORDS = 20
+RECORDS = 5
 WAIT_S = 60.0
 
 
@@ -33,7 +33,7 @@ def consume(client: Any, topic: str, _: int) -> None:
 
 
 def produce(client: Any, topic: str, number: int) -> None:
-    """Write as many records; those of every other client are dropped by its end."""
+    """Write as many records, a megabyte in all; those of every other client are dropped by its end."""
     values = (bytes(100_000),) * RECORDS
     client.learn(topic, 10_000)
     headers = ((("a", b"b" * 1_000),),) * RECORDS

@@ -16,6 +16,8 @@ import tokenize
 from collections.abc import Iterator
 from functools import cache
 
+from support.syntax import nodes
+
 # Relative clauses without a noun, and words that stand for a subject without naming it.
 HIDDEN = re.compile(
     r"\b(?:what (?:is|was|waits|came|it|they|there|an?|the|has|one|many|several|others)"
@@ -34,7 +36,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of each docstring and each run of comment lines; directives to tools are no prose."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, _DOCUMENTED):
             text = ast.get_docstring(node, clean=True)
             if text:
@@ -61,7 +63,7 @@ def comments_of(source: str) -> tuple[tuple[int, str], ...]:
 def code_lines(source: str) -> int:
     """How many lines hold code: without docstrings, comments and blanks."""
     lines = set(_tokens(source)[1])
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
             first = node.body[0]
             lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
@@ -83,13 +85,13 @@ def _tokens(source: str) -> tuple[tuple[tuple[int, str], ...], frozenset[int]]:
 
 def messages_of(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of each string of several words that is no docstring; the values of an f-string are left out."""
-    tree = ast.parse(source)
+    tree = nodes(source)
     skipped = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in tree
         if isinstance(node, _DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.JoinedStr):
             parts = [part for part in node.values if isinstance(part, ast.Constant)]
             skipped |= set(map(id, parts))

@@ -46,7 +46,7 @@ PyObject *load_library(PyObject *module, PyObject *path)
     if (absent != NULL)
         PyErr_Format(PyExc_OSError, "%s has no function %s", name, absent);
     else if (library.version() < RD_OLDEST || library.version() >= RD_NEWEST)
-        PyErr_Format(PyExc_OSError, "librdkafka %s is not one of those that standfast was tried with, 2.13 to 2.x",
+        PyErr_Format(PyExc_OSError, "librdkafka %s is not one of those that standfast was tried with, 2.16 to 2.x",
                      library.version_str());
     else {
         rd = library;

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define RD_OLDEST 0x020d0000 /* 2.13, the oldest client that standfast takes; older ones were never tried */
+#define RD_OLDEST 0x02100000 /* 2.16, the oldest client that standfast takes */
 #define RD_NEWEST 0x03000000 /* the ABI is promised within a major version */
 #define RD_PRODUCER 0
 #define RD_CONSUMER 1

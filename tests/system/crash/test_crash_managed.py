@@ -145,6 +145,7 @@ def test_program_that_replaces_another_one_goes_on_with_every_record_once(tmp_pa
 
 @pytest.mark.crash
 @pytest.mark.slow
+@pytest.mark.long
 def test_program_of_worker_processes_gives_its_tasks_up_for_the_one_that_replaces_it(tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path}/log?synchronous=normal"
     with closing(Cluster(tmp_path, address, "managed", 7, workers=2)) as cluster:

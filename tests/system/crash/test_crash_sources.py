@@ -81,6 +81,7 @@ def test_killed_application_reads_each_line_of_its_source_once(tmp_path: Path, n
 @pytest.mark.crash
 @pytest.mark.kafka(2)
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(KAFKA_RUNS))
 def test_killed_application_reads_each_line_of_its_source_once_on_kafka(
     tmp_path: Path, number: int, kafka_address: str

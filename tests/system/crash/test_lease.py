@@ -199,7 +199,7 @@ def test_owner_that_could_not_look_for_long_does_not_take_its_lease_process_for_
 
 
 @pytest.mark.slow
-@BOTH
+@BOTH_DEAR
 def test_killed_owner_is_not_renewed_for(leases: Leases) -> None:
     first, second = leases.pair(max_stall_ms=60_000)
     keeper = first.status["keeper"]

@@ -32,7 +32,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.stream.runtime import commits
 from support.kafka_bench import WAIT_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 TASKS = 4
 RECORDS = 400

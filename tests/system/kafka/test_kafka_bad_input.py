@@ -27,7 +27,7 @@ from standfast.replication.offsets import TopicPartition
 from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
 from support.secured import Secured, secured_broker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 LAST = sf.KeyValueStore("last", TEXT, TEXT)
 
 

@@ -294,7 +294,7 @@ class Stops(Listener):
         self._stop()
 
 
-@pytest.mark.parametrize("how", ["bulk", "batches"])
+@pytest.mark.parametrize("how", ["bulk", pytest.param("batches", marks=pytest.mark.long)])
 @pytest.mark.parametrize("compiled", ["1", pytest.param("0", marks=pytest.mark.long)], ids=["compiled", "python"])
 def test_session_that_restores_closes_in_time_while_the_broker_hangs_and_the_next_one_has_every_row(
     broker: Broker,

@@ -33,7 +33,7 @@ from standfast.restore.verify.verify import committed_views, verify_task
 from support.kafka_bench import WAIT_S, KafkaBench, rows, until
 from support.places import SUPPORT
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 CHILD = SUPPORT / "crash/kafka_child.py"
 STOP_AT = 5

@@ -23,7 +23,7 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import ManualClock
 from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 HOUR_MS = 3_600_000
 COMPACT_NOW = {"min.cleanable.dirty.ratio": "0.001", "segment.ms": "100", "max.compaction.lag.ms": "100"}

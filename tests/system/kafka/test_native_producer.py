@@ -298,7 +298,7 @@ def test_closing_amid_records_on_their_way_is_bounded(kafka_address: str, part: 
 
 def test_hundred_opens_and_closes_leave_no_memory_thread_or_handle(kafka_address: str, part: TopicPartition) -> None:
     left, files, threads = left_by_opens("Producer", options_of(kafka_address), part.topic)
-    assert left < 16 << 20, "each gave four megabytes"
+    assert left < 16 << 20, "each gave a megabyte"
     assert (files, threads) == (0, 0)
 
 

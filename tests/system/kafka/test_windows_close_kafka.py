@@ -12,7 +12,7 @@ from support.closing import Shape
 from support.closing_app import Plan
 from support.closing_runs import Run
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def tuples(frame: Any, *columns: Any) -> set[tuple[Any, ...]]:
     return set(rows)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[2:])])
 def test_table_of_each_kind_holds_the_rows_of_the_store(spark: Any, filled: Filled, name: str) -> None:
     frame = table(spark, filled.path, storeName=name, decode=True)
     assert frame.rdd.getNumPartitions() == 2

@@ -166,6 +166,7 @@ def test_fetched_jar_that_is_not_the_pinned_one_is_refused(small_cache: Path) ->
     assert not (small_cache / "jars" / wrong.folder).exists()
 
 
+@pytest.mark.long
 @kafka
 @slow
 def test_jar_that_does_not_exist_is_told_with_the_clients_own_words(small_cache: Path) -> None:
