@@ -50,9 +50,9 @@ def refuse_restoring(admin: LogAdmin, app: str) -> None:
     # By the list of names: describing a topic that a login may not see would refuse every start of that login.
     if mark_of(app).topic in admin.topic_names():
         raise InvalidRequest(
-            f"application {app!r} is being restored under this name and is not whole (topic {mark_of(app).topic}): wait "
-            f"for that restore, or run the same `standfast snapshot restore --as {app}` again, which completes it; "
-            f"`standfast reset` of {app!r} gives it up"
+            f"application {app!r} is being restored under this name and is not whole "
+            f"(topic {mark_of(app).topic}): wait for that restore, or run the same `standfast snapshot restore --as "
+            f"{app}` again, which completes it; `standfast reset` of {app!r} gives it up"
         )
 
 

@@ -106,8 +106,10 @@ def restore_folder(storage: Storage, chosen: Sequence[AtPoint], output: Path, ta
         for one in chosen:
             directory = state.task_path(one.snapshot.task)
             fetch(storage, one.snapshot, directory, shared)
-            moved = one.tail and tails is not None
-            applied[one.snapshot.task] = advance(tails, one.snapshot, directory, one.point, shared) if moved else 0
+            applied[one.snapshot.task] = 0
+            if one.tail:
+                assert tails is not None  # the point was chosen with them
+                applied[one.snapshot.task] = advance(tails, one.snapshot, directory, one.point, shared)
             reach("snapshot.pointed")
         refuse_folder(output, app)
         with told("putting restored tasks in place", target):
@@ -139,8 +141,8 @@ def _point(task: str, snapshots: Sequence[Snapshot], wanted: Wanted, tails: Tail
             return {next(iter(found)): wanted.offsets[ONLY]}
         if wanted.offsets.keys() != found.keys():
             raise InvalidRequest(
-                f"task {task} has the changelogs of {', '.join(sorted(found)) or 'no store'}: give the offset of each as "
-                "--to-offset STORE=N"
+                f"task {task} has the changelogs of {', '.join(sorted(found)) or 'no store'}: give the offset of "
+                "each as --to-offset STORE=N"
             )
         return dict(wanted.offsets)
     raise InvalidRequest(f"task {task} has no snapshot that fits the log ({'; '.join(reasons)})")

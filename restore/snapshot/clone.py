@@ -217,7 +217,7 @@ class _Run:
             at = TopicPartition(spec.changelog_of(self._plan.name), task.partition)
             times = record.stores.get(store, StoreTimes())
             end, marker = self._end(at), False
-            for batch in _batches(records_of(engine, spec, times, self._clock.wall_ms())):
+            for batch in _batches(records_of(engine, spec, times, self._clock.wall_ms(), self._log.least_timestamp_ms)):
                 end, marker = writer.transact({at: batch})[at], writer.marks_transactions
                 self._rows[str(task)] += len(batch)
                 reach("clone.rows")

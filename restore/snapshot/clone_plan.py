@@ -163,7 +163,8 @@ def _one_app(parts: Sequence[Snapshot], name: str) -> str:
 def _part(look: _Look, snapshot: Snapshot) -> Part:
     if snapshot.memory_stores:
         look.reasons.append(
-            f"task {snapshot.task} has stores in memory ({', '.join(snapshot.memory_stores)}), whose rows no snapshot has"
+            f"task {snapshot.task} has stores in memory ({', '.join(snapshot.memory_stores)}), whose rows no "
+            "snapshot has"
         )
     specs = {
         store: spec

@@ -22,11 +22,11 @@ from standfast.store.types.typed import NO_TIMESTAMP
 from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_key, unpack_latest
 
 
-def records_of(engine: Engine, spec: StoreSpec, times: StoreTimes, now_ms: int) -> Iterator[Outgoing]:
+def records_of(engine: Engine, spec: StoreSpec, times: StoreTimes, now_ms: int, least_ms: int) -> Iterator[Outgoing]:
     """Records whose replay gives the store's committed rows within retention.
 
     Rows without a timestamp get that of their key (start of a window, end of a session), which retention counts by, or
-    `now_ms`.
+    `now_ms`; `least_ms` is the least timestamp that the log takes.
     """
     store: Any = view(engine, spec, times)
     present = engine.families()
@@ -40,11 +40,11 @@ def records_of(engine: Engine, spec: StoreSpec, times: StoreTimes, now_ms: int) 
     for key, timestamp, value in store.logical_rows():
         time_ms = now_ms if key_times is None else key_times.time_of(key)
         newest_ms = max(newest_ms, time_ms)
-        yield Outgoing(key, value, time_ms if timestamp == NO_TIMESTAMP else timestamp)
+        yield Outgoing(key, value, max(time_ms, least_ms) if timestamp == NO_TIMESTAMP else timestamp)
     if key_times is not None and newest_ms < times.observed_ms:
         # A delete of nothing: the stream time may be that of a row which is deleted, and rows expire by it.
         second = times.observed_ms if key_times.second == "end" else 0
-        yield Outgoing(key_times.pack(b"", times.observed_ms, second), None, times.observed_ms)
+        yield Outgoing(key_times.pack(b"", times.observed_ms, second), None, max(times.observed_ms, least_ms))
 
 
 def _versions(store: Any, kept_after: int) -> Iterator[Outgoing]:
@@ -62,6 +62,6 @@ def _versions(store: Any, kept_after: int) -> Iterator[Outgoing]:
                 begun[key, valid_from] = version
                 ended.add((key, valid_to))
     # A version that ends where no other begins was deleted then.
-    records = {**dict.fromkeys(ended), **begun}
-    for (key, timestamp), value in sorted(records.items(), key=lambda one: (one[0][1], one[0][0])):
-        yield Outgoing(key, value, timestamp)
+    records: dict[tuple[bytes, int], bytes | None] = {**dict.fromkeys(ended), **begun}
+    for key, timestamp in sorted(records, key=lambda one: (one[1], one[0])):
+        yield Outgoing(key, records[key, timestamp], timestamp)
