@@ -79,6 +79,7 @@ def choose_task(storage: Storage, task: str, wanted: Wanted, tails: Tails | None
         return AtPoint(newest, {name: at.offset for name, at in logged(newest).items()}, 0)
     if tails is None:
         raise InvalidRequest("a point of the changelogs needs their log: name it with --log ADDRESS")
+    # One point for all snapshots: a time is looked up once, so that each is judged for the same offsets.
     point = _point(task, snapshots, wanted, tails)
     by_name = {one.name: one for one in snapshots}
     candidates: list[Candidate] = []
@@ -111,6 +112,7 @@ def restore_folder(storage: Storage, chosen: Sequence[AtPoint], output: Path, ta
                 assert tails is not None  # the point was chosen with them
                 applied[one.snapshot.task] = advance(tails, one.snapshot, directory, one.point, shared)
             reach("snapshot.pointed")
+        # Again: another process may have made it during the download, and a rename replaces an empty directory.
         refuse_folder(output, app)
         with told("putting restored tasks in place", target):
             state.path.rename(target)

@@ -94,8 +94,8 @@ def clone_app(
 ) -> Cloned:
     """Restore an application as `name`, from the snapshot of each of its tasks.
 
-    `coordinated`: the parts are one point over the topics between tasks: what each part has consumed of them is exactly
-    what the parts before it had written. `stateless` are the source offsets, with their metadata, of tasks without
+    `coordinated`: the parts are one point over the topics between tasks: each part has consumed exactly the records
+    that the parts before it had written. `stateless` are the source offsets, with their metadata, of tasks without
     stores, which have no snapshot. Tasks come to `<state_dir>/<name>`, which is locked meanwhile.
     Raises InvalidRequest with every reason against it, Corruption for a damaged snapshot; both before any change.
     Unavailable and Fenced may come later: then the same call completes it.
@@ -103,6 +103,7 @@ def clone_app(
     plan = plan_clone(log, parts, name, coordinated=coordinated, stateless=stateless or {})
     ids = {part.snapshot.task: part.snapshot.id for part in plan.parts}
     marked = _marked(log, plan, ids)
+    # A name with a mark is in use by the restore itself; the mark proves that it was free before.
     if marked is None:
         refuse_used(log, plan, state_dir)
     if dry_run:
@@ -194,6 +195,7 @@ class _Run:
             task = part.snapshot.task
             with closing(RocksEngine(self._scratches[task], shared=self._shared, read_only=True)) as engine:
                 record = cut_of(engine, str(self._scratches[task]))
+                # The changelogs before the record of the local state, which may then name the positions after them.
                 positions[task] = self._write_rows(writer, part, engine, record, topic_ids)
             metadata = _metadata(self._plan, record)
             offsets |= {
@@ -202,6 +204,8 @@ class _Run:
             }
         reach("clone.written")
         whole = Restoring(self._mark.app, self._mark.parts, whole=True, positions=positions)
+        # One transaction for all tasks: an offset that is committed for one of them alone would let its task go on
+        # beside others that begin with the first record.
         commit = GroupCommit(self._plan.name, offsets) if offsets else None
         writer.transact({mark_of(self._plan.name): [as_record(whole, self._clock.wall_ms())]}, commit)
         reach("clone.whole")
@@ -216,6 +220,7 @@ class _Run:
         for store, spec in sorted(part.specs.items()):
             at = TopicPartition(spec.changelog_of(self._plan.name), task.partition)
             times = record.stores.get(store, StoreTimes())
+            # A store without rows begins at the end, too: an unfinished run may have left its own records below.
             end, marker = self._end(at), False
             for batch in _batches(records_of(engine, spec, times, self._clock.wall_ms(), self._log.least_timestamp_ms)):
                 end, marker = writer.transact({at: batch})[at], writer.marks_transactions
@@ -238,6 +243,7 @@ class _Run:
         """Put a task's files in place, with the positions after its rows; an earlier run may have done so."""
         task = part.snapshot.task
         scratch, target = self._scratches[task], self._state.task_path(task)
+        # In the scratch directory, so that the task's own never holds positions of the old topics.
         with closing(RocksEngine(scratch, shared=self._shared)) as engine:
             record = self._moved(part, cut_of(engine, str(scratch)), positions)
             engine.write({DEFAULT_FAMILY: {CUT_KEY: record.encode()}})
@@ -252,7 +258,8 @@ class _Run:
             return
         with told("putting a restored task in place", target):
             _sync(scratch)
-            shutil.rmtree(target, ignore_errors=True)  # a marker alone
+            # At most a marker and logs: `holds_database` has found no file of a database.
+            shutil.rmtree(target, ignore_errors=True)
             scratch.rename(target)
             fsync_folder(target.parent)
 
@@ -284,6 +291,7 @@ def _marked(log: Log, plan: ClonePlan, ids: Mapping[str, str]) -> Restoring | No
     """The mark of an earlier run, None if there is none. Raises InvalidRequest for one of other snapshots."""
     if log.admin.describe_topic(mark_of(plan.name).topic) is None:
         return None
+    # A mark without a record is that of a run killed right after it made the topic, and nothing else is there.
     found = read_mark(log, plan.name) or Restoring(plan.app, ids)
     if (found.app, found.parts) != (plan.app, ids):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The plan of a restore under another name: what is created and committed, and every reason against it.
+"""The plan of a restore under another name: topics to create, offsets to commit, and every reason against it.
 
     parts (one snapshot a task) ──> renamed topics, their numbers of partitions, source offsets     ClonePlan
                               └───> InvalidRequest with every reason, before anything is changed
@@ -119,6 +119,7 @@ def refuse_used(log: Log, plan: ClonePlan, state_dir: Path) -> None:
     """Raise InvalidRequest if the new name has topics, committed offsets, members, or state in this directory."""
     groups, names = log.admin.groups(), log.admin.topic_names()
     wanted = set(plan.topics)
+    # A source topic is never internal, even with such a name.
     sources = {parse_source_key(key)[0] for part in plan.parts for key in part.sources} - wanted
     found = app_topics(plan.name, names, groups=groups, known=wanted, sources=sources)
     used = []
@@ -223,6 +224,7 @@ class _Look:
                 self.reasons.append(f"its source {at} does not exist in this log")
                 continue
             wanted[at] = offset
+        # An application that reads uncommitted records may have committed an offset within an open transaction.
         bounds, written = self._reader.bounds(wanted), self._reader.written_ends(wanted)
         ends = self._reader.epoch_ends({at: tags[key] for at in wanted if (key := source_key(*at)) in tags})
         for at, offset in wanted.items():
@@ -261,6 +263,7 @@ class _Look:
             ]
             if lacking:
                 self.reasons.append(f"tasks {', '.join(lacking[:REASONS_MAX])} have no snapshot")
+        # Its group may be gone with the log that the snapshots are of.
         committed = self._log.group(self.app).committed() if self.app in self._log.admin.groups() else {}
         left = sorted(str(at) for at in committed if source_key(*at) not in sources)
         if left:
@@ -274,6 +277,7 @@ class _Look:
         own = [part for part in parts if part.task.group == group]
         topics = {at.topic for part in own for at in part.snapshot.cut.positions.values()}
         topics |= {parse_source_key(key)[0] for part in own for key in part.snapshot.cut.sources}
+        # By topics, since a task that never committed has no snapshot.
         counts = [info.partitions for topic in topics if (info := self.info(topic)) is not None]
         return max([*counts, *(part.task.partition + 1 for part in own)])
 

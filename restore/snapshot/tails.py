@@ -109,7 +109,7 @@ class Tails:
         return {name: found[source_of(at)] for name, at in logged(snapshot).items()}
 
     def candidate(self, snapshot: Snapshot, point: Mapping[str, int], *, beyond: bool = False) -> Candidate:
-        """What can be reached from a snapshot: up to the point, or with `beyond` up to the log's end."""
+        """The points that can be reached from a snapshot: up to the point, or with `beyond` up to the log's end."""
         own = {name: at.offset for name, at in logged(snapshot).items()}
         found = self.changelogs(snapshot)
         if isinstance(found, str):
@@ -157,6 +157,7 @@ class Tails:
         if begin >= stop:
             return
         position, progress_ms = begin, self._clock.monotonic_ms()
+        # Alone, so that a fetch brings no records of the tail that was read before.
         self._reader.assign({where: begin})
         while position < stop:
             fetched: list[Fetched] = self._reader.fetch(FETCH_RECORDS, FETCH_MS)
@@ -211,6 +212,7 @@ def advance(tails: Tails, snapshot: Snapshot, directory: Path, point: Mapping[st
                     f"compaction ran behind snapshot {snapshot.name} since the point {target} of "
                     f"{changelog.state.topic_partition} was chosen: choose again"
                 )
+            # The next store's rows carry the positions of this one: each batch has all of the record.
             record = writer.moved()
             applied += writer.records
         engine.flush()
@@ -263,6 +265,7 @@ class _Applier:
             stores={**self._record.stores, name: StoreTimes(held.observed_ms, held.sequence)},
         )
         present = self._engine.families()
+        # A segment of windows begins with its first row.
         for family in rows.keys() - present:
             self._engine.create_family(family)
         self._engine.write({**rows, DEFAULT_FAMILY: {CUT_KEY: self._record.encode()}})

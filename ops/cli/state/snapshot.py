@@ -30,7 +30,6 @@ STORAGE = "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://ACCOUNT/CONT
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     from standfast.ops.cli.state import snapshot_storage as storage
-    from standfast.ops.cli.state.snapshot_points import add_point_flags
 
     text = "snapshots of tasks: make, list, verify, restore and prune them"
     parser = subparsers.add_parser(
@@ -68,6 +67,31 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Exit codes: 0 all are whole, 1 one is damaged.",
     )
     verify.add_argument("snapshot", metavar="SNAPSHOT", nargs="*", help="such as 0_3/12-4711 (default: all)")
+    restore = _add_restore(verbs)
+    prune = verbs.add_parser(
+        "prune",
+        help="remove old snapshots, and files that none names",
+        description="Remove snapshots beyond the newest ones of each task, and files that no snapshot and no upload "
+        "under way names.",
+    )
+    prune.add_argument("--keep", type=int, default=3, metavar="N", help="newest snapshots of a task that stay (3)")
+    prune.add_argument("--keep-for", metavar="TIME", help="younger ones stay, too, such as 7d")
+    prune.add_argument(
+        "--grace", default="6h", metavar="TIME", help="uploads may take half of it (6h), as in the policy"
+    )
+    runs = {show: storage.run_show, verify: storage.run_verify, restore: storage.run_restore, prune: storage.run_prune}
+    for one, storage_run in runs.items():
+        one.add_argument("--from", dest="storage", required=True, metavar="STORAGE", help=STORAGE)
+        one.add_argument("--app", metavar="NAME", help="application")
+        if one in (restore, prune):
+            one.add_argument("-n", "--dry-run", action="store_true", help="only show it")
+        one.add_argument("--config", **FLAGS["config"])
+        prints(one, storage_run, "json")
+
+
+def _add_restore(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from standfast.ops.cli.state.snapshot_points import add_point_flags
+
     restore = verbs.add_parser(
         "restore",
         help="restore tasks from their newest snapshots",
@@ -88,25 +112,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="this one, such as 0_3/12-4711; repeatable with -o, --as",
     )
     add_point_flags(restore)
-    prune = verbs.add_parser(
-        "prune",
-        help="remove old snapshots, and files that none names",
-        description="Remove snapshots beyond the newest ones of each task, and files that no snapshot and no upload "
-        "under way names.",
-    )
-    prune.add_argument("--keep", type=int, default=3, metavar="N", help="newest snapshots of a task that stay (3)")
-    prune.add_argument("--keep-for", metavar="TIME", help="younger ones stay, too, such as 7d")
-    prune.add_argument(
-        "--grace", default="6h", metavar="TIME", help="uploads may take half of it (6h), as in the policy"
-    )
-    runs = {show: storage.run_show, verify: storage.run_verify, restore: storage.run_restore, prune: storage.run_prune}
-    for one, storage_run in runs.items():
-        one.add_argument("--from", dest="storage", required=True, metavar="STORAGE", help=STORAGE)
-        one.add_argument("--app", metavar="NAME", help="application")
-        if one in (restore, prune):
-            one.add_argument("-n", "--dry-run", action="store_true", help="only show it")
-        one.add_argument("--config", **FLAGS["config"])
-        prints(one, storage_run, "json")
+    return restore
 
 
 def run_create(args: argparse.Namespace, out: Output) -> int:

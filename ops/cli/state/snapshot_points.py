@@ -69,6 +69,7 @@ def run_restore_point(args: argparse.Namespace, out: Output, storage: Storage) -
         if args.as_name is not None or not wanted.own:
             log = last.enter_context(closing(log_of(args)))
             tails = last.enter_context(closing(Tails(log, SystemClock())))
+        # An application goes on from its source offsets, which are known at the point of a snapshot alone.
         exact = args.as_name is not None
         chosen = [choose_task(storage, task, wanted, tails, exact=exact) for task in tasks]
         if args.as_name is None:
@@ -142,6 +143,7 @@ def _restore_folder(
     from standfast.restore.snapshot.at_point import refuse_folder, restore_folder
 
     app = chosen[0].snapshot.app
+    # Before the download, and for a dry run as well.
     refuse_folder(args.output, app)
     applied = {} if args.dry_run else restore_folder(storage, chosen, args.output, tails)
     lines = [
