@@ -74,7 +74,7 @@ def test_points_behind_transactions_are_proved_or_refused_before_and_after_the_c
                 reader.assign({where: at})
                 while at < end:
                     for batch in reader.fetch(100, 1_000):
-                        written += [(one.offset, (one.key or b"").decode(), one.value and one.value.decode())
+                        written += [(one.offset, (one.key or b"").decode(), None if one.value is None else one.value.decode())
                                     for one in batch.records]  # fmt: skip
                         at = batch.next_offset
             if number == 20:
@@ -143,11 +143,11 @@ def test_an_application_goes_on_under_another_name_from_the_offsets_of_its_cut(
     with running(app, kafka_address, tmp_path, "a") as session:
         for number in range(50):
             session.task(0).store("kv").put(f"k{number}", "old")
-        session.task(0).commit({tuple(source): 4})
+        session.task(0).commit({source: 4})
         session.snapshot(0)
         expected = rows(session)
         session.task(0).store("kv").put("k1", "new")
-        session.task(0).commit({tuple(source): 9})
+        session.task(0).commit({source: 9})
     storage = open_storage(str(tmp_path / "snaps"), app)
     parts = [one.snapshot for one in listed(storage).whole]
     looked = clone_app(

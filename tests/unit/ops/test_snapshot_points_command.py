@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def session_of(root: Path, app: str = "app", directory: str = "a", tasks: int = 
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
+def root(tmp_path: Path) -> Path:
     """Two tasks, each with a snapshot at 2 and one more record."""
     session = session_of(tmp_path)
     for task in (0, 1):

@@ -38,7 +38,12 @@ def running(bench: Bench, tasks: tuple[int, ...] = (0,), stores: list[Any] = KV)
 def copied(bench: Bench, name: str = "copy", **settings: Any) -> Cloned:
     storage = open_storage(str(bench.root / "snaps"), "app")
     newest = {one.snapshot.task: one.snapshot for one in reversed(listed(storage).whole)}
-    given = {"parts": list(newest.values()), "state_dir": bench.root / "b", "log": bench.log, **settings}
+    given: dict[str, Any] = {
+        "parts": list(newest.values()),
+        "state_dir": bench.root / "b",
+        "log": bench.log,
+        **settings,
+    }
     return clone_app(storage, given.pop("parts"), name=name, clock=bench.clock, **given)
 
 
