@@ -74,8 +74,9 @@ def test_points_behind_transactions_are_proved_or_refused_before_and_after_the_c
                 reader.assign({where: at})
                 while at < end:
                     for batch in reader.fetch(100, 1_000):
-                        written += [(one.offset, (one.key or b"").decode(), None if one.value is None else one.value.decode())
-                                    for one in batch.records]  # fmt: skip
+                        for one in batch.records:
+                            value = None if one.value is None else one.value.decode()
+                            written.append((one.offset, (one.key or b"").decode(), value))
                         at = batch.next_offset
             if number == 20:
                 session.snapshot(0)
