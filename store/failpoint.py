@@ -30,6 +30,13 @@
     snapshot.download a file of a snapshot is restored, others are not
     snapshot.fetched  a snapshot is restored beside the task's directory, and not in its place
     snapshot.placed   a restored snapshot is in its place, the rest of the log is not read
+    snapshot.pointed  a task is at its point in a new folder, which is not in its place
+    clone.marked      a restore under a new name is marked in the log, none of its topics is there
+    clone.topics      topics of a new name are made, none of its rows is written
+    clone.rows        some rows are in the changelogs of a new name, others are not
+    clone.written     all rows and no source offset of a new name are in the log
+    clone.whole       the log has everything of a new name, no local state is in its place
+    clone.placed      a task of a new name is in its place, others are not, or the mark is still there
     pipeline.judged   a pipeline on Spark has rebuilt and verified every store, its report is not written
 
 Rules of this file: without the variable a failpoint costs one look at an empty dictionary. It can only kill and stop:
@@ -74,6 +81,13 @@ NAMES = (
     "snapshot.download",
     "snapshot.fetched",
     "snapshot.placed",
+    "snapshot.pointed",
+    "clone.marked",
+    "clone.topics",
+    "clone.rows",
+    "clone.written",
+    "clone.whole",
+    "clone.placed",
     "pipeline.judged",
 )
 _FORM = re.compile(r"([a-z.]+)=(kill|stop):([1-9][0-9]{0,8})")

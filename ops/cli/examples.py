@@ -70,6 +70,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "standfast snapshot restore": (
         "standfast snapshot restore --from /backup --app counts --dry-run",
         "standfast snapshot restore --from /backup --app counts --state-dir ./state",
+        "standfast snapshot restore --from /backup --app counts -o ./then --to-time 2026-11-27T08:00:00Z",
+        "standfast snapshot restore --from /backup --app counts --as counts-2 --state-dir ./state",
     ),
     "standfast snapshot prune": (
         "standfast snapshot prune --from /backup --app counts --dry-run",

@@ -18,11 +18,12 @@ from typing import Literal
 
 from standfast.replication.log import Committed
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.topics.app_topics import PLACEMENT, SOURCE_OFFSETS, AppTopics
+from standfast.replication.topics.app_topics import PLACEMENT, RESTORING, SOURCE_OFFSETS, AppTopics
 from standfast.store.errors import BadConfig
 
 Local = Literal["aside", "remove", "keep"]
 EARLIEST, LATEST = "earliest", "latest"
+_SHARED = {PLACEMENT: "placement", RESTORING: "restoring"}  # the other one is that of the members
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def make_plan(
             DeleteStep(name, "source offsets" if name.endswith(SOURCE_OFFSETS) else "repartition")
             for name in topics.between
         ),
-        *(DeleteStep(name, "placement" if name.endswith(PLACEMENT) else "members") for name in topics.members),
+        *(DeleteStep(name, _SHARED.get(name[name.rfind("-standfast-") :], "members")) for name in topics.members),
     ]
     problems = _target_problems(targets, bounds)
     steps = []

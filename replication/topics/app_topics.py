@@ -5,6 +5,7 @@
     <app>-<name>-source-offsets    without records: offsets of a source of one's own are committed as this topic's
     <app>-standfast-members        of its group, on Kafka
     <app>-standfast-placement      of its instances, with managed placement
+    <app>-standfast-restoring      while it is restored under a new name
 
 A name can have two readings: `orders-eu-totals-changelog` is store `totals` of `orders-eu`, or `eu-totals` of `orders`.
 The topic is certainly ours if the store is known; it is another application's if that one exists and has the longer
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 MEMBERS = "-standfast-members"
 PLACEMENT = "-standfast-placement"
+RESTORING = "-standfast-restoring"
 CHANGELOG = "-changelog"
 SOURCE_OFFSETS = "-source-offsets"
 BETWEEN = (
@@ -68,7 +70,7 @@ def app_topics(
             changelogs.append(name)
         else:
             between.append(name)
-    members = (f"{app}{MEMBERS}", f"{app}{PLACEMENT}")
+    members = (f"{app}{MEMBERS}", f"{app}{PLACEMENT}", f"{app}{RESTORING}")
     return AppTopics(tuple(changelogs), tuple(between), members, tuple(doubtful), tuple(others))
 
 

@@ -92,13 +92,16 @@ def restore_task(
     return done
 
 
-def fetch(storage: Storage, snapshot: Snapshot, scratch: Path, shared: RocksShared) -> None:
-    """Download a snapshot to a new directory and check it. Raises Corruption if it is damaged."""
+def fetch(storage: Storage, snapshot: Snapshot, scratch: Path, shared: RocksShared, *, app: str | None = None) -> None:
+    """Download a snapshot to a new directory and check it. Raises Corruption if it is damaged.
+
+    The directory is marked as a task's of `app`, None: of the snapshot's own application.
+    """
     shutil.rmtree(scratch, ignore_errors=True)
     with told("restoring a snapshot", scratch):
         # The marker first, as for any task's directory: a database without one is refused as foreign.
         scratch.mkdir(mode=0o700, parents=True)
-        write_marker(scratch, snapshot.app, snapshot.task)
+        write_marker(scratch, app or snapshot.app, snapshot.task)
 
     def download(file: SnapshotFile) -> None:
         storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256)

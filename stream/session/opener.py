@@ -32,6 +32,7 @@ from standfast.replication.topics.changelog import (
 )
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
+from standfast.replication.topics.restoring import refuse_restoring
 from standfast.restore.plan import (
     CORRUPT,
     LocalPosition,
@@ -154,6 +155,8 @@ class TaskOpener:
     def topics(self, group: int) -> Mapping[str, TopicInfo]:
         """The changelogs of a group by store; missing ones are created, existing ones checked."""
         wanted, admin = self.groups[group], self.log.admin
+        if not self._permitted:
+            refuse_restoring(admin, self.app)
         if self._foreign:
             found = foreign_changelogs(admin, self.app, wanted.specs, wanted.partitions)
         else:
@@ -162,6 +165,9 @@ class TaskOpener:
             # Once, not at each opening, since it costs a request. A missing permission would else show at the worst
             # moment: READ of a changelog is used for the first time when another instance has failed.
             self._check_permissions(group)
+            # Again, since a restore under this name may have begun before these changelogs were created, and then it
+            # has not seen them.
+            refuse_restoring(admin, self.app)
             self._permitted.add(group)
         return found
 

@@ -81,6 +81,7 @@ PURE = {
     "restore/snapshot/manifest.py",
     "restore/snapshot/names.py",
     "restore/snapshot/planning.py",
+    "restore/snapshot/points.py",
     "restore/spark/split_plan.py",
     "stream/control.py",
     "stream/open_windows.py",

@@ -67,17 +67,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Exit codes: 0 all are whole, 1 one is damaged.",
     )
     verify.add_argument("snapshot", metavar="SNAPSHOT", nargs="*", help="such as 0_3/12-4711 (default: all)")
-    restore = verbs.add_parser(
-        "restore",
-        help="restore tasks from their newest snapshots",
-        description="Put the newest usable snapshot of each task in the place of its missing directory. A directory "
-        "with a database is never replaced. The instance that starts next compares the positions with its log and "
-        "reads the rest; it does all of this itself with a policy of snapshots.",
-        epilog="Exit codes: 0 done (or shown), 1 a task has no usable snapshot.",
-    )
-    restore.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory, which no instance has open")
-    restore.add_argument("--task", action="append", default=[], metavar="TASK", help="only this task; repeatable")
-    restore.add_argument("--snapshot", metavar="SNAPSHOT", help="this one, such as 0_3/12-4711")
+    restore = _add_restore(verbs)
     prune = verbs.add_parser(
         "prune",
         help="remove old snapshots, and files that none names",
@@ -94,9 +84,35 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         one.add_argument("--from", dest="storage", required=True, metavar="STORAGE", help=STORAGE)
         one.add_argument("--app", metavar="NAME", help="application")
         if one in (restore, prune):
-            one.add_argument("--dry-run", action="store_true", help="only show it")
+            one.add_argument("-n", "--dry-run", action="store_true", help="only show it")
         one.add_argument("--config", **FLAGS["config"])
         prints(one, storage_run, "json")
+
+
+def _add_restore(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    from standfast.ops.cli.state.snapshot_points import add_point_flags
+
+    restore = verbs.add_parser(
+        "restore",
+        help="restore tasks from their newest snapshots",
+        description="Put the newest usable snapshot of each task in the place of its missing directory. A directory "
+        "with a database is never replaced. The instance that starts next compares the positions with its log and "
+        "reads the rest; it does all of this itself with a policy of snapshots. With -o the tasks come into a new "
+        "folder, with --as the whole application gets a new name, changelogs and source offsets of its own. A point "
+        "(--to-offset, --to-time) is reached from a snapshot and the records after it; one whose records compaction "
+        "may have removed is refused, with the nearest ones.",
+        epilog="Exit codes: 0 done (or shown), 1 a task has no usable snapshot.",
+    )
+    restore.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory, which no instance has open")
+    restore.add_argument("--task", action="append", default=[], metavar="TASK", help="only this task; repeatable")
+    restore.add_argument(
+        "--snapshot",
+        action="append",
+        metavar="SNAPSHOT",
+        help="this one, such as 0_3/12-4711; repeatable with -o, --as",
+    )
+    add_point_flags(restore)
+    return restore
 
 
 def run_create(args: argparse.Namespace, out: Output) -> int:

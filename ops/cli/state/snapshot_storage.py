@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from standfast.ops.cli.arguments import settings_of
+from standfast.ops.cli.state.snapshot_points import run_restore_point, wants_point
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
 
@@ -141,7 +142,11 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     from standfast.restore.snapshot.fetch import holds_database
     from standfast.restore.snapshot.names import parse_name
 
-    wanted = None if args.snapshot is None else parse_name(args.snapshot)
+    if wants_point(args):
+        return run_restore_point(args, out, _storage(args))
+    if args.snapshot is not None and len(args.snapshot) != 1:
+        raise InvalidRequest("several --snapshot go with -o DIR or --as NAME: give one here")
+    wanted = None if args.snapshot is None else parse_name(args.snapshot[0])
     if wanted is not None and args.task not in ([], [wanted.task]):
         raise InvalidRequest(f"--task {' '.join(args.task)} and --snapshot {wanted} name different tasks: give one")
     storage = _storage(args)

@@ -43,7 +43,7 @@ def test_only_what_is_named_as_an_internal_topic_is_one() -> None:
     )  # fmt: skip
     assert found.changelogs == ("app--changelog", "app-kv-changelog")
     assert found.between == ("app-x-repartition", "app-y-broadcast", "app-z-subscription-registration-topic")
-    assert found.members == ("app-standfast-members", "app-standfast-placement")
+    assert found.members == ("app-standfast-members", "app-standfast-placement", "app-standfast-restoring")
 
 
 def test_source_topic_is_never_internal_whatever_its_name() -> None:

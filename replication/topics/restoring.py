@@ -1,0 +1,90 @@
+"""The mark of an application that is being restored under a new name: topic `<app>-standfast-restoring`.
+
+    mark ──> changelogs, rows, source offsets ──> mark says "whole" ──> local state ──> mark deleted
+
+While it is there the application must not start: its changelogs hold a part of its state, and look like all of it.
+
+Rules of this file: the name of the topic, the content of the mark, and the check at a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from standfast.replication.log import Log, LogAdmin, Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.shapes import Count, Shape, dump, read
+from standfast.replication.topics.app_topics import RESTORING
+from standfast.replication.topics.settings import OWN_TIMESTAMPS
+from standfast.store.errors import Corruption, InvalidRequest, Unavailable
+
+POLICY = TopicPolicy(extra=OWN_TIMESTAMPS)
+FETCH_MS, PATIENCE = 1_000, 30
+KEY = b"restoring"
+
+
+class RestoredPosition(Shape, frozen=True):
+    """The position of a store's new changelog after its rows. `marker` as in a task's record."""
+
+    topic_id: str
+    offset: Count
+    marker: bool
+
+
+class Restoring(Shape, frozen=True, tag_field="format", tag="standfast.restoring/1"):
+    """The restore: `parts` are the ids of the snapshots by task. With `whole` the log has all, `positions` by task."""
+
+    app: str
+    parts: Mapping[str, str]
+    whole: bool = False
+    positions: Mapping[str, Mapping[str, RestoredPosition]] = {}
+
+
+def mark_of(app: str) -> TopicPartition:
+    """The partition that holds the mark."""
+    return TopicPartition(app + RESTORING, 0)
+
+
+def refuse_restoring(admin: LogAdmin, app: str) -> None:
+    """Raise InvalidRequest while the application is being restored, or after that was broken off."""
+    # By the list of names: describing a topic that a login may not see would refuse every start of that login.
+    if mark_of(app).topic in admin.topic_names():
+        raise InvalidRequest(
+            f"application {app!r} is being restored under this name and is not whole "
+            f"(topic {mark_of(app).topic}): wait for that restore, or run the same `standfast snapshot restore --as "
+            f"{app}` again, which completes it; `standfast reset` of {app!r} gives it up"
+        )
+
+
+def as_record(mark: Restoring, now_ms: int) -> Outgoing:
+    """The record of a mark."""
+    return Outgoing(KEY, dump(mark), now_ms)
+
+
+def read_mark(log: Log, app: str) -> Restoring | None:
+    """The last mark of a restore under way; None if its first one is not written.
+
+    Raises Corruption for another content.
+    """
+    where, found = mark_of(app), None
+    reader = log.reader()
+    try:
+        begin, end = reader.bounds([where])[where]
+        position, idle = begin, 0
+        reader.assign({where: begin})
+        while position < end:
+            fetched = reader.fetch(100, FETCH_MS)
+            for batch in fetched:
+                position = batch.next_offset
+                found = batch.records[-1].value if len(batch.records) else found
+            idle = 0 if fetched else idle + 1
+            if idle > PATIENCE:
+                raise Unavailable(f"{where} gives no record below its end {end}: check the log")
+    finally:
+        reader.close()
+    try:
+        return None if found is None else read(found, Restoring)
+    except ValueError as error:
+        raise Corruption(
+            f"{where} holds no mark of a restore ({error}): find out which program wrote to it, then delete the topic"
+        ) from error

@@ -1,0 +1,361 @@
+"""Restores a whole application under another name, from one snapshot a task.
+
+    plan (clone_plan.py) ──> files of every snapshot, beside each other ──> mark in the log
+        ──> topics ──> rows ──> one transaction: source offsets and "whole"
+        ──> local state with the positions after the rows, task by task ──> mark deleted
+
+The rows go to the new changelogs first, so that a later restore from those alone is whole, too. The order makes every
+kill harmless: until the mark is gone no instance of the new name starts, and a second run with the same snapshots goes
+on: rows are written again (the same keys with the same values), unless the mark says that the log has all of them.
+
+Rules of this file: everything that can be refused is refused before the mark. All writes go through one writer, whose
+id a second run takes over: a first run that still lives is fenced, and cannot write rows behind the start of the
+application.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from standfast.replication.commit_metadata import CommitMetadata
+from standfast.replication.log import Committed, GroupCommit, Log, LogWriter, Outgoing
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.topics.restoring import (
+    POLICY,
+    RestoredPosition,
+    Restoring,
+    as_record,
+    mark_of,
+    read_mark,
+)
+from standfast.restore.files.manifest_files import fsync_folder
+from standfast.restore.snapshot.clone_plan import ClonePlan, Part, plan_clone, refuse_used
+from standfast.restore.snapshot.fetch import fetch, holds_database
+from standfast.restore.snapshot.logged_rows import records_of
+from standfast.restore.snapshot.manifest import Snapshot
+from standfast.restore.snapshot.names import SnapshotName
+from standfast.restore.snapshot.storage import Storage
+from standfast.restore.verify.at_rest import cut_of
+from standfast.store.clock import Clock
+from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.errors import InvalidRequest, StandfastError
+from standfast.store.failpoint import reach
+from standfast.store.file_errors import told
+from standfast.store.log import as_event, logger
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes, parse_source_key
+from standfast.store.task.state_dir import StateDir
+
+MEMORY_BYTES = 64 << 20
+# One transaction of the log: within its time-out on a slow broker, and small enough for the embedded log's lock.
+BATCH_RECORDS, BATCH_BYTES = 5_000, 4 << 20
+Positions = dict[str, dict[str, RestoredPosition]]  # by task, by store
+
+
+@dataclass(frozen=True, slots=True)
+class ClonedTask:
+    """A task under the new name: its snapshot, the rows written, next offsets by store, and source offsets."""
+
+    task: str
+    snapshot: SnapshotName
+    rows: int
+    positions: Mapping[str, int]
+    sources: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cloned:
+    """The outcome; with `dry_run` the plan of it. `resumed`: an earlier run was completed."""
+
+    app: str
+    name: str
+    dry_run: bool
+    topics: tuple[str, ...]
+    tasks: tuple[ClonedTask, ...]
+    resumed: bool = False
+
+
+def clone_app(
+    storage: Storage,
+    parts: Sequence[Snapshot],
+    *,
+    name: str,
+    log: Log,
+    state_dir: Path,
+    clock: Clock,
+    coordinated: bool = False,
+    stateless: Mapping[TopicPartition, Committed] | None = None,
+    dry_run: bool = False,
+) -> Cloned:
+    """Restore an application as `name`, from the snapshot of each of its tasks.
+
+    `coordinated`: the parts are one point over the topics between tasks: each part has consumed exactly the records
+    that the parts before it had written. `stateless` are the source offsets, with their metadata, of tasks without
+    stores, which have no snapshot. Tasks come to `<state_dir>/<name>`, which is locked meanwhile.
+    Raises InvalidRequest with every reason against it, Corruption for a damaged snapshot; both before any change.
+    Unavailable and Fenced may come later: then the same call completes it.
+    """
+    plan = plan_clone(log, parts, name, coordinated=coordinated, stateless=stateless or {})
+    ids = {part.snapshot.task: part.snapshot.id for part in plan.parts}
+    marked = _marked(log, plan, ids)
+    # A name with a mark is in use by the restore itself; the mark proves that it was free before.
+    if marked is None:
+        refuse_used(log, plan, state_dir)
+    if dry_run:
+        return _outcome(plan, {}, {}, dry_run=True, resumed=marked is not None)
+    with closing(StateDir(state_dir, name)) as state:
+        return _Run(storage, plan, Restoring(plan.app, ids), log, state, clock).run()
+
+
+class _Run:
+    """One run, which begins a restore or completes it."""
+
+    def __init__(
+        self, storage: Storage, plan: ClonePlan, mark: Restoring, log: Log, state: StateDir, clock: Clock
+    ) -> None:
+        self._storage = storage
+        self._plan = plan
+        self._mark = mark
+        self._log = log
+        self._state = state
+        self._clock = clock
+        self._shared = RocksShared(MEMORY_BYTES)
+        self._scratches: dict[str, Path] = {}
+        self._rows: dict[str, int] = {}
+
+    def run(self) -> Cloned:
+        """Carry the plan out."""
+        try:
+            # First, since a damaged snapshot is found here, and nothing is in the log yet.
+            for part in self._plan.parts:
+                self._fetch(part)
+            where, owner = mark_of(self._plan.name), self._state.instance_id
+            found = _marked(self._log, self._plan, self._mark.parts)
+            resumed = found is not None
+            if found is None:
+                self._log.admin.create_topic(where.topic, 1, POLICY)
+                try:
+                    # Again: an instance that started meanwhile has seen no mark before it created its topics.
+                    refuse_used(self._log, self._plan, self._state.path.parent)
+                except InvalidRequest:
+                    # Another run writes its record before it creates a topic: then the mark is that run's.
+                    if read_mark(self._log, self._plan.name) is None:
+                        self._log.admin.delete_topic(where.topic)
+                    raise
+            with closing(self._log.writer(where.topic, group=self._plan.name, owner=owner)) as writer:
+                return self._with(writer, resumed=resumed)
+        finally:
+            for scratch in self._scratches.values():
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def _with(self, writer: LogWriter, *, resumed: bool) -> Cloned:
+        where = mark_of(self._plan.name)
+        try:
+            # By the writer that fences all others: from here on no other run can say that the log is whole.
+            mark = _marked(self._log, self._plan, self._mark.parts)
+            if mark is None:
+                raise InvalidRequest(
+                    f"another run has completed the restore as {self._plan.name!r} meanwhile: nothing is left to do"
+                )
+            if not mark.whole:
+                writer.transact({where: [as_record(self._mark, self._clock.wall_ms())]})
+                reach("clone.marked")
+                mark = self._fill(writer)
+            for part in self._plan.parts:
+                self._place(part, mark.positions.get(part.snapshot.task, {}))
+                reach("clone.placed")
+            self._log.admin.delete_topic(where.topic)
+        except StandfastError as error:
+            logger.warning(
+                "application %s is not restored as %s: %s; it does not start until the same restore has run again and "
+                "completed it",
+                self._plan.app,
+                self._plan.name,
+                error,
+                extra=as_event("clone_unfinished", app=self._plan.app, name=self._plan.name),
+            )
+            raise
+        return _outcome(self._plan, mark.positions, self._rows, dry_run=False, resumed=resumed)
+
+    def _fill(self, writer: LogWriter) -> Restoring:
+        """Topics, rows and source offsets; returns the mark that says so."""
+        topic_ids = {
+            topic: self._log.admin.create_topic(topic, partitions, policy).topic_id
+            for topic, (partitions, policy) in sorted(self._plan.topics.items())
+        }
+        reach("clone.topics")
+        positions: Positions = {}
+        offsets: dict[TopicPartition, Committed] = dict(self._plan.stateless)
+        for part in self._plan.parts:
+            task = part.snapshot.task
+            with closing(RocksEngine(self._scratches[task], shared=self._shared, read_only=True)) as engine:
+                record = cut_of(engine, str(self._scratches[task]))
+                # The changelogs before the record of the local state, which may then name the positions after them.
+                positions[task] = self._write_rows(writer, part, engine, record, topic_ids)
+            metadata = _metadata(self._plan, record)
+            offsets |= {
+                TopicPartition(*parse_source_key(key)): Committed(offset, metadata)
+                for key, offset in part.sources.items()
+            }
+        reach("clone.written")
+        whole = Restoring(self._mark.app, self._mark.parts, whole=True, positions=positions)
+        # One transaction for all tasks: an offset that is committed for one of them alone would let its task go on
+        # beside others that begin with the first record.
+        commit = GroupCommit(self._plan.name, offsets) if offsets else None
+        writer.transact({mark_of(self._plan.name): [as_record(whole, self._clock.wall_ms())]}, commit)
+        reach("clone.whole")
+        return whole
+
+    def _write_rows(
+        self, writer: LogWriter, part: Part, engine: RocksEngine, record: CommitRecord, topic_ids: Mapping[str, str]
+    ) -> dict[str, RestoredPosition]:
+        """Write the rows of a task to its changelogs; returns the positions after them."""
+        task, found = part.task, {}
+        self._rows[str(task)] = 0
+        for store, spec in sorted(part.specs.items()):
+            at = TopicPartition(spec.changelog_of(self._plan.name), task.partition)
+            times = record.stores.get(store, StoreTimes())
+            # A store without rows begins at the end, too: an unfinished run may have left its own records below.
+            end, marker = self._end(at), False
+            for batch in _batches(records_of(engine, spec, times, self._clock.wall_ms(), self._log.least_timestamp_ms)):
+                end, marker = writer.transact({at: batch})[at], writer.marks_transactions
+                self._rows[str(task)] += len(batch)
+                reach("clone.rows")
+            found[store] = RestoredPosition(topic_ids[at.topic], end, marker)
+        return found
+
+    def _end(self, at: TopicPartition) -> int:
+        with closing(self._log.reader()) as reader:
+            return reader.bounds([at])[at].end
+
+    def _fetch(self, part: Part) -> None:
+        task = part.snapshot.task
+        scratch = self._state.copying_path(task)
+        self._scratches[task] = scratch
+        fetch(self._storage, part.snapshot, scratch, self._shared, app=self._plan.name)
+
+    def _place(self, part: Part, positions: Mapping[str, RestoredPosition]) -> None:
+        """Put a task's files in place, with the positions after its rows; an earlier run may have done so."""
+        task = part.snapshot.task
+        scratch, target = self._scratches[task], self._state.task_path(task)
+        # In the scratch directory, so that the task's own never holds positions of the old topics.
+        with closing(RocksEngine(scratch, shared=self._shared)) as engine:
+            record = self._moved(part, cut_of(engine, str(scratch)), positions)
+            engine.write({DEFAULT_FAMILY: {CUT_KEY: record.encode()}})
+            engine.flush()
+        if holds_database(target):
+            # No instance ran since the mark, so it is the earlier run's; another directory would be older state.
+            with closing(RocksEngine(target, shared=self._shared, read_only=True)) as engine:
+                if _offsets(cut_of(engine, str(target))) != _offsets(record):
+                    raise InvalidRequest(
+                        f"{target} holds other state than this restore would put there: move it away, and run again"
+                    )
+            return
+        with told("putting a restored task in place", target):
+            _sync(scratch)
+            # At most a marker and logs: `holds_database` has found no file of a database.
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+            fsync_folder(target.parent)
+
+    def _moved(self, part: Part, record: CommitRecord, after: Mapping[str, RestoredPosition]) -> CommitRecord:
+        """The record of the task under its new name."""
+        plan, now_ms = self._plan, self._clock.wall_ms()
+        with closing(self._log.reader()) as reader:
+            ends = {
+                TopicPartition(part.specs[store].changelog_of(plan.name), part.task.partition): at.offset
+                for store, at in after.items()
+            }
+            tags = reader.epoch_tags(ends)
+        positions = dict(record.positions)  # those of source topics that serve as changelogs stay
+        for store, at in after.items():
+            where = TopicPartition(part.specs[store].changelog_of(plan.name), part.task.partition)
+            positions[store] = Position(at.offset, -1, at.topic_id, now_ms, at.marker, tags.get(where, ""))
+        return replace(
+            record,
+            positions=positions,
+            sources=dict(part.sources),
+            stream_times={plan.renamed(key): time for key, time in record.stream_times.items()},
+            source_tags={key: tag for key, tag in record.source_tags.items() if plan.renamed(key) == key},
+            epoch=0,  # the new name has writers of its own
+            task=part.snapshot.task,
+        )
+
+
+def _marked(log: Log, plan: ClonePlan, ids: Mapping[str, str]) -> Restoring | None:
+    """The mark of an earlier run, None if there is none. Raises InvalidRequest for one of other snapshots."""
+    if log.admin.describe_topic(mark_of(plan.name).topic) is None:
+        return None
+    # A mark without a record is that of a run killed right after it made the topic, and nothing else is there.
+    found = read_mark(log, plan.name) or Restoring(plan.app, ids)
+    if (found.app, found.parts) != (plan.app, ids):
+        raise InvalidRequest(
+            f"an unfinished restore of {found.app!r} as {plan.name!r} has other snapshots: run that one again, or give "
+            f"it up with `standfast reset` of {plan.name!r}; nothing was changed"
+        )
+    return found
+
+
+def _metadata(plan: ClonePlan, record: CommitRecord) -> str:
+    """The metadata of a task's source offsets, as its own commit would have written it."""
+    return CommitMetadata(
+        epoch=0,
+        stream_times={plan.renamed(key): time for key, time in record.stream_times.items()},
+        observed={store: times.observed_ms for store, times in record.stores.items() if times.observed_ms >= 0},
+        progress=record.progress,
+    ).to_text()
+
+
+def _batches(records: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+    """Batches of at most BATCH_RECORDS records and about BATCH_BYTES."""
+    batch: list[Outgoing] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record.key or b"") + len(record.value or b"")
+        if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _offsets(record: CommitRecord) -> tuple[dict[str, tuple[str, int]], dict[str, int]]:
+    return {name: (at.topic_id, at.offset) for name, at in record.positions.items()}, dict(record.sources)
+
+
+def _sync(directory: Path) -> None:
+    """Make every file of a closed database durable, before it gets its place."""
+    for path in directory.iterdir():
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    fsync_folder(directory)
+
+
+def _outcome(
+    plan: ClonePlan,
+    positions: Mapping[str, Mapping[str, RestoredPosition]],
+    rows: Mapping[str, int],
+    *,
+    dry_run: bool,
+    resumed: bool,
+) -> Cloned:
+    tasks = tuple(
+        ClonedTask(
+            part.snapshot.task,
+            part.snapshot.name,
+            rows.get(part.snapshot.task, 0),
+            {store: at.offset for store, at in positions.get(part.snapshot.task, {}).items()},
+            dict(part.sources),
+        )
+        for part in plan.parts
+    )
+    return Cloned(plan.app, plan.name, dry_run, tuple(sorted(plan.topics)), tasks, resumed)

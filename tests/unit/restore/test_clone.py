@@ -1,0 +1,400 @@
+"""An application restored under another name: whole from its files and from its changelogs alone, or refused."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.replication.commit_metadata import CommitMetadata
+from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.topics.restoring import mark_of, read_mark
+from standfast.restore.digest import Digest, digest_rows
+from standfast.restore.snapshot import clone
+from standfast.restore.snapshot.catalogue import listed
+from standfast.restore.snapshot.clone import Cloned, clone_app
+from standfast.restore.snapshot.names import file_key
+from standfast.restore.snapshot.opening import open_storage
+from standfast.store.errors import Corruption, Fenced, InvalidRequest, Unavailable
+from support.sessions import KINDS, START_MS, Bench, four_stores, operate
+
+KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+
+
+def running(bench: Bench, tasks: tuple[int, ...] = (0,), stores: list[Any] = KV) -> sf.Session:
+    policy = sf.SnapshotPolicy(to=str(bench.root / "snaps"), restore=False)
+    session = bench.session(partitions=len(tasks), stores=stores, snapshots=policy)
+    session.assign(active=tasks)
+    session.wait_ready(30)
+    return session
+
+
+def copied(bench: Bench, name: str = "copy", **settings: Any) -> Cloned:
+    storage = open_storage(str(bench.root / "snaps"), "app")
+    newest = {one.snapshot.task: one.snapshot for one in reversed(listed(storage).whole)}
+    given: dict[str, Any] = {
+        "parts": list(newest.values()),
+        "state_dir": bench.root / "b",
+        "log": bench.log,
+        **settings,
+    }
+    return clone_app(storage, given.pop("parts"), name=name, clock=bench.clock, **given)
+
+
+def opened(bench: Bench, directory: str, tasks: int = 1, stores: list[Any] = KV, name: str = "copy") -> sf.Session:
+    session = sf.Session(name, log=bench.address, state_dir=bench.root / directory, stores=stores, partitions=tasks,
+                         background=False, clock=bench.clock)  # fmt: skip
+    bench.opened.append(session)
+    session.assign(active=range(tasks))
+    session.wait_ready(30)
+    return session
+
+
+def digests(session: sf.Session, task: int = 0) -> dict[str, Digest]:
+    return {name: digest_rows(session.task(task).store(name).logical_rows()) for name in KINDS}
+
+
+def sources(bench: Bench, records: int, partitions: int = 1) -> None:
+    bench.log.admin.create_topic("flights", partitions, TopicPolicy())
+    with closing(bench.log.producer()) as producer:
+        for partition in range(partitions):
+            producer.append({TopicPartition("flights", partition): [Outgoing(b"k", b"v", 0)] * records})
+
+
+def commit(session: sf.Session, task: int, offset: int, **rows: str | None) -> None:
+    for key, value in rows.items():
+        session.task(task).store("kv").put(key, value)
+    session.task(task).commit({("flights", task): offset})
+
+
+def rows(session: sf.Session, task: int = 0) -> dict[str, str]:
+    with session.task(task).store("kv").all() as found:
+        return dict(found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_kind_of_store_is_whole_from_its_files_and_from_its_changelogs_alone(bench: Bench, seed: int) -> None:
+    session = running(bench, stores=four_stores())
+    operate(session.task(0), Random(seed), 200)
+    session.snapshot(0)
+    expected, times = digests(session), dict(session.task(0).stores.cut.stores)
+    operate(session.task(0), Random(seed + 100), 50)
+    done = copied(bench)
+    assert [(one.task, one.rows > 50) for one in done.tasks] == [("0_0", True)]
+    assert bench.log.admin.describe_topic(mark_of("copy").topic) is None
+
+    local = opened(bench, "b", stores=four_stores())
+    assert digests(local) == expected
+    assert not local.counters.restored_records
+    local.close()
+    cold = opened(bench, "c", stores=four_stores())
+    assert digests(cold) == expected
+    assert sum(cold.counters.restored_records.values()) == done.tasks[0].rows
+    assert {name: cold.task(0).store(name).rows.observed_ms for name in ("win", "ses")} == {
+        name: times[name].observed_ms for name in ("win", "ses")
+    }
+    history = {
+        (number, hours): cold.task(0).store("ver").get(f"k{number}", times["ver"].observed_ms - hours * 3_600_000)
+        for number in range(30)
+        for hours in range(24)
+    }
+    cold.close()
+    # The same reads of history at every moment that is kept, deletes included.
+    again = opened(bench, "b", stores=four_stores())
+    for (number, hours), found in history.items():
+        at_ms = times["ver"].observed_ms - hours * 3_600_000
+        assert again.task(0).store("ver").get(f"k{number}", at_ms) == found, (number, hours)
+
+
+def test_its_source_offsets_and_times_are_those_of_the_cut(bench: Bench) -> None:
+    sources(bench, 10, 2)
+    session = running(bench, (0, 1))
+    for task in (0, 1):
+        session.task(task).stream_times[f"flights/{task}"] = START_MS + task
+        commit(session, task, 4 + task, a=f"old {task}")
+        session.snapshot(task)
+        commit(session, task, 9, a="new")
+    done = copied(bench)
+    assert [one.sources for one in done.tasks] == [{"flights/0": 4}, {"flights/1": 5}]
+    committed = bench.log.group("copy").committed()
+    assert {at.partition: found.offset for at, found in committed.items()} == {0: 4, 1: 5}
+    metadata = CommitMetadata.from_text(committed[TopicPartition("flights", 1)].metadata)
+    assert metadata is not None
+    assert metadata.stream_times == {"flights/1": START_MS + 1}
+    for directory in ("b", "cold"):
+        new = opened(bench, directory, 2)
+        assert [rows(new, task) for task in (0, 1)] == [{"a": "old 0"}, {"a": "old 1"}]
+        assert [new.task(task).source_offsets() for task in (0, 1)] == [
+            {TopicPartition("flights", 0): 4},
+            {TopicPartition("flights", 1): 5},
+        ]
+        new.close()
+    assert bench.log.group("app").committed()[TopicPartition("flights", 0)].offset == 9
+    assert rows(session) == {"a": "new"}
+
+
+def test_a_dry_run_changes_nothing(bench: Bench) -> None:
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+    names, groups = bench.log.admin.topic_names(), bench.log.admin.groups()
+    done = copied(bench, dry_run=True)
+    assert (done.dry_run, done.topics) == (True, ("copy-kv-changelog",))
+    assert (bench.log.admin.topic_names(), bench.log.admin.groups()) == (names, groups)
+    assert not (bench.root / "b").exists()
+
+
+def test_a_name_in_use_is_refused_and_stays_as_it_is(bench: Bench) -> None:
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+    copied(bench)
+    end = bench.log.reader().bounds([TopicPartition("copy-kv-changelog", 0)])
+    with pytest.raises(InvalidRequest, match=r"exists already: it has topics .*; .*0_0 holds state"):
+        copied(bench)
+    assert bench.log.reader().bounds([TopicPartition("copy-kv-changelog", 0)]) == end
+    with pytest.raises(InvalidRequest, match="it has topics"):
+        copied(bench, state_dir=bench.root / "c")
+    with pytest.raises(InvalidRequest, match="own name"):
+        copied(bench, "app")
+    bench.log.admin.create_topic("flights", 1, TopicPolicy())
+    bench.log.group("third").commit({TopicPartition("flights", 0): Committed(0)})
+    with pytest.raises(InvalidRequest, match="committed offsets or members"):
+        copied(bench, "third")
+    assert not (bench.root / "b/third").exists()
+    assert "third-kv-changelog" not in bench.log.admin.topic_names()
+
+
+def test_a_task_without_a_snapshot_is_refused(bench: Bench) -> None:
+    session = running(bench, (0, 1, 2))
+    for task in (0, 1):
+        session.task(task).store("kv").put("a", "1")
+        session.task(task).commit()
+    session.snapshot(0)
+    with pytest.raises(InvalidRequest, match="tasks 0_1 have no snapshot"):
+        copied(bench)
+    session.snapshot(1)
+    assert [one.task for one in copied(bench).tasks] == ["0_0", "0_1"]  # 0_2 has never logged anything
+    assert opened(bench, "b", 3).task(2).store("kv").get("a") is None
+
+
+def test_source_offsets_that_no_snapshot_has_are_refused(bench: Bench) -> None:
+    sources(bench, 5)
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+    commit(session, 0, 3, a="2")
+    with pytest.raises(InvalidRequest, match="offsets of flights-0 are committed, and no snapshot has them"):
+        copied(bench)
+    done = copied(bench, stateless={TopicPartition("flights", 0): Committed(2, "mine")})
+    assert bench.log.group("copy").committed() == {TopicPartition("flights", 0): Committed(2, "mine")}
+    assert done.tasks[0].sources == {}
+
+
+def test_source_records_that_are_gone_are_refused(bench: Bench) -> None:
+    sources(bench, 5)
+    session = running(bench)
+    commit(session, 0, 2, a="1")
+    session.snapshot(0)
+    commit(session, 0, 5, a="2")
+    bench.embedded.truncate(TopicPartition("flights", 0), 4)
+    with pytest.raises(InvalidRequest, match="records of flights-0 from offset 2 to 4 are gone"):
+        copied(bench)
+
+
+def test_topics_between_tasks_need_a_common_point_and_begin_empty(bench: Bench) -> None:
+    bench.log.admin.create_topic("app-words-repartition", 1, TopicPolicy())
+    with closing(bench.log.producer()) as producer:
+        producer.append({TopicPartition("app-words-repartition", 0): [Outgoing(b"k", b"v", 0)] * 5})
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).stream_times["app-words-repartition/0"] = START_MS
+    session.task(0).commit({("app-words-repartition", 0): 5})
+    session.snapshot(0)
+    with pytest.raises(InvalidRequest, match="restore a coordinated checkpoint"):
+        copied(bench)
+    done = copied(bench, coordinated=True)
+    assert done.topics == ("copy-kv-changelog", "copy-words-repartition")
+    where = TopicPartition("copy-words-repartition", 0)
+    assert bench.log.reader().bounds([where])[where].end == 0
+    found = bench.log.group("copy").committed()[where]
+    metadata = CommitMetadata.from_text(found.metadata)
+    assert metadata is not None
+    assert (found.offset, metadata.stream_times) == (0, {"copy-words-repartition/0": START_MS})
+    assert opened(bench, "b").task(0).source_offsets() == {where: 0}
+
+
+def test_an_offset_of_a_source_of_ones_own_goes_with_the_name(bench: Bench) -> None:
+    bench.log.admin.create_topic("app-tail-source-offsets", 1, TopicPolicy())
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit({("app-tail-source-offsets", 0): 17})
+    session.snapshot(0)
+    copied(bench)
+    committed = bench.log.group("copy").committed()
+    assert {str(at): found.offset for at, found in committed.items()} == {"copy-tail-source-offsets-0": 17}
+
+
+def test_rows_without_a_changelog_come_with_the_files(bench: Bench) -> None:
+    stores = [*KV, sf.KeyValueStore("own", sf.serde.string, sf.serde.string, logging=False)]
+    session = running(bench, stores=stores)
+    session.task(0).store("own").put("a", "1")
+    session.task(0).store("kv").put("b", "2")
+    session.task(0).commit()
+    session.snapshot(0)
+    assert copied(bench).topics == ("copy-kv-changelog",)
+    assert opened(bench, "b", stores=stores).task(0).store("own").get("a") == "1"
+
+
+def test_stores_in_memory_are_refused(bench: Bench) -> None:
+    stores = [*KV, sf.KeyValueStore("fast", sf.serde.string, sf.serde.string, engine="memory")]
+    session = running(bench, stores=stores)
+    session.task(0).store("kv").put("b", "2")
+    session.task(0).commit()
+    session.snapshot(0)
+    with pytest.raises(InvalidRequest, match=r"stores in memory \(fast\)"):
+        copied(bench)
+
+
+def test_a_damaged_snapshot_is_found_before_the_log_has_anything(bench: Bench) -> None:
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+    snapshot = listed(open_storage(str(bench.root / "snaps"), "app")).whole[0].snapshot
+    largest = max(snapshot.files, key=lambda file: file.bytes)
+    damaged = bench.root / "snaps/app" / file_key(largest.sha256)
+    damaged.write_bytes(b"x" * largest.bytes)
+    names = bench.log.admin.topic_names()
+    with pytest.raises(Corruption):
+        copied(bench)
+    assert bench.log.admin.topic_names() == names
+    assert not (bench.root / "b/copy/0_0").exists()
+
+
+class Broken(Exception):
+    """A run that ends at a place, as a kill ends it: without any tidying of the log."""
+
+
+@pytest.mark.parametrize(
+    "place", ["clone.marked", "clone.topics", "clone.rows", "clone.written", "clone.whole", "clone.placed"]
+)
+def test_a_broken_run_lets_nothing_start_and_the_same_run_completes_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(clone, "BATCH_RECORDS", 2)
+    sources(bench, 5, 2)
+    session = running(bench, (0, 1))
+    for task in (0, 1):
+        commit(session, task, 3, **{f"k{number}": f"{task}" for number in range(5)})
+        session.snapshot(task)
+
+    def broken(name: str) -> None:
+        if name == place:
+            raise Broken(name)
+
+    monkeypatch.setattr(clone, "reach", broken)
+    with pytest.raises(Broken):
+        copied(bench)
+    monkeypatch.setattr(clone, "reach", lambda name: None)
+    for directory in ("b", "elsewhere"):
+        with pytest.raises(InvalidRequest, match="is being restored under this name"):
+            opened(bench, directory, 2)
+    newest = [one.snapshot for one in listed(open_storage(str(bench.root / "snaps"), "app")).whole]
+    commit(session, 0, 5, a="later")
+    session.snapshot(0)
+    with pytest.raises(InvalidRequest, match="has other snapshots"):
+        copied(bench)
+    done = copied(bench, parts=newest)
+    assert done.resumed
+    for directory in ("b", "cold"):
+        new = opened(bench, directory, 2)
+        for task in (0, 1):
+            assert rows(new, task) == {f"k{number}": f"{task}" for number in range(5)}
+            assert new.task(task).source_offsets() == {TopicPartition("flights", task): 3}
+        new.close()
+
+
+def test_a_first_run_that_still_lives_is_fenced_by_the_second(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+
+    def second(name: str) -> None:
+        if name == "clone.rows":
+            monkeypatch.setattr(clone, "reach", lambda name: None)
+            assert copied(bench, state_dir=bench.root / "other").resumed
+
+    monkeypatch.setattr(clone, "reach", second)
+    with pytest.raises(Fenced):
+        copied(bench)
+    new = opened(bench, "other")
+    assert rows(new) == {"a": "1"}
+    new.task(0).store("kv").put("a", "2")
+    new.task(0).commit()
+    new.close()
+    assert rows(opened(bench, "cold")) == {"a": "2"}
+
+
+def test_an_instance_that_starts_between_mark_and_topics_keeps_its_name(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+    refuse, calls = clone.refuse_used, []
+
+    def late(log: Log, plan: Any, state_dir: Path) -> None:
+        calls.append(plan.name)
+        if len(calls) == 2:
+            log.admin.create_topic("copy-kv-changelog", 1, TopicPolicy(frozenset({"compact"})))
+        refuse(log, plan, state_dir)
+
+    monkeypatch.setattr(clone, "refuse_used", late)
+    with pytest.raises(InvalidRequest, match="exists already"):
+        copied(bench)
+    assert bench.log.admin.describe_topic(mark_of("copy").topic) is None
+    assert rows(opened(bench, "new")) == {}
+
+
+def test_a_mark_of_another_program_is_named(bench: Bench) -> None:
+    bench.log.admin.create_topic(mark_of("copy").topic, 1, TopicPolicy())
+    with closing(bench.log.producer()) as producer:
+        producer.append({mark_of("copy"): [Outgoing(None, b"{}", 0)]})
+    with pytest.raises(Corruption, match="holds no mark of a restore"):
+        read_mark(bench.log, "copy")
+
+
+def test_a_foreign_state_in_the_place_of_a_resumed_task_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+
+    def stop(name: str) -> None:
+        if name == "clone.whole":
+            raise Unavailable("the disk is away")
+
+    monkeypatch.setattr(clone, "reach", stop)
+    with pytest.raises(Unavailable):
+        copied(bench)
+    monkeypatch.setattr(clone, "reach", lambda name: None)
+    (bench.root / "other").mkdir()
+    copied_state = bench.root / "other/copy"
+    shutil.copytree(bench.root / "a/app/0_0", copied_state / "0_0", ignore=shutil.ignore_patterns("LOCK"))
+    with pytest.raises(InvalidRequest, match="holds other state"):
+        copied(bench, state_dir=bench.root / "other")
+    assert copied(bench).resumed
