@@ -95,7 +95,7 @@ def clone_app(
     """Restore an application as `name`, from the snapshot of each of its tasks.
 
     `coordinated`: the parts are one point over the topics between tasks: what each part has consumed of them is exactly
-    what the parts before it had written. `stateless` are the source offsets, with their metadata, of tasks without
+    all that the parts before it had written. `stateless` are the source offsets, with their metadata, of tasks without
     stores, which have no snapshot. Tasks come to `<state_dir>/<name>`, which is locked meanwhile.
     Raises InvalidRequest with every reason against it, Corruption for a damaged snapshot; both before any change.
     Unavailable and Fenced may come later: then the same call completes it.

@@ -1,4 +1,4 @@
-"""The plan of a restore under another name: what is created and committed, and every reason against it.
+"""The plan of a restore under another name: its topics, commits, and every reason against it.
 
     parts (one snapshot a task) ──> renamed topics, their numbers of partitions, source offsets     ClonePlan
                               └───> InvalidRequest with every reason, before anything is changed
@@ -60,7 +60,9 @@ class ClonePlan:
     stateless: Mapping[TopicPartition, Committed] = field(default_factory=dict)
 
     def renamed(self, key: str) -> str:
-        """A key "topic/partition" with the new name of an internal topic."""
+        """A key "topic/partition" with the new name of an internal topic. The task's own clock has another key."""
+        if "/" not in key:
+            return key
         topic, partition = parse_source_key(key)
         return source_key(renamed_topic(self.app, self.name, topic), partition)
 

@@ -28,7 +28,7 @@ def folded(entries: list[Entry], state: State | None = None) -> State:
 
 
 def cleaned(entries: list[Entry], end: int, until: int) -> list[Entry]:
-    """What a cleaner leaves that works from the head on: it knows the keys below `end`, and is done below `until`."""
+    """The records left by a cleaner that works from the head on: it knows the keys below `end`, done below `until`."""
     latest = {entry.key: entry.offset for entry in entries if entry.offset < end}
     return [entry for entry in entries if entry.offset >= min(end, until) or latest[entry.key] == entry.offset]
 
