@@ -30,6 +30,11 @@
     snapshot.download a file of a snapshot is restored, others are not
     snapshot.fetched  a snapshot is restored beside the task's directory, and not in its place
     snapshot.placed   a restored snapshot is in its place, the rest of the log is not read
+    checkpoint.begun  a coordinated checkpoint is announced in the storage, no task has its order
+    checkpoint.order  an order of a coordinated checkpoint is in the log
+    checkpoint.part   a task's snapshot for a checkpoint is stored, its part is not
+    checkpoint.seal   every part is found to be whole, the checkpoint is not complete
+    checkpoint.sealed the checkpoint is complete in the storage, its pointer is not in the log
     snapshot.pointed  a task is at its point in a new folder, which is not in its place
     clone.marked      a restore under a new name is marked in the log, none of its topics is there
     clone.topics      topics of a new name are made, none of its rows is written
@@ -81,6 +86,11 @@ NAMES = (
     "snapshot.download",
     "snapshot.fetched",
     "snapshot.placed",
+    "checkpoint.begun",
+    "checkpoint.order",
+    "checkpoint.part",
+    "checkpoint.seal",
+    "checkpoint.sealed",
     "snapshot.pointed",
     "clone.marked",
     "clone.topics",

@@ -55,8 +55,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast snapshot list --from s3://backup/state --app counts",
     ),
     "standfast snapshot create": (
-        "standfast snapshot create before-upgrade --state-dir ./state --app counts",
         "standfast snapshot create --to s3://backup/x --state-dir ./state --app counts",
+        "standfast snapshot create --app counts --log kafka://localhost:9092",
     ),
     "standfast snapshot list": (
         "standfast snapshot list --state-dir ./state --app counts",
@@ -68,10 +68,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast snapshot verify 0_3/12-4711 --from /backup --app counts",
     ),
     "standfast snapshot restore": (
-        "standfast snapshot restore --from /backup --app counts --dry-run",
         "standfast snapshot restore --from /backup --app counts --state-dir ./state",
-        "standfast snapshot restore --from /backup --app counts -o ./then --to-time 2026-11-27T08:00:00Z",
-        "standfast snapshot restore --from /backup --app counts --as counts-2 --state-dir ./state",
+        "standfast snapshot restore --from /b --app counts --checkpoint 7 --as other",
     ),
     "standfast snapshot prune": (
         "standfast snapshot prune --from /backup --app counts --dry-run",

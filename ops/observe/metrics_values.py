@@ -33,6 +33,7 @@ from standfast.stream.session.statistics import (
     StoreStatistics,
     TaskStatistics,
 )
+from standfast.stream.snapshots.counts import ABANDONED, COMPLETE
 from standfast.stream.stream_time import CLOCK_KEY
 
 Labels: TypeAlias = tuple[str, ...]
@@ -149,6 +150,10 @@ def _snapshot_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sa
         yield "snapshot_restores_total", (outcome,), count
     if snapshots.made:
         yield "snapshot_uploaded_bytes_total", (), snapshots.uploaded_bytes
+    for outcome in (COMPLETE, ABANDONED) if snapshots.made else ():
+        yield "checkpoints_total", (outcome,), snapshots.checkpoints[outcome]
+    if snapshots.made:
+        yield "checkpoint_pause_seconds", (), buckets(snapshots.pauses)
     for task in sorted(snapshots.at_ms.keys() & tasks):
         at_ms = snapshots.at_ms[task]
         yield "snapshot_timestamp_seconds", (task,), at_ms / MS

@@ -163,7 +163,18 @@ def histogram_document(histogram: Histogram) -> Json:
 def _snapshots(counts: SnapshotCounts) -> Json:
     now = counts.copy()  # the thread that makes snapshots adds to it meanwhile
     made, restores = dict(now.made), dict(now.restores)
-    return {"made": made, "restores": restores, "uploaded_bytes": now.uploaded_bytes, "at_ms": now.at_ms}
+    return {
+        "made": made,
+        "restores": restores,
+        "uploaded_bytes": now.uploaded_bytes,
+        "at_ms": now.at_ms,
+        "checkpoints": dict(now.checkpoints),
+        "checkpoint": now.checkpoint,
+        "pause_seconds": histogram_document(now.pauses),
+        "pause_p50_ms": now.pause_ms(0.5),
+        "pause_p99_ms": now.pause_ms(0.99),
+        "pauses_ms": now.pauses_ms,
+    }
 
 
 def _histograms(histograms: Histograms) -> list[Json]:

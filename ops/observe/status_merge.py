@@ -172,7 +172,12 @@ def added(parts: Iterable[SessionCounters]) -> SessionCounters:
 def _snapshots(document: Json) -> SnapshotCounts:
     made: Counter[str] = Counter(document["made"])
     restores: Counter[str] = Counter(document["restores"])
-    return SnapshotCounts(made, restores, document["uploaded_bytes"], dict(document["at_ms"]))
+    found = SnapshotCounts(made, restores, document["uploaded_bytes"], dict(document["at_ms"]))
+    if "pause_seconds" in document:  # absent in the document of a worker of an earlier version
+        found.checkpoints = Counter(document["checkpoints"])
+        found.pauses = _histogram(document["pause_seconds"])
+        found.pauses_ms, found.checkpoint = list(document["pauses_ms"]), document["checkpoint"]
+    return found
 
 
 def _bulk(parts: Sequence[BulkStatistics]) -> BulkStatistics:

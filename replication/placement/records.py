@@ -5,6 +5,7 @@
     generation          the leader      epoch, generation, ids of all instances that it has a record of: the last record
     report/<id>         the instance    tasks that it runs and restores, and the lags of its other copies
     reasons, moves/<n>  the leader      why tasks are where they are: see `explained.py`
+    checkpoint...       see `checkpoint.py`: a coordinated checkpoint, the last complete one, a request for one
 
 A generation is valid once its last record and every record that this names were read. The records of a generation that
 its leader did not finish, and those of an older epoch, change nothing: an instance goes on with the last valid one.
@@ -23,6 +24,21 @@ from typing import Any
 
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import (
+    CHECKPOINT_KEY,
+    COMPLETE_KEY,
+    REQUEST_KEY,
+    Order,
+    PartReport,
+    PartShape,
+    Pointer,
+    Request,
+    part_report,
+    part_shape,
+    read_order,
+    read_pointer,
+    read_request,
+)
 from standfast.replication.placement.explained import MOVES, REASONS_KEY
 from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
@@ -69,7 +85,7 @@ class Report:
     read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report. `workers` are the tasks of
     each of its worker processes, in order of their numbers; empty for an instance of one process. `waits`: why it holds
     no tasks, in words; empty for one that takes its part. `left` are tasks that it gave up, by the monotonic clock of
-    `boot`; `pauses` those of tasks that came to it.
+    `boot`; `pauses` those of tasks that came to it. `checkpoint`: its parts of the last checkpoint.
     """
 
     running: frozenset[TaskId] = frozenset()
@@ -83,6 +99,7 @@ class Report:
     pauses: Mapping[TaskId, Pause] = field(default_factory=dict)
     workers: tuple[frozenset[TaskId], ...] = ()
     waits: str = ""
+    checkpoint: PartReport | None = None
 
     def worker_of(self, task: TaskId) -> int | None:
         """Number, from 1, of the worker process that has a task; None if none has it."""
@@ -133,6 +150,7 @@ class _Report(Shape, frozen=True, forbid_unknown_fields=False):
     pauses: dict[str, tuple[Count, str, Count]] = {}  # noqa: RUF012 - msgspec copies it
     workers: tuple[str, ...] = ()
     waits: str = ""
+    checkpoint: PartShape | None = None
 
 
 def assignment_records(
@@ -229,7 +247,7 @@ def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
     pauses = {str(task): (one.ms, one.kind, one.generation) for task, one in report.pauses.items()}
     moves = (report.boot if left else "", left, pauses)
     told = (report.generation, report.stopped, *moves, workers, report.waits)
-    value = dump(_Report(FORMAT, running, restoring, stored, lags, *told))
+    value = dump(_Report(FORMAT, running, restoring, stored, lags, *told, part_shape(report.checkpoint)))
     return Outgoing(key, _checked(f"the report of instance {instance!r}", value), timestamp_ms)
 
 
@@ -241,6 +259,10 @@ class PlacementState:
         self.valid_ms: int | None = None  # when it was published, by the clock of its leader
         self.unfinished = 0  # generations whose last record named a record that was not there
         self.changes = 0  # records applied so far
+        self.records = 0  # all records applied so far
+        self.order: Order | None = None  # of the checkpoint under way, or of the last one
+        self.complete: Pointer | None = None  # the last complete checkpoint
+        self.request: Request | None = None  # the last one
         self.written: set[str] = set()  # instances that have a record, of whatever generation
         self.forgotten = False  # whether a leader has deleted the report of `instance`
         self.reasons: bytes | None = None  # not read here, as reports: `explained.py` reads them for people
@@ -254,10 +276,13 @@ class PlacementState:
         """Apply records in offset order. Raises Corruption, with topic and offset, for one that cannot be read."""
         for record in records:
             key = record.key or b""
+            self.records += 1
             # A leader decides again when something has changed; its own explanations are no news.
-            self.changes += not key.startswith((REASONS_KEY, MOVES))
+            self.changes += not key.startswith((REASONS_KEY, MOVES, CHECKPOINT_KEY))
             try:
-                if key == REASONS_KEY:
+                if key.startswith(CHECKPOINT_KEY):
+                    self._checkpointed(key, record.value)
+                elif key == REASONS_KEY:
                     self.reasons = record.value
                 elif key.startswith(MOVES):
                     self._moved(key, record.value)
@@ -300,6 +325,7 @@ class PlacementState:
                 pauses,
                 tuple(map(parse_ranges, told.workers)),
                 told.waits,
+                part_report(told.checkpoint),
             )
         except ValueError as error:
             raise Corruption(f"{self.topic}-0: the report of instance {instance!r} cannot be read: {error}") from error
@@ -323,6 +349,21 @@ class PlacementState:
         made.written, made.moves = set(self.written), dict(self.moves)
         made._instances, made._reports = dict(self._instances), dict(self._reports)
         return made
+
+    def _checkpointed(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            return
+        if key == CHECKPOINT_KEY:
+            found = read_order(value)
+            # A leader knows its own newest order before it reads the ones before it.
+            if self.order is None or (found.number, found.step) >= (self.order.number, self.order.step):
+                self.order = found
+        elif key == COMPLETE_KEY:
+            self.complete = read_pointer(value)
+        elif key == REQUEST_KEY:
+            self.request = read_request(value)
+        else:
+            raise ValueError("its key is none of a checkpoint")
 
     def _hold(self, instance: str, value: bytes | None) -> None:
         if value is None:

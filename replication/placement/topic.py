@@ -4,6 +4,7 @@
     publish  ── one transaction: the tasks of every instance, reasons, and the last record, which makes it valid
     explain  ── the reasons of a round that published nothing, if they changed; at most once a second
     report   ── this instance's tasks and lags; at most once a second unless its tasks changed
+    order    ── the leader's order of a checkpoint; `ask` wishes for one
     look     ── the records since the last look, folded by `records.py`
 
 Rules of this file: one thread at a time. It decides nothing about tasks; `placement` does. The topic is compacted, so
@@ -12,11 +13,12 @@ it keeps one record per instance; it is created by the first claim or report.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from standfast.replication.log import Log, LogReader, LogWriter, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.placement.checkpoint import Order, Pointer, Request, order_records, request_record
 from standfast.replication.placement.explained import Codes, codes_of, moves_record, reasons_record
 from standfast.replication.placement.model import Assignment, Round
 from standfast.replication.placement.programs import Shapes, bounded
@@ -31,6 +33,7 @@ from standfast.replication.placement.records import (
 from standfast.replication.topics.app_topics import PLACEMENT
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore
+from standfast.store.failpoint import reach
 
 LEADER_SUFFIX = "-leader"
 REPORT_INTERVAL_MS = 1_000
@@ -193,6 +196,31 @@ class PlacementTopic:
         self._explained = why
         return news
 
+    def order(self, order: Order, pointer: Pointer | None = None) -> None:
+        """Publish the order of a checkpoint, and the pointer that it completes. Raises as `publish`."""
+        if self._leader is None:
+            raise InvalidRequest(f"instance {self._instance!r} does not lead application {self._app!r}: claim first")
+        self._transact(order_records(order, self._clock.wall_ms(), pointer))
+        reach("checkpoint.order")
+        self.state.order = order  # its record comes with a later look
+        self.state.complete = pointer or self.state.complete
+
+    def wall_ms(self) -> int:
+        """The wall clock of its records, in milliseconds."""
+        return self._clock.wall_ms()
+
+    def ask(self, request: Request) -> None:
+        """Ask the leader for a checkpoint. Raises Unavailable."""
+        if self._producer is None:
+            self._producer = self._log.producer()
+        self._producer.append({self.source: [request_record(request)]})
+
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Ends of all written records of other topics, now. Raises Unavailable."""
+        if self._reader is None:
+            raise Unavailable(f"{self.source} is not read now: try again")
+        return self._reader.written_ends(partitions)
+
     def resign(self) -> None:
         """Stop to lead; the claim stays with this member until another one takes it, or this one leaves the group."""
         if self._leader is not None:
@@ -307,4 +335,4 @@ class PlacementTopic:
 
 def _tasks(report: Report) -> tuple[object, ...]:
     parts = report.running, report.restoring, report.lags.keys()
-    return *parts, report.generation, report.workers, report.waits
+    return *parts, report.generation, report.workers, report.waits, report.checkpoint

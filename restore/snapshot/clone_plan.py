@@ -60,7 +60,9 @@ class ClonePlan:
     stateless: Mapping[TopicPartition, Committed] = field(default_factory=dict)
 
     def renamed(self, key: str) -> str:
-        """A key "topic/partition" with the new name of an internal topic."""
+        """A key "topic/partition" with the new name of an internal topic. The task's own clock has another key."""
+        if "/" not in key:
+            return key
         topic, partition = parse_source_key(key)
         return source_key(renamed_topic(self.app, self.name, topic), partition)
 

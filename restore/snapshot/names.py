@@ -5,6 +5,7 @@
                     intents/<id>.json                                   an upload under way: files that it relies on
                     prunes/<id>.json                                    a prune under way: files that it removes
                     probes/<id>                                         whether the storage keeps the first object
+                    checkpoints/0000000007/...                          a coordinated checkpoint: see checkpoints.py
 
 A snapshot is named by its task, the epoch of the task's writer and its position: the sum of the next offsets of its
 changelogs and sources, which grows with every commit of a task. Numbers have leading zeros in keys alone, so that a
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from standfast.store.errors import InvalidRequest
 
 TASKS, FILES, INTENTS, PRUNES, PROBES = "tasks", "files", "intents", "prunes", "probes"
+CHECKPOINTS = "checkpoints"
 _KEY = re.compile(r"tasks/([0-9]{1,9}_[0-9]{1,9})/([0-9]{10})-([0-9]{20})\.json")
 _NAME = re.compile(r"([0-9]{1,9}_[0-9]{1,9})/([0-9]{1,10})-([0-9]{1,20})")
 _FILE = re.compile(r"files/([0-9a-f]{64})")

@@ -76,8 +76,18 @@ def to_upload(files: Iterable[SnapshotFile], present: Mapping[str, int]) -> list
     return list(wanted.values())
 
 
-def outdated(kept: Collection[Kept], retention: Retention, now_ms: int) -> list[SnapshotName]:
-    """Snapshots that retention removes, the oldest first. Only whole ones count: a broken one replaces no other."""
+def outdated(
+    kept: Collection[Kept],
+    retention: Retention,
+    now_ms: int,
+    *,
+    held: Collection[SnapshotName] = (),
+    since_ms: int | None = None,
+) -> list[SnapshotName]:
+    """Snapshots that retention removes, the oldest first. Only whole ones count: a broken one replaces no other.
+
+    Those in `held` stay, and with `since_ms` those written since then: they are parts of checkpoints.
+    """
     by_line: dict[tuple[str, frozenset[str]], list[Kept]] = {}
     for one in kept:
         if one.whole:
@@ -86,6 +96,8 @@ def outdated(kept: Collection[Kept], retention: Retention, now_ms: int) -> list[
     for line in by_line.values():
         line.sort(key=lambda one: one.snapshot.name.order, reverse=True)
         for one in line[max(retention.keep, 1) :]:  # the newest always stays
+            if one.snapshot.name in held or (since_ms is not None and one.modified_ms >= since_ms):
+                continue
             if retention.keep_ms is None or now_ms - one.modified_ms > retention.keep_ms:
                 gone.append(one.snapshot.name)
     return sorted(gone)
@@ -105,9 +117,14 @@ def plan_prune(
     *,
     now_ms: int,
     grace_ms: int,
+    held: Collection[SnapshotName] = (),
+    since_ms: int | None = None,
 ) -> PrunePlan:
-    """Everything that a prune may remove; `intents` have the storage's time and the files by id."""
-    gone = frozenset(outdated(kept, retention, now_ms)) | {
+    """Everything that a prune may remove; `intents` have the storage's time and the files by id.
+
+    `held` and `since_ms` as in `outdated`.
+    """
+    gone = frozenset(outdated(kept, retention, now_ms, held=held, since_ms=since_ms)) | {
         one.snapshot.name for one in kept if not one.whole and now_ms - one.modified_ms > grace_ms
     }
     named: set[str] = set()

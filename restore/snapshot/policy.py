@@ -14,6 +14,7 @@ from standfast.store.errors import BadConfig
 KEEP_DEFAULT = 3
 GRACE_DEFAULT_MS = 6 * 3_600_000
 GRACE_MIN_MS = 1_000
+PAUSE_DEFAULT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class SnapshotPolicy:
         most bytes a second that uploads of this instance send on average; None: no limit
     restore
         whether a task without local state begins with its newest snapshot
+    checkpoint_every_ms
+        milliseconds between two coordinated checkpoints of the whole application, with managed placement; None: only
+        `standfast snapshot create --app` makes them. `keep` and `keep_ms` count complete ones, too
+    checkpoint_pause_ms
+        most milliseconds for which a checkpoint may hold the tasks of a group back; past them it is abandoned
     """
 
     to: str
@@ -48,6 +54,8 @@ class SnapshotPolicy:
     grace_ms: int = GRACE_DEFAULT_MS
     bytes_per_s: int | None = None
     restore: bool = True
+    checkpoint_every_ms: int | None = None
+    checkpoint_pause_ms: int = PAUSE_DEFAULT_MS
 
     def problems(self) -> list[str]:
         """Everything that is wrong with it."""
@@ -65,8 +73,10 @@ class SnapshotPolicy:
             ("keep_ms", self.keep_ms, 0),
             ("grace_ms", self.grace_ms, GRACE_MIN_MS),
             ("bytes_per_s", self.bytes_per_s, 1),
+            ("checkpoint_every_ms", self.checkpoint_every_ms, 1),
+            ("checkpoint_pause_ms", self.checkpoint_pause_ms, 1),
         ):
-            optional = name not in ("keep", "grace_ms")
+            optional = name not in ("keep", "grace_ms", "checkpoint_pause_ms")
             if not (optional and number is None) and not is_whole(number, least, INT64_MAX):
                 also = " or None" if optional else ""
                 problems.append(

@@ -1,7 +1,9 @@
-"""Prunes a storage: snapshots that retention removes, and files that nothing names any more.
+"""Prunes a storage: checkpoints and snapshots that retention removes, and files that nothing names any more.
 
-    note (new) ──> manifests, intents, files ──> old manifests go ──> old intents go
+    note (new) ──> manifests, checkpoints, intents, files ──> old checkpoints, then old manifests go ──> old intents go
                ──> manifests and intents once more: newer ones keep their files ──> files go ──> note goes
+
+Snapshots that are parts of a checkpoint stay as long as that does, those of one under way included.
 
 Rules of this file: it removes less rather than more. A manifest that cannot be read, or an intent, may name any file:
 then no file is removed. A prune that takes longer than half the grace gives up, because uploads then no longer regard
@@ -13,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from standfast.restore.snapshot.catalogue import missing, present, read_all
+from standfast.restore.snapshot.checkpoints import Checkpoint, checkpoints, plan_checkpoints, remove
 from standfast.restore.snapshot.manifest import PruneNote, dump_note, parse_intent
 from standfast.restore.snapshot.names import FILES, INTENTS, PRUNES, TASKS, SnapshotName, file_key, sha_of_key
 from standfast.restore.snapshot.planning import Kept, PrunePlan, Retention, plan_prune
@@ -31,10 +34,13 @@ Intents = Mapping[str, tuple[int, frozenset[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Removed snapshots and files, or those that would be (`dry_run`); `unread` are manifests that keep every file."""
+    """Removed snapshots and files, or those that would be (`dry_run`); `unread` are manifests that keep every file,
+    `unread_checkpoints` checkpoints that keep every snapshot."""
 
     plan: PrunePlan
     unread: Mapping[SnapshotName, str]
+    checkpoints: tuple[Checkpoint, ...] = ()
+    unread_checkpoints: Mapping[int, str] = field(default_factory=dict)
 
 
 def prune(
@@ -60,7 +66,7 @@ def prune(
 
     # The first look only says which files the note must name: an upload that begins after it must see them.
     first = _look(storage, retention, now_ms=_now_ms(storage), grace_ms=grace_ms)
-    if not first.plan.snapshots and not first.plan.files and not storage.list(INTENTS):
+    if not (first.plan.snapshots or first.plan.files or first.checkpoints or storage.list(INTENTS)):
         return first
     key = f"{PRUNES}/{uuid.uuid4().hex}.json"
     storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, tuple(sorted(first.plan.files)))))
@@ -69,6 +75,9 @@ def prune(
         note = storage.head(key)
         now_ms = 0 if note is None else note.modified_ms
         seen = _look(storage, retention, now_ms=now_ms, grace_ms=grace_ms)
+        for one in seen.checkpoints:
+            check_time()
+            remove(storage, one)
         for name in seen.plan.snapshots:
             check_time()
             storage.delete(name.key)
@@ -93,7 +102,7 @@ def prune(
             storage.where,
             extra=as_event("snapshots_pruned", snapshots=len(seen.plan.snapshots), files=len(files)),
         )
-    return Pruned(PrunePlan(seen.plan.snapshots, files), last.unread)
+    return Pruned(PrunePlan(seen.plan.snapshots, files), last.unread, seen.checkpoints, last.unread_checkpoints)
 
 
 def _now_ms(storage: Storage) -> int:
@@ -115,10 +124,22 @@ def _look(storage: Storage, retention: Retention, *, now_ms: int, grace_ms: int)
     unread = {name: found for name, found in manifests.items() if isinstance(found, str)}
     sizes = {sha_of_key(one.key): one.bytes for one in files}
     kept = [_looked_at(storage, found, sizes) for found in manifests.values() if isinstance(found, Kept)]
-    plan = plan_prune(kept, intents, files, retention, now_ms=now_ms, grace_ms=grace_ms)
+    # After the manifests: a checkpoint that begins later takes snapshots that are not among these, or are the newest.
+    found = checkpoints(storage)
+    held = plan_checkpoints(found, retention, now_ms=now_ms, grace_ms=grace_ms)
+    plan = plan_prune(
+        kept,
+        intents,
+        files,
+        retention,
+        now_ms=now_ms,
+        grace_ms=grace_ms,
+        held=held.snapshots,
+        since_ms=held.since_ms,
+    )
     if unread or unread_intent:
         plan = PrunePlan(plan.snapshots, {})
-    return Pruned(plan, unread)
+    return Pruned(plan, unread, held.gone, {one.number: one.fault for one in found if one.fault})
 
 
 def _looked_at(storage: Storage, one: Kept, sizes: Mapping[str | None, int]) -> Kept:

@@ -45,6 +45,7 @@ from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.commit_pace import CommitPace
 from standfast.stream.runtime.commits import Commits, groups_before
 from standfast.stream.runtime.guard import can_skip
+from standfast.stream.runtime.holds import Hold, Holds, Taken
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import SourceRuns
@@ -79,7 +80,8 @@ class RunningTask:
     committing: bool = False  # a commit is due and waits for the results of calls
     due_ms: int = 0  # of the commit under way
     last: bool = False  # the commit under way is the one before another instance gets the task
-    # Fetched while its commit is under way: each with its partition, next offset and whether that is the end.
+    hold: Hold = field(default_factory=Hold)  # for a checkpoint
+    # Fetched during its commit, or beyond its limits: with partition, next offset, whether that is the end.
     later: list[tuple[TopicPartition, Sequence[Record], int, bool]] = field(default_factory=list)
 
 
@@ -130,6 +132,7 @@ class Loop:
         self._sources = sources or SourceRuns(clock)
         session.own_sources = self._sources.statistics
         self._starts = Starts(topology, runners.partitions_of, session.log.admin)
+        self._holds = Holds(session.join_checkpoints(topology.flow()), clock)
 
     def poll_once(self, timeout_ms: int = 0) -> int:
         """Run one round and return the number of processed records. Raises the error of a task that is given up."""
@@ -148,6 +151,7 @@ class Loop:
         tasks = self._session.open_tasks()
         self._follow_tasks(tasks)
         self._let_go()
+        self._hold_back()
         # A running task that is not open: the restore gate is shut, with gate="all" for every task.
         shut = self._running.keys() - tasks.keys()
         if self.paused or self._session.disk.full or any(task_id not in self._commits for task_id in shut):
@@ -255,6 +259,26 @@ class Loop:
             if running.last and self._running.get(task_id) is running and task_id not in self._commits:
                 self._leave(task_id)
                 self._session.follow_now()  # closed and reported now, since its next owner waits for that
+
+    def _hold_back(self) -> None:
+        """Follow the order of a checkpoint: tasks that are to stop commit, and stand still until it frees them."""
+        for task_id, running in list(self._running.items()):
+            hold, task, runner = running.hold, running.task, running.runner
+            if self._holds.follow(hold, task, runner):
+                self._guarded(task_id, running, partial(self._take_later, running))
+            gone = self._running.get(task_id) is not running
+            if gone or task_id in self._commits or not self._holds.may_stop(hold, task, runner):
+                continue
+            if not hold.committed and self._commits.has_room:
+                self._guarded(task_id, running, partial(self._commit, running))
+                hold.committed = not running.committing
+            if hold.committed and self._running.get(task_id) is running and task_id not in self._commits:
+                self._holds.stand(hold, task)
+
+    def _free(self) -> list[tuple[TaskId, RunningTask]]:
+        """The tasks that may take records now."""
+        running = self._running.items()
+        return [(one_id, one) for one_id, one in running if one_id not in self._commits and not one.hold.stands]
 
     def _begin(self, task_id: TaskId, task: Task) -> None:
         group = self._topology.groups[task_id.group]
@@ -467,12 +491,12 @@ class Loop:
 
     def _fetch(self, timeout_ms: int) -> None:
         # The wait for records must not delay a wall-clock punctuation or a timer.
-        runners = [running.runner for task_id, running in self._running.items() if task_id not in self._commits]
+        runners = [running.runner for _, running in self._free()]
         wall_due_ms = min((runner.next_wall_ms - runner.wall_ms() for runner in runners), default=timeout_ms)
         self._drain()
         busy = self._busy()
         wait_ms = 0 if busy else max(min(timeout_ms, wall_due_ms), 0)
-        if len(self._commits):
+        if len(self._commits) or self._holds.under_way:
             wait_ms = min(wait_ms, COMMIT_WAIT_MS)
         calling = next((runner for runner in runners if runner.in_flight), None)
         if calling is not None:
@@ -494,15 +518,13 @@ class Loop:
 
     def _busy(self) -> bool:
         """Whether a record could be processed now."""
-        free = (running.runner for task_id, running in self._running.items() if task_id not in self._commits)
-        return any(runner.runnable for runner in free)
+        return any(running.runner.runnable for _, running in self._free())
 
     def _drain(self) -> None:
         """Take over the records that sources of one's own have collected."""
         if self._sources.active:
-            for task_id, running in list(self._running.items()):
-                if task_id not in self._commits:
-                    self._guarded(task_id, running, partial(self._drain_task, task_id, running))
+            for task_id, running in self._free():
+                self._guarded(task_id, running, partial(self._drain_task, task_id, running))
 
     def _drain_task(self, task_id: TaskId, running: RunningTask) -> None:
         error = self._sources.drain(task_id, running.runner, self._session.counters)
@@ -594,13 +616,14 @@ class Loop:
     def _take_in(
         self, running: RunningTask, at: TopicPartition, records: Sequence[Record], next_offset: int, at_end: bool
     ) -> None:
-        if running.task.id in self._commits:
-            # Even to decode the next record may write, such as a dead letter.
-            running.later.append((at, records, next_offset, at_end))
-            waiting = running.runner.waiting(at) + sum(len(one[1]) for one in running.later if one[0] == at)
-        else:
-            waiting = running.runner.add(at.topic, records, next_offset, at_end)
-        if waiting > WAITING_MAX:
+        # Even to decode the next record may write, such as a dead letter.
+        kept: Taken | None = (records, next_offset, at_end)
+        if running.task.id not in self._commits and not running.hold.stands:
+            taken, kept = running.hold.splits(at, (records, next_offset, at_end))
+            running.runner.add(at.topic, *taken)
+        if kept is not None:
+            running.later.append((at, *kept))
+        if _waiting(running, at) > WAITING_MAX:
             # Paused at the bound and resumed at half of it: a pause throws librdkafka's prefetched records away.
             self._reader.pause([at])
             self._held.add(at)
@@ -609,7 +632,7 @@ class Loop:
         runner, task = running.runner, running.task
         processed = 0
         try:
-            if task_id in self._commits or not self._commit_asked(task_id, running):
+            if task_id in self._commits or running.hold.stands or not self._commit_asked(task_id, running):
                 return 0
             runner.collect()
             while processed < RECORDS_PER_TURN:
@@ -629,7 +652,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - `_failed` decides
             self._failed(task_id, task, error)
             return processed
-        self._resume(runner)
+        self._resume(running)
         return processed
 
     def _commit_asked(self, task_id: TaskId, running: RunningTask) -> bool:
@@ -640,9 +663,10 @@ class Loop:
             self._commit(running)
         return task_id not in self._commits and not _asks(running.task)
 
-    def _resume(self, runner: TaskRunner) -> None:
+    def _resume(self, running: RunningTask) -> None:
         if self._held:
-            ready = [at for at in self._held.intersection(runner.partitions) if runner.waiting(at) <= WAITING_MAX // 2]
+            held = self._held.intersection(running.runner.partitions)
+            ready = [at for at in held if _waiting(running, at) <= WAITING_MAX // 2]
             if ready:
                 self._reader.resume(ready)
                 self._held.difference_update(ready)
@@ -659,7 +683,7 @@ class Loop:
 
         Not while as many commits are under way as the pool has threads: the task goes on instead of waiting for one.
         """
-        if task_id in self._commits or not self._commits.has_room:
+        if task_id in self._commits or running.hold.stands or not self._commits.has_room:
             return False
         if running.committing or _asks(running.task):
             return True
@@ -753,6 +777,11 @@ class Loop:
 def _asks(task: Task) -> bool:
     """Whether a task asks for a commit before its interval is over."""
     return task.commit_requested or task.stores.buffer.full
+
+
+def _waiting(running: RunningTask, at: TopicPartition) -> int:
+    """The number of records of an input that were fetched and not processed."""
+    return running.runner.waiting(at) + sum(len(one[1]) for one in running.later if one[0] == at)
 
 
 def _fetched(running: RunningTask, at: TopicPartition) -> int:

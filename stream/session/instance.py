@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from standfast.replication.lease.progress import WORK
 from standfast.replication.log import LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.model import Settings
 from standfast.replication.placement.pauses import Left
 from standfast.replication.placement.topic import PlacementTopic
@@ -51,6 +52,8 @@ from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import TakeOver
 from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
+from standfast.stream.snapshots.keeper import SnapshotKeeper
+from standfast.stream.snapshots.parts import CheckpointParts
 
 TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
@@ -109,6 +112,7 @@ class Instance:
                 shapes=shapes_of(opener.groups),
                 replace=settings.replace,
             )
+            self.managed.coordinator.opening = True
         self.ordered: Callable[[], None] | None = None  # in a worker process: the round that follows its supervisor
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
@@ -163,6 +167,20 @@ class Instance:
             if task_id not in self.tasks:
                 self.open_standby(task_id)
         self.membership.publish()
+
+    def take_part(self, keeper: SnapshotKeeper | None) -> None:
+        """Take part in coordinated checkpoints, with the storage of `keeper`; without one every part fails."""
+        if self.managed is not None:
+            self.managed.parts = CheckpointParts(keeper, self.counters.snapshots)
+            self.managed.coordinator.keeper = keeper
+            self.managed.coordinator.opening = False
+
+    def join_checkpoints(self, flow: Flow) -> CheckpointParts | None:
+        """The parts for the loop of an application, whose groups are joined so; None if its placement has none."""
+        if self.managed is None:
+            return None
+        self.managed.coordinator.flow = flow
+        return self.managed.parts
 
     def grow(self, group: int, partitions: int) -> None:
         """Grow the changelogs of a group to that many partitions."""
@@ -363,6 +381,8 @@ class Instance:
                 last.callback(self.managed.close)
             for task_id in reversed(list(self.tasks)):
                 last.callback(self.revoke, task_id)
+            if self.managed is not None and self.managed.parts is not None:
+                last.callback(self.managed.parts.stop)  # it copies files of open tasks
 
     def _plan(self) -> MemberPlan:
         # A copy, because the lease's thread calls this while tasks come and go.

@@ -43,6 +43,8 @@ from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
+from standfast.stream.snapshots.coordinator import Coordinator, Lead
+from standfast.stream.snapshots.parts import CheckpointParts
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
@@ -193,6 +195,10 @@ class ManagedPlacement:
     ) -> None:
         self.round: Round | None = None  # the last decision, of a leader
         self.misses_partitions = False  # tasks were placed here of partitions that this instance has not found yet
+        # Of coordinated checkpoints; a process that runs its tasks in others has no parts, and refuses as a leader.
+        self.parts: CheckpointParts | None = None
+        self.coordinator = Coordinator(instance.app, instance.membership.member, instance.counters.snapshots)
+        self._looked: object = None  # the records and parts as of the last tick
         self._instance = instance
         self._tasks = tasks
         self._topic = topic
@@ -258,10 +264,15 @@ class ManagedPlacement:
             return
         self._look_at_disk()
         self._lead(members, leader, now_ms)
+        if not self.leads:
+            self.coordinator.resign()
+        if self.parts is not None:
+            self.parts.follow(self._topic.state.order)  # before a task is opened that the order holds back
         if self.valid is not None and self._programs.runs(self.valid):
             self._follow(self.valid.assignment, members, owners, now_ms)
         self._end_pauses(now_ms)
         self._topic.report(self._own_report())
+        self._looked = self._looks()
 
     @property
     def waits_for_owner(self) -> bool:
@@ -271,12 +282,21 @@ class ManagedPlacement:
     def has_news(self) -> bool:
         """Whether a task waits here for its former owner, and that one has reported since the last tick.
 
-        Such a task is opened as soon as that owner reports that it has closed it, and not after an interval.
+        Such a task is opened as soon as that owner reports that it has closed it, and not after an interval. Likewise
+        whether a checkpoint goes on, for which tasks stand still.
         """
+        if self.coordinator.has_news:
+            return True
+        if self.parts is not None and self.parts.under_way:
+            self._topic.look()
+            return self._looks() != self._looked
         if not self._waits_for_owner:
             return False
         state = self._topic.look()
         return any(state.unread(owner) is not report for owner, report in self._waits_for_owner.items())
+
+    def _looks(self) -> object:
+        return self._topic.state.records, None if self.parts is None else self.parts.report()
 
     def snapshot(self, wall_ms: int) -> PlacementSnapshot:
         """The placement as this instance has read it, at a time of its wall clock."""
@@ -300,7 +320,8 @@ class ManagedPlacement:
     # -- leader -------------------------------------------------------------------------------------------------------
 
     def _lead(self, members: Members, leader: str | None, now_ms: int) -> None:
-        member, topic = self._instance.membership.member, self._topic
+        instance, topic = self._instance, self._topic
+        member = instance.membership.member
         replaces = self._programs.replaces(self.valid)
         if leader is not None and leader != member and leader in members and not replaces:
             if topic.leads:
@@ -318,6 +339,9 @@ class ManagedPlacement:
             self._decide(members, now_ms)
             if self.round is not None:
                 topic.explain(self.round)
+            # After the decision: a checkpoint ends with an assignment that was published just now.
+            if topic.leads:
+                self.coordinator.lead(topic, Lead(self.valid, instance.shared or frozenset(), self._report_of), now_ms)
         except Fenced as newer:
             logger.info(
                 "this instance does not lead application %s any more: %s",
@@ -514,7 +538,13 @@ class ManagedPlacement:
             pauses=newest(self._pauses, found.running),
             workers=found.workers,
             waits=self._programs.waits[:WAITS_CHARS],
+            checkpoint=None if self.parts is None else self.parts.report(),
         )
+
+    def _report_of(self, instance: str) -> Report | None:
+        """The last report of an instance; this one's own is newer than that."""
+        mine = instance == self._instance.membership.member
+        return self._own_report() if mine else self._topic.state.report(instance)
 
     def _wait(self) -> None:
         """Give up all tasks, each once its loop has committed it, and report that; another program runs."""

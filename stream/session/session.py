@@ -25,6 +25,7 @@ from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.log_care import run_care
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.replication.tail.open_log import log_folder, open_log, parse_address
@@ -87,6 +88,7 @@ from standfast.stream.session.task import Task, TaskState
 from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
 from standfast.stream.snapshots.keeper import SnapshotKeeper
+from standfast.stream.snapshots.parts import CheckpointParts
 
 IDLE_WAIT_S = 0.01
 SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait
@@ -273,13 +275,19 @@ class Session(Closing):
     def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
         policy = self._settings.snapshots
         if policy is None or self.read_only:
+            self._instance.take_part(None)
             return None
         keeper = SnapshotKeeper(
             self.app, policy, self._state, self._running, clock=self.clock, counts=self.counters.snapshots
         )
+        self._instance.take_part(keeper)
         if background:
             keeper.start()
         return keeper
+
+    def join_checkpoints(self, flow: Flow) -> CheckpointParts | None:
+        """Take part in coordinated checkpoints with the loop of an application; None if its placement has none."""
+        return self._instance.join_checkpoints(flow)
 
     def _running(self) -> dict[TaskId, Task]:
         """Active tasks that run here, without the lock: their snapshots wait for no other work."""

@@ -148,6 +148,7 @@ class Task:
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
+        self._restates = False
         self._log_may_have_it = False  # some or all of the running commit
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
         self._output_bytes = 0
@@ -199,6 +200,23 @@ class Task:
             self.discard()
             self.dropped = ""
         return dict(self._sources)
+
+    def restate_sources(self) -> None:
+        """Let the next commit write every source offset, if the cut on disk lacks any.
+
+        A restore from the log alone finds them in the group, and a snapshot must have them in the cut.
+        """
+        # One that is behind counts, too: at least once, the group's offset may be ahead of the local one.
+        known = self.stores.cut.sources
+        self._restates = any(known.get(source_key(*at)) != offset for at, offset in self._sources.items())
+
+    def cut_sources(self) -> dict[str, int]:
+        """The committed source offsets, as keys of a cut."""
+        return {source_key(*at): offset for at, offset in sorted(self._sources.items())}
+
+    def changelog_topics(self) -> dict[str, str]:
+        """The changelog topics of its stores, by name."""
+        return {name: at.topic for name, at in self.applier.changelogs.items()}
 
     def send(
         self,
@@ -298,8 +316,8 @@ class Task:
         offsets = self.checked_offsets({} if source_offsets is None else source_offsets)
         moved = self.times_moved
         # Metadata goes with offsets only: without any, a cold restore would not have the moved times.
-        if moved and not offsets:
-            offsets = dict(self._sources)
+        if (moved and not offsets) or self._restates:
+            offsets = {**self._sources, **offsets}
         if offsets or self.uncommitted:
             self.stores.buffer.check_commit()
         # Metadata over its limit is refused here, while the changes are still in the buffer.
@@ -337,6 +355,7 @@ class Task:
             acknowledged = yield from self._make_durable(batches, commit)
             self.counters.commits["committed"] += 1
             self._sources.update(offsets)
+            self._restates = False
             written, self._outputs, self._output_bytes = self._outputs, {}, 0
             self._keep_times()
             self.commit_requested = False

@@ -14,11 +14,12 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
 from standfast.restore.snapshot.checkpoint import Hashes, describe
-from standfast.restore.snapshot.manifest import SnapshotFile
+from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import position_of
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
@@ -115,18 +116,35 @@ class SnapshotKeeper:
 
         Raises InvalidRequest for one without rows on disk, Unavailable.
         """
-        if not _on_disk(task):
+        if not on_disk(task):
             raise InvalidRequest(f"task {task_id} has no rows on disk: its stores are in memory, and the log has them")
         with self._lock:
             return self._create(task_id, self._kept_of(task_id, task))
 
+    def wall_ms(self) -> int:
+        """The session's wall clock, in milliseconds."""
+        return self._clock.wall_ms()
+
+    def monotonic_ms(self) -> int:
+        """The session's monotonic clock, in milliseconds."""
+        return self._clock.monotonic_ms()
+
+    def wait(self, wait_ms: int) -> None:
+        """Wait for so many milliseconds, or until the session stops."""
+        self._stop.wait(wait_ms / 1_000)
+
+    def prune(self) -> None:
+        """Remove snapshots and checkpoints that the policy keeps no more; an error of the storage is only logged."""
+        self._prune(self._clock.monotonic_ms())
+
     def round(self) -> None:
         """Make the snapshots that are due, then prune if the storage grew."""
         now_ms = self._clock.monotonic_ms()
-        tasks = {task_id: task for task_id, task in self._tasks().items() if _on_disk(task)}
+        tasks = {task_id: task for task_id, task in self._tasks().items() if on_disk(task)}
         # A task that comes back has other files, and may have another epoch.
-        for gone in self._kept.keys() - tasks.keys():
-            del self._kept[gone]
+        with self._lock:
+            for gone in self._kept.keys() - tasks.keys():
+                del self._kept[gone]
         made = False
         for task_id, task in sorted(tasks.items()):
             kept = self._kept_of(task_id, task)
@@ -171,30 +189,52 @@ class SnapshotKeeper:
         return every_ms is not None and now_ms >= kept.due_ms
 
     def _create(self, task_id: TaskId, kept: _Kept) -> str:
-        from standfast.restore.snapshot.upload import upload
-
         task, epoch = kept.task, kept.task.epoch
         directory = self._state.copying_path(str(task_id))
         try:
             task.stores.checkpoint(directory)
-            snapshot = describe(
-                directory,
-                app=self.app,
-                task=str(task_id),
-                epoch=epoch,
-                instance=self._state.instance_id,
-                at_ms=self._clock.wall_ms(),
-                shared=self._shared,
-                hashes=kept.hashes,
-            )
-            done = upload(
-                self.storage, snapshot, directory, clock=self._clock, grace_ms=self.policy.grace_ms, step=self._step
-            )
+            snapshot = self._store(task_id, kept, epoch, directory)
         finally:
             # Links cost no space until compaction replaces the files that they name.
             shutil.rmtree(directory, ignore_errors=True)
-        kept.position = snapshot.position
         kept.due_ms = self._clock.monotonic_ms() + (self.policy.every_ms or 0)
+        return str(snapshot.name)
+
+    def cut(self, task_id: TaskId, task: RunningTask) -> Path:
+        """Copy the files of a running task by links; the caller stores them with `store`, and removes the folder."""
+        directory = self._state.copying_path(str(task_id))
+        try:
+            task.stores.checkpoint(directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return directory
+
+    def store(self, task_id: TaskId, task: RunningTask, epoch: int, directory: Path) -> Snapshot:
+        """Store the copy of a task that `cut` made under this epoch; returns its snapshot, which may have been there.
+
+        Raises NothingCommitted, Unavailable.
+        """
+        with self._lock:
+            return self._store(task_id, self._kept_of(task_id, task), epoch, directory)
+
+    def _store(self, task_id: TaskId, kept: _Kept, epoch: int, directory: Path) -> Snapshot:
+        from standfast.restore.snapshot.upload import upload
+
+        snapshot = describe(
+            directory,
+            app=self.app,
+            task=str(task_id),
+            epoch=epoch,
+            instance=self._state.instance_id,
+            at_ms=self._clock.wall_ms(),
+            shared=self._shared,
+            hashes=kept.hashes,
+        )
+        done = upload(
+            self.storage, snapshot, directory, clock=self._clock, grace_ms=self.policy.grace_ms, step=self._step
+        )
+        kept.position = snapshot.position
         self._counts.made[MADE if done.new else UNCHANGED] += 1
         self._counts.uploaded_bytes += done.uploaded_bytes
         self._counts.at_ms[str(task_id)] = self._clock.wall_ms()
@@ -209,7 +249,7 @@ class SnapshotKeeper:
                 snapshot.bytes,
                 extra=as_event("snapshot_made", snapshot=str(snapshot.name), bytes=done.uploaded_bytes),
             )
-        return str(snapshot.name)
+        return done.snapshot
 
     def _fail(self, task_id: TaskId, kept: _Kept, error: StandfastError) -> None:
         self._counts.made[FAILED] += 1
@@ -248,7 +288,8 @@ class SnapshotKeeper:
             logger.warning("old snapshots stay for now: %s", error, extra=as_event("snapshots_unpruned"))
 
 
-def _on_disk(task: RunningTask) -> bool:
+def on_disk(task: RunningTask) -> bool:
+    """Whether a task has files: one whose stores are all in memory, or that has none, has no snapshot."""
     return isinstance(task.stores.engine, RocksEngine)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS
 from standfast.store import serde
 from standfast.store.errors import BadConfig
@@ -63,6 +64,15 @@ class Topology:
     def writers_of(self, topic: str) -> tuple[SubTopology, ...]:
         """Sub-topologies that write to a topic."""
         return tuple(group for group in self.groups if any(sink.topic == topic for sink in group.sinks))
+
+    def flow(self) -> Flow:
+        """How its groups are joined by internal topics."""
+        own = {one.name for one in self.internal}
+        return Flow(
+            {group.group: group.topics & own for group in self.groups},
+            {group.group: frozenset(sink.topic for sink in group.sinks) & own for group in self.groups},
+            {one.name: one.partitions for one in self.internal},
+        )
 
     @property
     def source_topics(self) -> tuple[str, ...]:

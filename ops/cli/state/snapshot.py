@@ -2,6 +2,7 @@
 
     create NAME            a running sidecar copies its active tasks to STATE_DIR/APP/snapshots/NAME
     create NAME --to STORAGE    the same, and then the copies are stored there
+    create --app NAME --log ADDRESS    a coordinated checkpoint of a running application
     create --to STORAGE    the tasks of a state directory that no instance has open
     list                   a sidecar's copies; with --from those of a storage
     show, verify, restore, prune --from STORAGE
@@ -16,7 +17,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.cli.arguments import FLAGS, client_of, prints
+from standfast.ops.cli.arguments import FLAGS, client_of, prints, settings_of
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -40,20 +41,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "snapshots=SnapshotPolicy(to=...).",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    create = verbs.add_parser(
-        "create",
-        help="make a snapshot",
-        description="With NAME a running sidecar copies the files of every active task to "
-        "STATE_DIR/APP/snapshots/NAME: each copy is one cut, can be read with --offline, and serves as a task's "
-        "directory where no instance runs. Each needs a new name. With NAME and --to the copies are then stored in a "
-        "folder or bucket; with --to alone, the tasks of a state directory that no instance has open.",
-    )
-    create.add_argument("name", metavar="NAME", nargs="?", help="name of a sidecar's copy")
-    create.add_argument("--to", metavar="STORAGE", help=f"store the tasks there: {STORAGE}")
+    create = _add_create(verbs)
     listed = verbs.add_parser(
         "list",
         help="list the snapshots",
-        description="List the copies of a sidecar, or with --from the snapshots of a storage, the newest first.",
+        description="List the copies of a sidecar, or with --from the snapshots of a storage, the newest first, and "
+        "its coordinated checkpoints.",
     )
     listed.add_argument("--from", dest="storage", metavar="STORAGE", help=STORAGE)
     for one, run in ((create, run_create), (listed, run_list)):
@@ -89,6 +82,24 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         prints(one, storage_run, "json")
 
 
+def _add_create(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    create = verbs.add_parser(
+        "create",
+        help="make a snapshot",
+        description="With NAME a running sidecar copies the files of every active task to "
+        "STATE_DIR/APP/snapshots/NAME: each copy is one cut, can be read with --offline, and serves as a task's "
+        "directory where no instance runs. Each needs a new name. With NAME and --to the copies are then stored in a "
+        "folder or bucket; with --to alone, the tasks of a state directory that no instance has open. With --app and "
+        "--log alone, the leader of a running application with managed placement and a policy of snapshots makes a "
+        "coordinated checkpoint: one consistent cut over all tasks.",
+        epilog="Exit codes: 0 made, 1 the checkpoint was abandoned or refused, 69 no answer.",
+    )
+    create.add_argument("--log", metavar="ADDRESS", help="the application's log, for a coordinated checkpoint")
+    create.add_argument("name", metavar="NAME", nargs="?", help="name of a sidecar's copy")
+    create.add_argument("--to", metavar="STORAGE", help=f"store the tasks there: {STORAGE}")
+    return create
+
+
 def _add_restore(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     from standfast.ops.cli.state.snapshot_points import add_point_flags
 
@@ -111,6 +122,9 @@ def _add_restore(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="SNAPSHOT",
         help="this one, such as 0_3/12-4711; repeatable with -o, --as",
     )
+    restore.add_argument(
+        "--checkpoint", type=int, metavar="N", help="the coordinated checkpoint N, one cut over all tasks; with --as"
+    )
     add_point_flags(restore)
     return restore
 
@@ -118,7 +132,16 @@ def _add_restore(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def run_create(args: argparse.Namespace, out: Output) -> int:
     """snapshot create."""
     if args.name is None and args.to is None:
-        raise InvalidRequest("create takes NAME, for a copy of a running sidecar, or --to STORAGE, for closed tasks")
+        if args.log is None and (args.app is None or settings_of(args).log is None):
+            raise InvalidRequest(
+                "create takes NAME, for a copy of a running sidecar, --to STORAGE, for closed tasks, or --app NAME "
+                "with --log ADDRESS, for a coordinated checkpoint of a running application"
+            )
+        from standfast.ops.cli.state.snapshot_checkpoint import run_create_checkpoint
+
+        return run_create_checkpoint(args, out, COPY_S)
+    if args.log is not None:
+        raise InvalidRequest("--log is for a coordinated checkpoint, which has no NAME and no --to: leave it out")
     if args.name is None:
         from standfast.ops.cli.state.snapshot_storage import run_create_closed
 

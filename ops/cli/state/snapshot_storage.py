@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from standfast.ops.cli.arguments import settings_of
+from standfast.ops.cli.state.snapshot_checkpoint import checkpoint_shape, run_restore_checkpoint, show_checkpoints
 from standfast.ops.cli.state.snapshot_points import run_restore_point, wants_point
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
@@ -73,12 +74,14 @@ def _show_created(out: Output, storage: Storage, done: list[Created]) -> int:
 def run_list_storage(args: argparse.Namespace, out: Output) -> int:
     """snapshot list --from."""
     from standfast.restore.snapshot.catalogue import listed
+    from standfast.restore.snapshot.checkpoints import checkpoints
 
     storage = _storage(args)
-    found = listed(storage)
+    found, made = listed(storage), checkpoints(storage)
     shapes = [{**_shape(one.snapshot), "stored_ms": one.modified_ms} for one in found.whole]
     broken = [{"snapshot": str(name), "fault": fault} for name, fault in found.broken.items()]
-    out.document({"schema": SCHEMA, "storage": storage.where, "snapshots": shapes, "broken": broken})
+    document = {"schema": SCHEMA, "storage": storage.where, "snapshots": shapes, "broken": broken}
+    out.document({**document, "checkpoints": [checkpoint_shape(one) for one in made]})
     rows = [
         (str(one.snapshot.name), out.time(one.modified_ms), one.snapshot.bytes, len(one.snapshot.files))
         for one in found.whole
@@ -86,6 +89,7 @@ def run_list_storage(args: argparse.Namespace, out: Output) -> int:
     out.table(("snapshot", "stored", "bytes", "files"), rows, right=("bytes", "files"))
     for name, fault in found.broken.items():
         out.note(f"{name} cannot be used: {fault}")
+    show_checkpoints(made, out)
     return OK
 
 
@@ -142,6 +146,8 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     from standfast.restore.snapshot.fetch import holds_database
     from standfast.restore.snapshot.names import parse_name
 
+    if args.checkpoint is not None:
+        return run_restore_checkpoint(args, out, _storage(args))
     if wants_point(args):
         return run_restore_point(args, out, _storage(args))
     if args.snapshot is not None and len(args.snapshot) != 1:
@@ -200,17 +206,22 @@ def run_prune(args: argparse.Namespace, out: Output) -> int:
             "schema": SCHEMA,
             "storage": storage.where,
             "dry_run": args.dry_run,
+            "checkpoints": [one.number for one in done.checkpoints],
             "snapshots": removed,
             "files": len(done.plan.files),
             "bytes": done.plan.bytes,
         }
     )
+    for one in done.checkpoints:
+        out.line(f"checkpoint {one.number}, {one.state}")
     for text in removed:
         out.line(text)
     would = "would be removed" if args.dry_run else "removed"
     out.line(f"{len(removed)} snapshots and {len(done.plan.files)} files of {done.plan.bytes} bytes {would}")
     for name, why in done.unread.items():
         out.note(f"no file is removed, since the manifest of {name} cannot be read: {why}")
+    for number, why in done.unread_checkpoints.items():
+        out.note(f"no snapshot is removed, since checkpoint {number} cannot be read: {why}")
     return OK
 
 

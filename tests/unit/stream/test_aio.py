@@ -43,6 +43,7 @@ LACKS = {
     "commit_tasks": "its `commit` calls it, since that is where the consumer is asked",
     "follow_now": "an application's loop calls it, which has no asynchronous session",
     "held_tasks": "an application's loop calls it, which has no asynchronous session",
+    "join_checkpoints": "an application's loop calls it, which has no asynchronous session",
     "misses_partitions": "an application's loop asks for it, which has no asynchronous session",
     "own_sources": "an application's loop sets it, which has no asynchronous session",
 }

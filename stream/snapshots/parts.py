@@ -1,0 +1,228 @@
+"""This instance's parts of a coordinated checkpoint: the order in force, the parts that are cut and stored, the report.
+
+    tick of the placement      order from the topic ──> `order`              `report` ──> the instance's next report
+    loop of the application    limits in force ──> `applied`    task stands still, committed ──> `stand`
+                               task goes on again ──> `goes_on`, with its pause
+    two threads                files linked ──> stopped ··· uploaded, part noted in the storage ──> stored
+
+The loop cuts nothing itself: a task stands still until the leader's order frees it, and that comes after its part is
+cut. The upload goes on while the task processes its next records.
+
+Rules of this file: any failure fails the part, which ends the checkpoint and nothing else. An answer of the storage
+that another attempt may mend is waited for until the leader's order ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
+from standfast.restore.snapshot.checkpoint import NothingCommitted, cut_of
+from standfast.restore.snapshot.manifest import Cut
+from standfast.store.errors import StandfastError, Unavailable
+from standfast.store.log import as_event, logger
+from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshots.keeper import RunningTask, SnapshotKeeper, on_disk
+
+AGAIN_S = 1.0
+STOP_WAIT_S = 5.0
+NO_POLICY = "its instance has no storage for snapshots: give every instance the same snapshots=SnapshotPolicy(...)"
+
+
+class PartTask(RunningTask, Protocol):
+    """An active task that runs here, with the changelogs of its stores by name."""
+
+    def changelog_topics(self) -> dict[str, str]: ...
+    def cut_sources(self) -> dict[str, int]: ...
+
+
+class _Made(NamedTuple):
+    """A part that is cut; `directory` None: it has no files."""
+
+    task: PartTask
+    epoch: int
+    directory: Path | None
+    cut: Cut
+    progress: dict[str, int]
+
+
+class CheckpointParts:
+    """The parts of one instance. `keeper` None: it has no storage, and fails every part."""
+
+    def __init__(self, keeper: SnapshotKeeper | None, counts: SnapshotCounts) -> None:
+        self.order: Order | None = None  # replaced as a whole by the tick, and read by the loop
+        self._keeper = keeper
+        self._counts = counts
+        self._lock = threading.Lock()  # of the sets below, which three threads change
+        self._number = 0
+        self._step = 0
+        self._applied: set[TaskId] = set()
+        self._asked: set[TaskId] = set()  # stand still, so that their part is cut, or is about to be
+        self._stopped: set[TaskId] = set()
+        self._stored: set[TaskId] = set()
+        self._failed: dict[TaskId, str] = {}
+        self._stop = threading.Event()
+        self._cuts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._uploads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def under_way(self) -> bool:
+        """Whether tasks are to stand still, so that the loop and the tick look often."""
+        order = self.order
+        return order is not None and order.state is OrderState.RUNNING and bool(order.stop)
+
+    def follow(self, order: Order | None) -> None:
+        """Take the newest order of the placement topic."""
+        self.order = order
+
+    def report(self) -> PartReport | None:
+        """The parts of the last checkpoint that had any here."""
+        with self._lock:
+            if not self._number:
+                return None
+            stopped, stored = frozenset(self._stopped), frozenset(self._stored)
+            return PartReport(self._number, self._step, frozenset(self._applied), stopped, stored, dict(self._failed))
+
+    # --- for the loop ---
+
+    def applied(self, task_id: TaskId, order: Order) -> None:
+        """The limits of this order are in force for a task."""
+        with self._lock:
+            if self._begin(order):
+                self._applied.add(task_id)
+
+    def stand(self, task_id: TaskId, task: PartTask, order: Order) -> None:
+        """A task stands still, and everything of it is committed: its part can be cut."""
+        with self._lock:
+            self._begin(order)
+            if order.number != self._number or task_id in self._asked:
+                return  # opened again while its group stands still: it is where its part was cut
+            self._asked.add(task_id)
+            if self._keeper is None:
+                self._failed[task_id] = NO_POLICY
+                return
+        self._start()
+        self._cuts.put(lambda: self._cut(task_id, task, order.number))
+
+    def goes_on(self, pause_ms: int) -> None:
+        """A task goes on after so many milliseconds."""
+        self._counts.paused(pause_ms)
+
+    def stop(self) -> None:
+        """End the threads; an upload under way ends after its file."""
+        self._stop.set()
+        # Behind the work that waits, which sees `_stop` and ends at once.
+        for one in (self._cuts, self._uploads):
+            one.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(STOP_WAIT_S)
+
+    # --- threads ---
+
+    def _start(self) -> None:
+        if self._threads:
+            return
+        for name, work in (("standfast-parts", self._cuts), ("standfast-part-uploads", self._uploads)):
+            thread = threading.Thread(target=_run, args=(work,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _cut(self, task_id: TaskId, task: PartTask, number: int) -> None:
+        assert self._keeper is not None
+        if not self._wants(number):
+            return  # the task may process again by now
+        try:
+            epoch = task.epoch
+            directory = self._keeper.cut(task_id, task) if on_disk(task) else None
+            record = replace(task.stores.cut, sources=task.cut_sources())
+            cut = cut_of(record, task.changelog_topics(), task_id.partition)
+            # Before it counts as stopped: from then on the task may go on at any time.
+            made = _Made(task, epoch, directory, cut, dict(task.stores.cut.progress))
+        except Exception as error:  # noqa: BLE001 - the part fails, and the task goes on
+            self._fail(task_id, number, error)
+            return
+        with self._lock:
+            if number == self._number:
+                self._stopped.add(task_id)
+        self._uploads.put(lambda: self._upload(task_id, number, made))
+
+    def _upload(self, task_id: TaskId, number: int, made: _Made) -> None:
+        try:
+            while not self._stop.is_set() and self._wants(number):
+                try:
+                    self._store(task_id, number, made)
+                except Unavailable as error:
+                    logger.warning(
+                        "the part of task %s in checkpoint %d is tried again: %s",
+                        task_id,
+                        number,
+                        error,
+                        extra=as_event("checkpoint_part_retried", task=task_id, number=number),
+                    )
+                    self._stop.wait(AGAIN_S)
+                    continue
+                with self._lock:
+                    # Not into the sets of a newer checkpoint, which may have begun meanwhile.
+                    if number == self._number:
+                        self._stored.add(task_id)
+                return
+        except Exception as error:  # noqa: BLE001 - the part fails, and the task goes on
+            self._fail(task_id, number, error)
+        finally:
+            if made.directory is not None:
+                shutil.rmtree(made.directory, ignore_errors=True)
+
+    def _store(self, task_id: TaskId, number: int, made: _Made) -> None:
+        from standfast.restore.snapshot.checkpoints import Part, put_part
+
+        assert self._keeper is not None
+        name, cut = "", made.cut
+        if made.directory is not None:
+            try:
+                snapshot = self._keeper.store(task_id, made.task, made.epoch, made.directory)
+                name, cut = str(snapshot.name), snapshot.cut
+            except NothingCommitted:
+                pass  # a task without a record has no files to restore: its part is the empty cut
+        put_part(self._keeper.storage, Part(number, str(task_id), made.epoch, name, cut, made.progress))
+
+    # --- inside ---
+
+    def _begin(self, order: Order) -> bool:
+        """Forget the parts of an older checkpoint; whether no newer order is known here. The lock is held."""
+        if order.number > self._number:
+            self._number, self._step = order.number, 0
+            self._asked, self._stopped, self._stored, self._failed = set(), set(), set(), {}
+        if order.number == self._number and order.step > self._step:
+            self._step, self._applied = order.step, set()
+        return (order.number, order.step) == (self._number, self._step)
+
+    def _wants(self, number: int) -> bool:
+        order = self.order
+        return order is not None and order.number == number and order.state is OrderState.RUNNING
+
+    def _fail(self, task_id: TaskId, number: int, error: Exception) -> None:
+        logger.warning(
+            "task %s has no part in checkpoint %d: %s",
+            task_id,
+            number,
+            error,
+            exc_info=None if isinstance(error, StandfastError) else error,
+            extra=as_event("checkpoint_part_failed", task=task_id, number=number),
+        )
+        with self._lock:
+            if number == self._number:
+                self._failed[task_id] = str(error) or repr(error)
+
+
+def _run(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (one := work.get()) is not None:
+        one()
