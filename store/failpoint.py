@@ -29,6 +29,7 @@
     snapshot.unfiled  a file that no snapshot names is removed, others are not
     snapshot.download a file of a snapshot is restored, others are not
     snapshot.fetched  a snapshot is restored beside the task's directory, and not in its place
+    snapshot.rows     rows of one store of a snapshot are in new files, none of them is in the task
     snapshot.placed   a restored snapshot is in its place, the rest of the log is not read
     pipeline.judged   a pipeline on Spark has rebuilt and verified every store, its report is not written
 
@@ -73,6 +74,7 @@ NAMES = (
     "snapshot.unfiled",
     "snapshot.download",
     "snapshot.fetched",
+    "snapshot.rows",
     "snapshot.placed",
     "pipeline.judged",
 )

@@ -86,6 +86,7 @@ from standfast.stream.session.statistics import RestoreStatistics, SessionCounte
 from standfast.stream.session.task import Task, TaskState
 from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
+from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 
 IDLE_WAIT_S = 0.01
@@ -126,6 +127,7 @@ class Session(Closing):
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
     _snapshots: SnapshotKeeper | None = None  # of a policy of snapshots
     _closed = False
+    _keeps_snapshots = True  # False: a policy of snapshots is for beginning with them alone
     _leased = True  # False: another process is the member of the group, and renews the lease
 
     def __init__(
@@ -152,6 +154,7 @@ class Session(Closing):
         for listener in listeners:
             self.listeners.add(listener)
         self.counters = SessionCounters()
+        self._downloads = Downloads()
         self.specs = all_specs(self._groups)
         self._lock = threading.RLock()  # reentrant: calls of the session use each other under it
         self._figures_lock = threading.Lock()
@@ -196,6 +199,8 @@ class Session(Closing):
             for name, run in self._background().items() if background else ():
                 self._start(name, run)
             self._snapshots = self._snapshot_keeper(background)
+            if background and self._settings.snapshots is not None:
+                self._figures.take()  # the first ones: a status asked for during a download has older ones to show
             self._http.open(self)
             undo.pop_all()
 
@@ -238,6 +243,7 @@ class Session(Closing):
             foreign=self.read_only,
             progress=self.progress,
             snapshot_counts=self.counters.snapshots,
+            downloads=self._downloads,
         )
         # Where partitions are not known yet, changelogs are created when tasks are opened.
         if all(group.partitions for group in self._groups.values()):
@@ -272,7 +278,7 @@ class Session(Closing):
 
     def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
         policy = self._settings.snapshots
-        if policy is None or self.read_only:
+        if policy is None or self.read_only or not self._keeps_snapshots:
             return None
         keeper = SnapshotKeeper(
             self.app, policy, self._state, self._running, clock=self.clock, counts=self.counters.snapshots
@@ -594,7 +600,9 @@ class Session(Closing):
         if lock._is_owned():  # the reading thread would wait for this one
             return self._read_statistics()
         statistics, age_ms = self._figures.take()
-        return replace(statistics, log_read_ms_ago=statistics.log_read_ms_ago + age_ms) if age_ms else statistics
+        # A download runs under the lock, so that the figures may be from before it.
+        downloads = self._downloads.statistics(self.clock.monotonic_ms())
+        return replace(statistics, log_read_ms_ago=statistics.log_read_ms_ago + age_ms, downloads=downloads)
 
     def _read_statistics(self) -> SessionStatistics:
         with self._usable():
@@ -608,6 +616,7 @@ class Session(Closing):
                 disk=self.disk.state,
                 own_sources=self.own_sources(),
                 commit_interval_ms=self.commit_interval_ms(),
+                downloads=self._downloads.statistics(self.clock.monotonic_ms()),
             )
 
     def look_at_group(self) -> GroupView:

@@ -78,6 +78,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     restore.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory, which no instance has open")
     restore.add_argument("--task", action="append", default=[], metavar="TASK", help="only this task; repeatable")
     restore.add_argument("--snapshot", metavar="SNAPSHOT", help="this one, such as 0_3/12-4711")
+    restore.add_argument("--log", metavar="ADDRESS", help="with --dry-run: compare with this log, and count the rest")
     prune = verbs.add_parser(
         "prune",
         help="remove old snapshots, and files that none names",
@@ -94,7 +95,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         one.add_argument("--from", dest="storage", required=True, metavar="STORAGE", help=STORAGE)
         one.add_argument("--app", metavar="NAME", help="application")
         if one in (restore, prune):
-            one.add_argument("--dry-run", action="store_true", help="only show it")
+            one.add_argument("-n", "--dry-run", action="store_true", help="only show it, and write nothing")
         one.add_argument("--config", **FLAGS["config"])
         prints(one, storage_run, "json")
 
