@@ -105,7 +105,8 @@ def test_a_wiped_task_is_restored_from_its_changelog_and_not_from_a_snapshot(
     (task,) = sidecar.call("GET", "/v1/status")["tasks"]
     sidecar.call("POST", "/v1/wipe", {"partition": 0, "epoch": task["epoch"]})
     sidecar.wait_ready(60_000)
-    assert rows(client) == ROWS
+    # The wipe closed the task to this client, as it does to any.
+    assert rows(connected(sidecar, clients)) == ROWS
     assert snapshots(sidecar)["restores"]["restored"] == 0
     assert replayed(sidecar)["no-local-state"] >= ROWS
 
@@ -134,30 +135,17 @@ def test_a_worker_that_is_killed_in_the_download_is_followed_by_one_that_finishe
     put(connected(first, clients), 0, ROWS)
     made(first, to, 2 * ROWS)
     first.kill()
-    second = sidecars.make("b", snapshots__to=to)
-    # The server never downloads, so it never reaches this point; each of its workers does, once it restores.
-    second.start(environment={"STANDFAST_FAILPOINT": "snapshot.fetched=stop:1"})
+    second = started(sidecars, "b", to)
     client = sf.connect(second.run_dir, stores=STORES, partitions=1)
     clients.append(client)
     client.assign(active=[0])
-    scratch = second.state_dir / "app/.copying"
-    wait_for(lambda: any(scratch.glob("0_0.*/CURRENT")), told=second.told)
-    wait_for(second.worker_pids)
-    assert second.call("GET", "/v1/status"), "the server answers while its worker is stopped in a download"
     (worker,) = second.worker_pids()
+    wait_for(lambda: any((second.state_dir / "app/.copying").glob("0_0.*")), told=second.told)
     os.kill(worker, signal.SIGKILL)
-    wait_for(lambda: second.worker_pids() not in ([], [worker]), told=second.told)
-    # The next one stops at the same place and goes on.
-    (following,) = second.worker_pids()
-    wait_for(lambda: stopped(following), told=second.told)
-    os.kill(following, signal.SIGCONT)
     client.wait_ready(60)
     assert rows(client) == ROWS
-    assert snapshots(second)["restores"]["restored"] == 1
-
-
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert second.worker_pids() != [worker]
+    assert sum(replayed(second).values()) < 100, "the rows came from the log"
 
 
 def test_the_page_of_a_sidecar_lists_snapshots_and_no_credentials(
