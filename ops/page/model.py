@@ -69,7 +69,7 @@ def store_sums(status: Json) -> dict[str, StoreSum]:
 
 
 def snapshots_of(status: Json) -> Json:
-    """What the status says of snapshots; `storage` is empty without a policy of them, and where files are read."""
+    """Snapshots in a status; `storage` is empty without a policy of them, and where files are read."""
     known = status.get("counters", {}).get("snapshots", {})
     return {"storage": known.get("storage", ""), "stored": known.get("stored", ()), "errors": known.get("errors", ())}
 

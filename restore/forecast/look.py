@@ -127,6 +127,7 @@ class Look:
         Raises InvalidRequest if no store is known, Unavailable if log or storage do not answer.
         """
         manifests = self._manifests()
+        # Named tasks, too, that have no directory here: their plan begins with a snapshot or a changelog.
         directories = {task: self._directory(task) for task in sorted({*self._on_disk(), *tasks})}
         definitions = self._definitions(directories, manifests)
         wanted = list(tasks) or self._tasks({*directories, *manifests}, definitions)
@@ -286,6 +287,7 @@ class Look:
         }
 
     def _topic(self, name: str) -> TopicInfo | None:
+        # Asked once: the tasks of a group share their changelogs, and each call goes to the broker.
         if name not in self._topics:
             self._topics[name] = self._log.admin.describe_topic(name)
         return self._topics[name]
@@ -347,6 +349,7 @@ class Look:
             return None
         check_marker(path, self.app, task)
         try:
+            # As the opening does: RocksDB takes a MANIFEST without its end for an older one.
             check_seal(path)
             with open_task(path) as engine:
                 return _read(engine, str(path))

@@ -46,6 +46,7 @@ def note_rate(state_path: Path, what: str, amount: int, took_ms: int, now_ms: in
     if amount < LEAST[what] or took_ms <= 0:
         return
     path = state_path / RATES_FILE
+    # The other rate stays: a machine may replay for months without a download.
     rates = _read(path) | {what: Rate(round(amount * 1_000 / took_ms, 1), now_ms)}
     document = {"format": FORMAT, **{name: rate._asdict() for name, rate in rates.items()}}
     try:
@@ -56,6 +57,7 @@ def note_rate(state_path: Path, what: str, amount: int, took_ms: int, now_ms: in
 
 def _read(path: Path) -> dict[str, Rate]:
     try:
+        # Bounded: a file that another program has put there may be of any size.
         document = json.loads(path.read_bytes()[:4_096])
     except FileNotFoundError:
         return {}

@@ -87,6 +87,7 @@ def refill(
                 _pass_over(done, storage, name, stores.task, reason)
                 continue
             fetch(storage, snapshot, scratch, shared, step)
+            # All rows are read before the first is taken: a damaged block must not leave half a store.
             found = read_rows(scratch, fit, scratch / ROWS_FOLDER, shared)
             done.bytes += snapshot.bytes
         except (Corruption, InvalidRequest) as error:
@@ -99,6 +100,7 @@ def refill(
         try:
             for store, rows in found.items():
                 reach("snapshot.rows")
+                # Of the cut as it is now: an ingest before this one has added its own position.
                 cut = replace(stores.cut, positions={**stores.cut.positions, store: rows.position})
                 stores.ingest(store, rows.files, rows.times, cut)
                 done.stores[store] = name

@@ -62,11 +62,12 @@ def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
         if faults:
             raise Corruption(f"snapshot {snapshot.name} in {storage.where} is not whole: {'; '.join(faults[:3])}")
         return [(text, snapshot)]
+    # Broken ones are left out, so that the newest of a task is one that can be read.
     newest: dict[str, Snapshot] = {}
     for kept in listed(storage).whole:  # the newest of each task first
         newest.setdefault(kept.snapshot.task, kept.snapshot)
     if not newest:
-        raise InvalidRequest(f"{storage.where} has no whole snapshot: `standfast snapshot list` shows what it has")
+        raise InvalidRequest(f"{storage.where} has no whole snapshot: `standfast snapshot list` shows all")
     return [(join_address(found[0], str(one.name)), one) for one in newest.values()]
 
 

@@ -154,7 +154,6 @@ class Session(Closing):
         for listener in listeners:
             self.listeners.add(listener)
         self.counters = SessionCounters()
-        self._downloads = Downloads()
         self.specs = all_specs(self._groups)
         self._lock = threading.RLock()  # reentrant: calls of the session use each other under it
         self._figures_lock = threading.Lock()
@@ -199,8 +198,6 @@ class Session(Closing):
             for name, run in self._background().items() if background else ():
                 self._start(name, run)
             self._snapshots = self._snapshot_keeper(background)
-            if background and self._settings.snapshots is not None:
-                self._figures.take()  # the first ones: a status asked for during a download has older ones to show
             self._http.open(self)
             undo.pop_all()
 
@@ -225,6 +222,7 @@ class Session(Closing):
 
     def _make_instance(self) -> Instance:
         settings = self._settings
+        self._downloads = Downloads()
         # Without a cache every put is logged, whatever the stores' own definitions say.
         if not settings.cache_max_bytes:
             for number, group in self._groups.items():
@@ -278,6 +276,8 @@ class Session(Closing):
 
     def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
         policy = self._settings.snapshots
+        if policy is not None and background:
+            self._figures.take()  # the first ones: a status asked for during a download has older ones to show
         if policy is None or self.read_only or not self._keeps_snapshots:
             return None
         keeper = SnapshotKeeper(

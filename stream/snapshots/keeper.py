@@ -168,6 +168,7 @@ class SnapshotKeeper:
             return
         try:
             found = {name: one for one in self.storage.list(TASKS) if (name := name_of_key(one.key)) is not None}
+            # Of other tasks their own instances show the snapshots.
             wanted = {name: one for name, one in found.items() if name.task in tasks}
             new = read_all(self.storage, (one for name, one in wanted.items() if name not in self._listed))
         except StandfastError as error:

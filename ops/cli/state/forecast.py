@@ -119,6 +119,7 @@ def expected(records: int, download_bytes: int, seconds: float, rates: Mapping[s
     from standfast.ops.observe.verdict import duration
 
     parts = []
+    # Without any work the line still says how the time was reckoned.
     if records or not download_bytes:
         parts.append(f"at most {records} records at {_rate(rates['replay'], 'replay', out)}")
     if download_bytes:

@@ -1,4 +1,4 @@
-"""The command `restore`: imports folders with manifests as tasks, or shows what the next start would restore.
+"""The command `restore`: imports folders with manifests as tasks, or shows the plan of the next start.
 
     standfast restore --from FOLDER [--from FOLDER ...] --state-dir DIR [--log ADDRESS] [-n] [--json]
     standfast restore -n --state-dir DIR --app APP --log ADDRESS [--snapshots STORAGE]

@@ -75,10 +75,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "reads the rest; it does all of this itself with a policy of snapshots.",
         epilog="Exit codes: 0 done (or shown), 1 a task has no usable snapshot.",
     )
-    restore.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory, which no instance has open")
-    restore.add_argument("--task", action="append", default=[], metavar="TASK", help="only this task; repeatable")
-    restore.add_argument("--snapshot", metavar="SNAPSHOT", help="this one, such as 0_3/12-4711")
-    restore.add_argument("--log", metavar="ADDRESS", help="with --dry-run: compare with this log, and count the rest")
+    _add_restore(restore)
     prune = verbs.add_parser(
         "prune",
         help="remove old snapshots, and files that none names",
@@ -98,6 +95,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             one.add_argument("-n", "--dry-run", action="store_true", help="only show it, and write nothing")
         one.add_argument("--config", **FLAGS["config"])
         prints(one, storage_run, "json")
+
+
+def _add_restore(restore: argparse.ArgumentParser) -> None:
+    """Flags of `snapshot restore` alone."""
+    restore.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory, which no instance has open")
+    restore.add_argument("--task", action="append", default=[], metavar="TASK", help="only this task; repeatable")
+    restore.add_argument("--snapshot", metavar="SNAPSHOT", help="this one, such as 0_3/12-4711")
+    restore.add_argument("--log", metavar="ADDRESS", help="with --dry-run: compare with this log, and count the rest")
 
 
 def run_create(args: argparse.Namespace, out: Output) -> int:

@@ -319,6 +319,7 @@ class ControlSession:
         restores = [_shown(one) for one in snapshot.restores]
         downloads: dict[str, str] = {}
         for status in self.mover.worker_status():
+            # A worker reports nothing else while it downloads.
             for one in status.get("downloads", ()):
                 share = one["done_bytes"] / max(one["bytes"], 1)
                 downloads[one["task"]] = f"downloads snapshot {one['snapshot']}: {share:.0%} of {one['bytes']} bytes"

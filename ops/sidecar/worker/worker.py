@@ -48,10 +48,10 @@ BEAT_MS = 1_000
 class Worker:
     """A session, and its reports to the server."""
 
-    def __init__(self, session: SidecarSession, tell: Callable[[bytes], None] | None = None) -> None:
-        """`tell` sends a report while an assignment is under way, which lasts as long as the download of a snapshot."""
+    def __init__(self, session: SidecarSession, send: Callable[[bytes], None] | None = None) -> None:
+        """`send` reports while an assignment is under way, which lasts as long as the download of a snapshot."""
         self._session = session
-        self._tell = tell
+        self._send = send
         self._clock = SystemClock()
         self._round = 0
         self._order: Hold | None = None  # the order that is not carried out yet
@@ -111,7 +111,7 @@ class Worker:
         """Report the downloads of this assignment: `look`, which reports everything, comes after it."""
         done = threading.Event()
         telling = threading.Thread(target=self._tell_downloads, args=(done,), name="standfast-downloads", daemon=True)
-        if self._tell is not None:
+        if self._send is not None:
             telling.start()
         try:
             yield
@@ -128,8 +128,8 @@ class Worker:
             except StandfastError as error:  # `look` meets it, too, and decides
                 logger.warning("standby worker: no status: %s", error, extra=as_event("status_unread"))
                 return
-            if statistics.downloads and self._tell is not None and not done.is_set():
-                self._tell(report_line(replace(told, status=status_document(statistics))))
+            if statistics.downloads and self._send is not None and not done.is_set():
+                self._send(report_line(replace(told, status=status_document(statistics))))
 
     def _tasks(self) -> dict[int, Holding]:
         held = {}

@@ -69,7 +69,7 @@ def test_a_table_has_the_rows_of_the_snapshot_and_not_those_of_later(spark: Any,
     latest = table(spark, to, snapshot="latest", storeName="kv")
     assert {tuple(row) for row in latest.select("partition", "key", "value").collect()} == rows["kv"]
     one = table(spark, to, snapshot=name, storeName="win").select("partition", "key", "window_start", "value")
-    # Spark's times are of the driver's zone; the keys and values tell the rows apart.
+    # Spark's times are of the driver's zone; keys and values identify a row.
     assert {(row[0], row[1], row[3]) for row in one.collect()} == {
         (number, key, value) for number, key, _, value in rows["win"] if number == 0
     }

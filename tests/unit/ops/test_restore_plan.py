@@ -1,4 +1,4 @@
-"""`standfast restore --dry-run`: the plan of the next start, equal to what the start then does, and nothing written."""
+"""`standfast restore --dry-run`: the plan is that of the next start, and nothing is written."""
 
 from __future__ import annotations
 
