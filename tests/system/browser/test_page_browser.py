@@ -91,6 +91,7 @@ def test_snapshots_are_listed_and_a_failed_attempt_is_seen_until_the_next_one(
     with serve(live(session)) as address:
         tab.goto(address)
         expect(tab.locator("#snapshots .empty")).to_be_visible()
+        keeper.round()
         fill(session, 0, 1_200)
         keeper.round()
         made = row(tab, "snapshots", "0_0/1-2400")

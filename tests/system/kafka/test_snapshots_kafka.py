@@ -110,4 +110,6 @@ def test_one_damaged_store_begins_with_a_snapshot_beside_its_neighbour(kafka_add
                     [f"k{number}" for number in range(500)] + ["rest"] * (name == "kv"), "1"
                 )
         assert again.counters.snapshots.restores["store"] == 1
-        assert dict(again.counters.restored_records) == {("kv", 0, "corrupt"): 1}
+        assert {at: count for at, count in again.counters.restored_records.items() if count} == {
+            ("kv", 0, "corrupt"): 1
+        }
