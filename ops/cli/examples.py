@@ -16,7 +16,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "standfast serve": (
         "standfast serve --config standfast.toml",
         "standfast serve --config standfast.toml --set http.port=8080 --check",
-        "standfast serve --config standfast.toml --snapshots /backup --snapshots-every 1h",
     ),
     "standfast run": (
         "standfast run shop:app",
