@@ -29,6 +29,7 @@
     snapshot.unfiled  a file that no snapshot names is removed, others are not
     snapshot.download a file of a snapshot is restored, others are not
     snapshot.fetched  a snapshot is restored beside the task's directory, and not in its place
+    snapshot.rows     rows of one store of a snapshot are in new files, none of them is in the task
     snapshot.placed   a restored snapshot is in its place, the rest of the log is not read
     checkpoint.begun  a coordinated checkpoint is announced in the storage, no task has its order
     checkpoint.order  an order of a coordinated checkpoint is in the log
@@ -85,6 +86,7 @@ NAMES = (
     "snapshot.unfiled",
     "snapshot.download",
     "snapshot.fetched",
+    "snapshot.rows",
     "snapshot.placed",
     "checkpoint.begun",
     "checkpoint.order",

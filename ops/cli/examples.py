@@ -117,7 +117,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast gc ./rebuilt",
         "standfast gc ./rebuilt --delete --older-than 7d",
     ),
-    "standfast restore": ("standfast restore --from ./rebuilt --state-dir ./state --log sqlite:///./log",),
+    "standfast restore": (
+        "standfast restore --from ./rebuilt --state-dir ./state --log sqlite:///./log",
+        "standfast restore --dry-run --config app.toml --snapshots s3://backup/state",
+    ),
     "standfast pipeline": (
         "standfast pipeline --state-dir ./state --log sqlite:///./log --plan",
         "standfast pipeline --state-dir ./state --log sqlite:///./log --out ./report",

@@ -49,7 +49,13 @@ def kafka_name(name: str, folded: bool = False) -> str:
 
 def together(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
     """Each problem of settings that do not fit each other, as a line with its origin."""
-    for name, problem in (*_of_log(config), *_of_http(config), *_of_serve(config), *_of_limits(config)):
+    for name, problem in (
+        *_of_log(config),
+        *_of_http(config),
+        *_of_serve(config),
+        *_of_limits(config),
+        *_of_snapshots(config),
+    ):
         where = origins.get(name, "default")
         yield f"{where}: {name}: {problem}"
 
@@ -118,6 +124,14 @@ def socket_problem(config: Config) -> str | None:
     if length <= SOCKET_PATH_MAX:
         return None
     return f"the path of the socket has {length} bytes, {SOCKET_PATH_MAX} at most: set a shorter one"
+
+
+def _of_snapshots(config: Config) -> Problems:
+    given = config.snapshots
+    # A schedule without a storage would make nothing, without a word.
+    for name, value in (("every", given.every_ms), ("every_records", given.every_records)):
+        if value is not None and given.to is None:
+            yield f"snapshots.{name}", "needs a storage: set snapshots.to"
 
 
 def _below_state(config: Config) -> bool:

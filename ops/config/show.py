@@ -17,6 +17,7 @@ from standfast.ops.config.config import Loaded
 from standfast.ops.config.types import SECTIONS, StoreConfig, settings_of
 from standfast.replication.kafka.address import COMMON, CONSUMER, FILE, PRODUCER, SECRETS, KafkaAddress
 from standfast.replication.tail.open_log import parse_address
+from standfast.restore.snapshot.address import parse_storage
 from standfast.store.errors import BadConfig
 from standfast.store.specs import StoreSpec
 
@@ -47,6 +48,9 @@ def rows(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
             shown = _written(one.name, getattr(values, one.name)) if one.metadata["shown"] else HIDDEN
             if name == "app.log":
                 shown = _address(loaded.config.app.log)
+            if name == "snapshots.to":  # its query may hold the name of a machine, and no credentials
+                to = loaded.config.snapshots.to
+                shown = None if to is None else parse_storage(to).text
             yield name, _text(loaded, name, shown), loaded.origins.get(name, DEFAULT)
     for store in loaded.config.stores:
         for name, value in _store_rows(store):

@@ -35,6 +35,8 @@ from standfast.ops.config.values import (
 )
 from standfast.replication.kafka.address import FILE, KafkaAddress
 from standfast.replication.tail.open_log import parse_address
+from standfast.restore.snapshot.address import parse_storage
+from standfast.restore.snapshot.policy import GRACE_DEFAULT_MS, KEEP_DEFAULT, SnapshotPolicy
 from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
@@ -60,6 +62,13 @@ def _log_address(value: Any) -> str:
         raise ValueError("expected sqlite:///PATH or kafka://HOST:PORT, without user and password")
     parse_address(value)
     return str(value)
+
+
+def _storage_address(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a folder or an address, in quotes")
+    parse_storage(value)
+    return value
 
 
 _INTERVAL = at_least(DURATION, "1ms")
@@ -149,6 +158,31 @@ class StateSection:
     accept_unreadable_rows: bool = shown(
         False, SWITCH, "the operator's consent to lose damaged rows of a store without a changelog"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsSection:
+    """[snapshots]: copies of tasks in a folder or in object storage, as SnapshotPolicy has them."""
+
+    # Hidden, though credentials are refused in it: an address that is refused may hold some.
+    to: str | None = hidden(
+        None,
+        Reader(_storage_address, {"type": "string"}),
+        "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://ACCOUNT/CONTAINER/PREFIX; left out: no snapshots",
+    )
+    every_ms: int | None = shown(None, or_off(_INTERVAL), "time between two snapshots of a task; off: time makes none")
+    every_records: int | None = shown(
+        None, number(1), "records and source offsets by which a task moves on between two snapshots"
+    )
+    keep: int = shown(KEEP_DEFAULT, number(1), "newest snapshots of each task that stay")
+    keep_for_ms: int | None = shown(None, or_off(DURATION), "time for which older ones stay, too")
+    grace_ms: int = shown(
+        GRACE_DEFAULT_MS, at_least(DURATION, "1s"), "time for which files of an unfinished upload stay"
+    )
+    upload_rate_bytes: int | None = shown(
+        None, or_off(at_least(SIZE, "1B")), "most bytes a second that uploads send on average"
+    )
+    restore: bool = shown(True, SWITCH, "whether a task without local state begins with its newest snapshot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +325,7 @@ class Config:
     group: GroupSection = field(default_factory=GroupSection)
     ops: OpsSection = field(default_factory=OpsSection)
     state: StateSection = field(default_factory=StateSection)
+    snapshots: SnapshotsSection = field(default_factory=SnapshotsSection)
     serve: ServeSection = field(default_factory=ServeSection)
     http: HttpSection = field(default_factory=HttpSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
@@ -311,6 +346,23 @@ class Config:
         return str(replace(where, options={**where.options, **options}, secret_files={**where.secret_files, **files}))
 
     @property
+    def snapshot_policy(self) -> SnapshotPolicy | None:
+        """The policy of [snapshots]; None without an address."""
+        given = self.snapshots
+        if given.to is None:
+            return None
+        return SnapshotPolicy(
+            to=given.to,
+            every_ms=given.every_ms,
+            every_records=given.every_records,
+            keep=given.keep,
+            keep_ms=given.keep_for_ms,
+            grace_ms=given.grace_ms,
+            bytes_per_s=given.upload_rate_bytes,
+            restore=given.restore,
+        )
+
+    @property
     def run_dir(self) -> Path | None:
         """The folder of sockets, lock and info file; None without a state directory or a name."""
         if self.serve.run_dir is not None or self.app.state_dir is None or self.app.name is None:
@@ -329,6 +381,7 @@ SECTIONS: dict[str, Any] = {
     "group": GroupSection,
     "ops": OpsSection,
     "state": StateSection,
+    "snapshots": SnapshotsSection,
     "serve": ServeSection,
     "http": HttpSection,
     "limits": LimitsSection,

@@ -83,6 +83,8 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
         yield "tasks", (role, state), count
     for restore in statistics.restores:
         yield "restore_remaining_records", (restore.store, str(restore.partition)), restore.remaining
+    for download in statistics.downloads:
+        yield "snapshot_download_remaining_bytes", (download.task,), download.bytes - download.done_bytes
     yield "restore_workers", (), statistics.bulk.workers_now
     yield "restore_runs_total", (), statistics.bulk.runs
     yield "restore_worker_failures_total", (), statistics.bulk.failures
@@ -150,6 +152,8 @@ def _snapshot_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sa
         yield "snapshot_restores_total", (outcome,), count
     if snapshots.made:
         yield "snapshot_uploaded_bytes_total", (), snapshots.uploaded_bytes
+    if snapshots.restores:
+        yield "snapshot_downloaded_bytes_total", (), snapshots.downloaded_bytes
     for outcome in (COMPLETE, ABANDONED) if snapshots.made else ():
         yield "checkpoints_total", (outcome,), snapshots.checkpoints[outcome]
     if snapshots.made:

@@ -36,6 +36,7 @@ def status_document(statistics: SessionStatistics) -> Json:
         "standbys_missing": statistics.standbys_missing,
         "tasks": [asdict(task) for task in statistics.tasks],
         "restores": [asdict(restore) for restore in statistics.restores],
+        "downloads": [asdict(download) for download in statistics.downloads],
         "own_sources": [asdict(source) for source in statistics.own_sources],
         "counters": counters_document(statistics.counters),
         "bulk": asdict(statistics.bulk),
@@ -69,6 +70,7 @@ def tasks_document(status: Json) -> Json:
         "live": status["live"],
         "tasks": status["tasks"],
         "restores": status["restores"],
+        "downloads": status.get("downloads", []),
         "placement": status.get("placement"),
     }
 
@@ -174,6 +176,11 @@ def _snapshots(counts: SnapshotCounts) -> Json:
         "pause_p50_ms": now.pause_ms(0.5),
         "pause_p99_ms": now.pause_ms(0.99),
         "pauses_ms": now.pauses_ms,
+        "downloaded_bytes": now.downloaded_bytes,
+        "storage": now.storage,
+        "listed_ms": now.listed_ms,
+        "stored": [asdict(one) for one in now.stored],
+        "errors": [{"task": task, "error": text, "at_ms": at_ms} for task, (text, at_ms) in sorted(now.errors.items())],
     }
 
 

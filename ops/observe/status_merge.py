@@ -31,7 +31,7 @@ from standfast.stream.session.statistics import (
     StoreStatistics,
     TaskStatistics,
 )
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshots.counts import DownloadStatistics, SnapshotCounts, StoredSnapshot
 
 Json = Mapping[str, Any]
 _LAST = {"gate_last_wait_ms", "promotion_last_ms", "lease_gap_ms"}  # durations of single events: no sums, the largest
@@ -50,6 +50,7 @@ def statistics_of(status: Json) -> SessionStatistics:
         standbys_missing=status["standbys_missing"],
         tasks=tuple(_task(one) for one in status["tasks"]),
         restores=tuple(RestoreStatistics(**_known(RestoreStatistics, one)) for one in status["restores"]),
+        downloads=tuple(DownloadStatistics(**_known(DownloadStatistics, one)) for one in status.get("downloads", ())),
         counters=counters_of(status["counters"]),
         bulk=BulkStatistics(**_known(BulkStatistics, status.get("bulk", {}))),
         log_lock=LockHolder(**status["log_lock"]) if status.get("log_lock") else None,
@@ -145,6 +146,7 @@ class WorkerNumbers:
             own,
             tasks=tuple(sorted(tasks.values(), key=lambda task: (task.task.partition("_")[0], task.partition))),
             restores=(*own.restores, *restores),
+            downloads=(*own.downloads, *(one for worker in workers for one in worker.downloads)),
             counters=added([own.counters, self._gone, *(worker.counters for worker in workers)]),
             bulk=_bulk([own.bulk, *(worker.bulk for worker in workers)]),
             # The oldest reading: a figure is as old as the process that could not reach the log.
@@ -177,6 +179,11 @@ def _snapshots(document: Json) -> SnapshotCounts:
         found.checkpoints = Counter(document["checkpoints"])
         found.pauses = _histogram(document["pause_seconds"])
         found.pauses_ms, found.checkpoint = list(document["pauses_ms"]), document["checkpoint"]
+    found.downloaded_bytes = document.get("downloaded_bytes", 0)
+    found.storage = document.get("storage", "")
+    found.listed_ms = document.get("listed_ms", 0)
+    found.stored = tuple(StoredSnapshot(**_known(StoredSnapshot, one)) for one in document.get("stored", ()))
+    found.errors = {one["task"]: (one["error"], one["at_ms"]) for one in document.get("errors", ())}
     return found
 
 

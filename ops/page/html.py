@@ -30,6 +30,7 @@ from standfast.ops.page.model import (
     per_second,
     points,
     promotable,
+    snapshots_of,
     store_sums,
     tiles,
 )
@@ -60,6 +61,11 @@ TABLES = (
         *("restores", "Restores", "Stores that read their changelog to its end, slowest first."),
         ("task", "store", "progress", "#position", "#end", "#left", "#records/s", "last 5 min", "#time left", "why"),
         "No store is being restored.",
+    ),
+    TableSpec(
+        *("downloads", "Downloads", "Snapshots on their way into the directories of tasks."),
+        ("task", "snapshot", "progress", "#bytes", "#rate", "#time left"),
+        "No snapshot is being downloaded.",
     ),
     TableSpec(
         *("tasks", "Tasks", "Every task of this instance: role, state, changelog positions and source offsets."),
@@ -116,6 +122,16 @@ TABLES = (
         ),
         ("task", "store", "applied", "#first", "#applied to", "#end"),
         "No changelog is followed.",
+    ),
+    TableSpec(
+        *(
+            "snapshots",
+            "Snapshots",
+            "Snapshots of the tasks that run here, the newest first, as the storage had them at the last look; and the "
+            "error of the last attempt at one, if it failed.",
+        ),
+        ("task", "snapshot", "#epoch", "#position", "age", "#size", "#files", "storage", "state"),
+        "No snapshot of a task that runs here.",
     ),
     TableSpec(
         *("schedules", "Punctuators", "Callbacks that wait for their time."),
@@ -229,9 +245,20 @@ def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row
         ),
         "servers": (_server_row(one, history) for one in status.get("servers", ())),
     }
+    if snapshots_of(status)["storage"]:
+        found["downloads"] = ((one["task"], one["task"], (one,)) for one in status.get("downloads", ()))
+        found["snapshots"] = _snapshot_rows(snapshots_of(status), now_ms)
     if "events" in status:
         found["events"] = ((str(one["number"]), clock_text(one["at_ms"]), (one,)) for one in events)
     return found
+
+
+def _snapshot_rows(snapshots: Json, now_ms: int) -> Iterator[Row]:
+    """The errors first: a table is cut at its end."""
+    for one in snapshots["errors"]:
+        yield f"error/{one['task']}", one["task"], (None, one, snapshots["storage"], now_ms)
+    for one in snapshots["stored"]:
+        yield one["snapshot"], one["task"], (one, None, snapshots["storage"], now_ms)
 
 
 def _standby_row(task: Json, store: Json, history: History, now_ms: int) -> Row:

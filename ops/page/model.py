@@ -68,6 +68,12 @@ def store_sums(status: Json) -> dict[str, StoreSum]:
     return dict(sorted(found.items()))
 
 
+def snapshots_of(status: Json) -> Json:
+    """Snapshots in a status; `storage` is empty without a policy of them, and where files are read."""
+    known = status.get("counters", {}).get("snapshots", {})
+    return {"storage": known.get("storage", ""), "stored": known.get("stored", ()), "errors": known.get("errors", ())}
+
+
 def log_share(store: Json) -> tuple[int, bool]:
     """Percentage of the log between first offset and end that is applied; whether retention may overtake it."""
     span = store["end"] - store["begin"]

@@ -52,6 +52,7 @@ from standfast.ops.sidecar.serve_http import SidecarHttp, application
 from standfast.ops.sidecar.serve_resp import open_resp_server
 from standfast.ops.sidecar.systemd import Notifier
 from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
+from standfast.restore.snapshot.opening import missing_library
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
 from standfast.store.log import as_event, logger
@@ -71,6 +72,8 @@ def check(config: Config) -> None:
     problems = [f"{name} is missing: a sidecar needs it" for name, value in needed if value is None]
     if (problem := socket_problem(config)) is not None:
         problems.append(f"serve.run_dir: {problem}")
+    if config.snapshot_policy is not None:
+        problems += missing_library()
     if problems:
         raise BadConfig(problems)
 

@@ -13,12 +13,15 @@ import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile, parse_snapshot
 from standfast.restore.snapshot.names import FILES, TASKS, SnapshotName, file_key, name_of_key, sha_of_key
 from standfast.restore.snapshot.planning import Kept, Stored
-from standfast.restore.snapshot.storage import Storage
 from standfast.store.errors import Corruption, InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.restore.snapshot.storage import Storage  # imports the library of the extra
 
 READS_AT_ONCE = 8
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from standfast.restore.snapshot.checkpoint import describe
-from standfast.restore.snapshot.fetch import Restored, restore_task
-from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
+from standfast.restore.snapshot.fetch import Restored, Step, restore_task
+from standfast.restore.snapshot.manifest import SnapshotFile
 from standfast.restore.snapshot.names import SnapshotName
-from standfast.restore.snapshot.planning import Judged
+from standfast.restore.snapshot.planning import judge_names
 from standfast.restore.snapshot.policy import GRACE_DEFAULT_MS
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.snapshot.upload import Created, upload
@@ -81,17 +81,27 @@ def create_of_copy(
     return upload(storage, snapshot, copy, clock=clock, grace_ms=grace_ms, step=step)
 
 
-def restore(storage: Storage, state: StateDir, task: str, *, wanted: SnapshotName | None = None) -> Restored:
+def restore(
+    storage: Storage,
+    state: StateDir,
+    task: str,
+    *,
+    wanted: SnapshotName | None = None,
+    step: Step = lambda snapshot, count: None,
+) -> Restored:
     """Put the newest snapshot of a task, or the one `wanted`, in the place of its missing directory.
 
     The log is not asked: the next opening compares the positions with it, as those of any local state.
     """
-
-    def judge(snapshot: Snapshot) -> Judged:
-        if (snapshot.app, snapshot.task) != (state.app, task):
-            return Judged(f"it is of application {snapshot.app!r}, task {snapshot.task}")
-        return Judged()
-
     shared = RocksShared(MEMORY_BYTES)
     target, scratch = state.task_path(task), state.copying_path(task)
-    return restore_task(storage, task, target, scratch, shared, judge=judge, wanted=wanted)
+    return restore_task(
+        storage,
+        task,
+        target,
+        scratch,
+        shared,
+        judge=lambda one: judge_names(one, state.app, task),
+        wanted=wanted,
+        step=step,
+    )

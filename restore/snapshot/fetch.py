@@ -16,15 +16,16 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from standfast.restore.files.manifest_files import fsync_folder
-from standfast.restore.snapshot.catalogue import names, read_snapshot
+from standfast.restore.snapshot.catalogue import missing, names, present, read_snapshot
 from standfast.restore.snapshot.checkpoint import cut_of, read_cut
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import SnapshotName, file_key
 from standfast.restore.snapshot.planning import Judged, newest_first
-from standfast.restore.snapshot.storage import Storage
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
@@ -32,13 +33,19 @@ from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import write_marker
 
+if TYPE_CHECKING:
+    from standfast.restore.snapshot.storage import Storage  # imports the library of the extra
+
 DOWNLOADS_AT_ONCE = 8
 _DATABASE = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", "*.blob")
 
 
+Step = Callable[[Snapshot, int], None]  # called with the snapshot and the bytes of each part that has arrived
+
+
 @dataclass(slots=True)
 class Restored:
-    """The outcome: the snapshot in place, None if none was usable; `passed_over` says why of each newer one."""
+    """The outcome: the snapshot taken, None if none was usable; `passed_over` says why of each newer one."""
 
     snapshot: Snapshot | None = None
     tail: int = 0
@@ -59,6 +66,7 @@ def restore_task(
     *,
     judge: Callable[[Snapshot], Judged],
     wanted: SnapshotName | None = None,
+    step: Step = lambda snapshot, count: None,
 ) -> Restored:
     """Put the newest usable snapshot of a task, or the one `wanted`, at `target`; `scratch` is used on the way.
 
@@ -66,22 +74,15 @@ def restore_task(
     """
     if holds_database(target):
         raise InvalidRequest(f"{target} holds a database: a snapshot never replaces one; move the directory away first")
-    done = Restored()
-    for name in newest_first(names(storage, task)) if wanted is None else [wanted]:
+
+    def take(snapshot: Snapshot) -> None:
         try:
-            snapshot = read_snapshot(storage, name)
-            judged = judge(snapshot)
-            if not judged.reason:
-                fetch(storage, snapshot, scratch, shared)
-                place(scratch, target)
-                done.snapshot, done.tail = snapshot, judged.tail
-                return done
-            reason = judged.reason
-        except (Corruption, InvalidRequest) as error:
-            reason = str(error)
+            fetch(storage, snapshot, scratch, shared, step)
+            place(scratch, target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        done.passed_over[name] = reason
+
+    def pass_over(name: SnapshotName, reason: str) -> None:
         logger.warning(
             "snapshot %s of %s is passed over: %s",
             name,
@@ -89,10 +90,61 @@ def restore_task(
             reason,
             extra=as_event("snapshot_passed_over", snapshot=str(name), task=task),
         )
+
+    return _first_usable(storage, task, judge, wanted, take, pass_over)
+
+
+def find_usable(
+    storage: Storage, task: str, *, judge: Callable[[Snapshot], Judged], wanted: SnapshotName | None = None
+) -> Restored:
+    """The snapshot that `restore_task` would take, by manifests and sizes of files alone: no file is read or written.
+
+    Raises Unavailable if the storage does not answer.
+    """
+
+    def take(snapshot: Snapshot) -> None:
+        faults = missing(snapshot.files, present(storage, snapshot.contents))
+        if faults:
+            raise Corruption("; ".join(faults[:3]))
+
+    return _first_usable(storage, task, judge, wanted, take, lambda name, reason: None)
+
+
+def _first_usable(
+    storage: Storage,
+    task: str,
+    judge: Callable[[Snapshot], Judged],
+    wanted: SnapshotName | None,
+    take: Callable[[Snapshot], None],
+    pass_over: Callable[[SnapshotName, str], None],
+) -> Restored:
+    """The newest snapshot that `judge` accepts and for which `take` raises neither Corruption nor InvalidRequest."""
+    done = Restored()
+    for name in newest_first(names(storage, task)) if wanted is None else [wanted]:
+        try:
+            snapshot = read_snapshot(storage, name)
+            judged = judge(snapshot)
+            if not judged.reason:
+                take(snapshot)
+                done.snapshot, done.tail = snapshot, judged.tail
+                return done
+            reason = judged.reason
+        except (Corruption, InvalidRequest) as error:
+            reason = str(error)
+        done.passed_over[name] = reason
+        pass_over(name, reason)
     return done
 
 
-def fetch(storage: Storage, snapshot: Snapshot, scratch: Path, shared: RocksShared, *, app: str | None = None) -> None:
+def fetch(
+    storage: Storage,
+    snapshot: Snapshot,
+    scratch: Path,
+    shared: RocksShared,
+    step: Step = lambda snapshot, count: None,
+    *,
+    app: str | None = None,
+) -> None:
     """Download a snapshot to a new directory and check it. Raises Corruption if it is damaged.
 
     The directory is marked as a task's of `app`, None: of the snapshot's own application.
@@ -103,8 +155,10 @@ def fetch(storage: Storage, snapshot: Snapshot, scratch: Path, shared: RocksShar
         scratch.mkdir(mode=0o700, parents=True)
         write_marker(scratch, app or snapshot.app, snapshot.task)
 
+    step(snapshot, 0)
+
     def download(file: SnapshotFile) -> None:
-        storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256)
+        storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256, partial(step, snapshot))
         reach("snapshot.download")
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:

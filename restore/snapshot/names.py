@@ -27,6 +27,8 @@ TASKS, FILES, INTENTS, PRUNES, PROBES = "tasks", "files", "intents", "prunes", "
 CHECKPOINTS = "checkpoints"
 _KEY = re.compile(r"tasks/([0-9]{1,9}_[0-9]{1,9})/([0-9]{10})-([0-9]{20})\.json")
 _NAME = re.compile(r"([0-9]{1,9}_[0-9]{1,9})/([0-9]{1,10})-([0-9]{1,20})")
+LATEST = "latest"  # in place of a name: the newest of each task
+_PLACE = re.compile(rf"(?P<storage>.+)/(?P<name>[0-9]{{1,9}}_[0-9]{{1,9}}/[0-9]{{1,10}}-[0-9]{{1,20}}|{LATEST})")
 _FILE = re.compile(r"files/([0-9a-f]{64})")
 
 
@@ -81,3 +83,16 @@ def sha_of_key(key: str) -> str | None:
     """The sha256 in the key of a file; None for any other key."""
     found = _FILE.fullmatch(key)
     return None if found is None else found[1]
+
+
+def split_address(text: str) -> tuple[str, str] | None:
+    """Storage and name of `ADDRESS/NAME`, where the name may stand before a query; None for another address."""
+    path, mark, query = text.partition("?")
+    found = _PLACE.fullmatch(path)
+    return None if found is None else (f"{found['storage']}{mark}{query}", found["name"])
+
+
+def join_address(storage: str, name: str) -> str:
+    """Inverse of `split_address`."""
+    path, mark, query = storage.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"

@@ -5,6 +5,7 @@ Rules of this file: the library of the extra `snapshots` is imported when a stor
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from standfast.restore.snapshot.address import parse_storage
@@ -12,6 +13,15 @@ from standfast.store.errors import BadConfig
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.storage import Storage
+
+MISSING = "snapshots need the library 'obstore', which is not installed: pip install 'standfast[snapshots]'"
+
+
+def missing_library() -> list[str]:
+    """The problem, with the line that installs it, if the library of the extra is missing."""
+    if find_spec("obstore") is not None:
+        return []
+    return [MISSING]
 
 
 def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Storage:
@@ -25,7 +35,5 @@ def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Stora
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "obstore":
             raise
-        raise BadConfig(
-            ["snapshots need the library 'obstore', which is not installed: pip install 'standfast[snapshots]'"]
-        ) from error
+        raise BadConfig([MISSING]) from error
     return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)

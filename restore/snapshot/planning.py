@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from standfast.restore.plan import LogState, Refuse, Reinitialise, local_position, plan_changelog
+from standfast.restore.plan import LogState, Refuse, Reinitialise, StoredPosition, local_position, plan_changelog
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.store.specs import definition_changes
@@ -137,6 +137,13 @@ def plan_prune(
     return PrunePlan(tuple(sorted(gone)), unnamed(files, named))
 
 
+def judge_names(snapshot: Snapshot, app: str, task: str) -> Judged:
+    """Whether a snapshot is of this task; the first step of `judge`, and the only one where the log is not asked."""
+    if (snapshot.app, snapshot.task) != (app, task):
+        return Judged(f"it is of application {snapshot.app!r}, task {snapshot.task}")
+    return Judged()
+
+
 def judge(
     snapshot: Snapshot,
     *,
@@ -151,8 +158,8 @@ def judge(
     `definitions` are those of the declared stores, `logs` the changelogs by store, with `diverged_at` for the
     snapshot's own position.
     """
-    if (snapshot.app, snapshot.task) != (app, task):
-        return Judged(f"it is of application {snapshot.app!r}, task {snapshot.task}")
+    if (other := judge_names(snapshot, app, task)).reason:
+        return other
     for name, old in snapshot.stores.items():
         if name not in definitions:
             if not old.get("logging", True):
@@ -167,11 +174,41 @@ def judge(
         if stored is None or name in snapshot.memory_stores:
             tail += log.stop - log.begin
             continue
-        plan = plan_changelog(local_position(stored, rows=True), log, now_ms=now_ms)
-        if isinstance(plan, Reinitialise | Refuse):
-            return Judged(f"its position {stored.offset} of {log.topic_partition} does not fit the log ({plan.reason})")
-        tail += plan.records_max
+        judged = _fits(stored, log, now_ms)
+        if judged.reason:
+            return judged
+        tail += judged.tail
     return Judged(tail=tail)
+
+
+def judge_store(
+    snapshot: Snapshot,
+    store: str,
+    *,
+    app: str,
+    task: str,
+    definition: Mapping[str, Any],
+    log: LogState,
+    now_ms: int,
+) -> Judged:
+    """Whether one store of a snapshot can be the base of that store's restore; `log` as for `judge`."""
+    if (other := judge_names(snapshot, app, task)).reason:
+        return other
+    old, stored = snapshot.stores.get(store), snapshot.cut.positions.get(store)
+    if old is None or stored is None or store in snapshot.memory_stores:
+        return Judged(f"it has no rows of store {store!r}")
+    changes = definition_changes(old, definition)
+    if changes:
+        return Judged(f"store {store!r} had another definition ({'; '.join(changes)})")
+    return _fits(stored, log, now_ms)
+
+
+def _fits(stored: StoredPosition, log: LogState, now_ms: int) -> Judged:
+    """Whether a snapshot's position of a changelog fits the log."""
+    plan = plan_changelog(local_position(stored, rows=True), log, now_ms=now_ms)
+    if isinstance(plan, Reinitialise | Refuse):
+        return Judged(f"its position {stored.offset} of {log.topic_partition} does not fit the log ({plan.reason})")
+    return Judged(tail=plan.records_max)
 
 
 def newest_first(names: Iterable[SnapshotName]) -> list[SnapshotName]:

@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -166,8 +166,10 @@ class Storage:
             except FileNotFoundError:
                 return
 
-    def download(self, key: str, path: Path, size: int, sha256: str) -> None:
-        """Read a file to `path`, which is new, and make it durable.
+    def download(
+        self, key: str, path: Path, size: int, sha256: str, step: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Read a file to `path`, which is new, and make it durable; `step` gets the bytes of each part.
 
         Raises Corruption for a missing file and for one whose size or sha256 is another.
         """
@@ -177,6 +179,7 @@ class Storage:
             for part in self.read_parts(key, size):
                 digest.update(part)
                 file.write(part)
+                step(len(part))
             file.flush()
             os.fsync(file.fileno())
         found = self.head(key)

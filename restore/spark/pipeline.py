@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Protocol
 from standfast.replication.log import Log
 from standfast.restore.compare import Found
 from standfast.restore.files.manifest import FILE_NAME, Manifest
+from standfast.restore.snapshot.place import names_snapshot
 from standfast.restore.spark.both import looked_at_files, rebuild_and_verify
 from standfast.restore.spark.folder import Folder, below
 from standfast.restore.spark.inspect import Inspected, inspect
-from standfast.restore.spark.places import Place, manifest_of, manifest_places
+from standfast.restore.spark.places import Place, manifest_of, manifest_places, storage_places
 from standfast.restore.spark.rebuild import FILE, FILE_BYTES, Rebuilt, rebuild
 from standfast.restore.spark.source import SourceName
 from standfast.restore.spark.stores import Progress, StoreWork, each_store
@@ -196,8 +197,11 @@ def jobs_of_log(
     ]
 
 
-def snapshot_places(address: str) -> list[Place]:
-    """Places of the partitions in a folder with a manifest, or in all such folders below it. Raises InvalidRequest."""
+def snapshot_places(address: str, app: str | None = None) -> list[Place]:
+    """Places of the partitions in a folder with a manifest, or in all such folders below it, or of snapshots in a
+    storage (`ADDRESS/NAME`, of application `app`). Raises InvalidRequest."""
+    if names_snapshot(address):
+        return storage_places(address, app)
     folder = Folder(address)
     names = [one.name.split("/") for one in folder.list()]
     if any(parts == [FILE_NAME] for parts in names):

@@ -1,7 +1,8 @@
 """Places of the stores that a job reads, and the opening of one of them in a task.
 
     task       a task's directory or a checkpoint of it, local or in object storage
-    manifest   a folder with a manifest (a rebuild, a snapshot): its files are ingested into a scratch database
+    manifest   a folder with a manifest (a rebuild): its files are ingested into a scratch database
+    snapshot   a snapshot of a task in a storage, `ADDRESS/0_3/12-4711`: its files are fetched and opened
 
 An address that is read as a table (`places_at`) leads to places:
 
@@ -33,6 +34,14 @@ from typing import Any, Literal, NamedTuple
 from standfast.replication.offsets import TaskId
 from standfast.restore.files.manifest import FILE_NAME, Manifest, parse_manifest
 from standfast.restore.files.manifest_files import check_files
+from standfast.restore.snapshot.manifest import Snapshot
+from standfast.restore.snapshot.place import (
+    find_snapshots,
+    manifest_at,
+    names_snapshot,
+    open_snapshot,
+    shown_snapshot,
+)
 from standfast.restore.spark.files import files_of
 from standfast.restore.spark.folder import Folder, below, shown_address
 from standfast.restore.spark.task_files import open_fetched
@@ -54,7 +63,7 @@ from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.definitions_file import STORES_FILE, parse
 from standfast.store.types.kinds import definition_spec
 
-PlaceKind = Literal["task", "manifest"]
+PlaceKind = Literal["task", "manifest", "snapshot"]
 NO_TIMES = StoreTimes()
 AT_ONCE = 16  # small files read side by side: each takes a few answers of object storage
 
@@ -79,12 +88,12 @@ class Place:
 
     @property
     def remote(self) -> bool:
-        """Whether its files must be fetched."""
-        return "://" in self.address and not self.address.startswith("file://")
+        """Whether its files must be fetched; a snapshot's are fetched by the task that opens it."""
+        return self.kind != "snapshot" and "://" in self.address and not self.address.startswith("file://")
 
     def __str__(self) -> str:
         """The address without its password."""
-        return shown_address(self.address)
+        return shown_snapshot(self.address) if self.kind == "snapshot" else shown_address(self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,10 @@ def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = 
 @contextmanager
 def open_database(place: Place, store: str | None) -> Iterator[RocksEngine]:
     """A task's database with its commit record, and the rows of one store (None: of none)."""
+    if place.kind == "snapshot":
+        with open_snapshot(place.address, place.app) as engine:
+            yield engine
+        return
     folder = Folder(place.address)
     if folder.local is not None:
         with open_task(folder.local) as engine:
@@ -240,7 +253,9 @@ def stores_of(places: Iterable[Place]) -> Iterator[tuple[Place, dict[str, Descri
 
 
 def _at_once(place: Place) -> dict[str, Described] | None:
-    """The stores of a task in object storage; None for any other place."""
+    """The stores of a snapshot, or of a task in object storage; None for any other place."""
+    if place.kind == "snapshot":
+        return _of_snapshot(manifest_at(place.address, place.app))
     if place.kind != "task" or not place.remote:
         return None
     read = parse(Folder(place.address).read(STORES_FILE))
@@ -248,6 +263,18 @@ def _at_once(place: Place) -> dict[str, Described] | None:
     if read.stores is not None:
         return {name: Described(definition, known=False) for name, definition in read.stores.items()}
     return _of_database(place, read.fault)
+
+
+def _of_snapshot(snapshot: Snapshot) -> dict[str, Described]:
+    """The stores as the manifest has them; a fetched database is compared with it, so that both are of one cut."""
+    found = {}
+    for name, definition in snapshot.stores.items():
+        at = snapshot.cut.positions.get(name)
+        position = None if at is None else Position(
+            at.offset, at.leader_epoch, at.topic_id, at.at_ms, tag=at.tag, marker=at.marker
+        )  # fmt: skip
+        found[name] = Described(definition, position, StoreTimes(snapshot.cut.observed.get(name, NO_TIMES.observed_ms)))
+    return found
 
 
 def _of_database(place: Place, note: str) -> dict[str, Described]:
@@ -297,6 +324,14 @@ def manifest_places(address: str) -> list[Place]:
     return [Place(manifest.app, TaskId(0, one.partition), folder.address, "manifest") for one in manifest.partitions]
 
 
+def storage_places(text: str, app: str | None) -> list[Place]:
+    """The places of the snapshots that `ADDRESS/NAME` or `ADDRESS/latest` names."""
+    return [
+        Place(one.app, TaskId.parse(one.task), address, "snapshot")
+        for address, one in sorted(find_snapshots(text, app), key=lambda found: TaskId.parse(found[1].task))
+    ]
+
+
 def remote_places(address: str, app: str | None) -> list[Place]:
     """Tasks below <address>/<app>/<task>, or of the application that <address> names. Raises InvalidRequest."""
     found: dict[str, list[Place]] = {}
@@ -319,10 +354,12 @@ def remote_places(address: str, app: str | None) -> list[Place]:
 
 
 def places_at(address: str, app: str | None) -> list[Place]:
-    """Tasks at an address. Raises InvalidRequest if it has none, Held if their owner runs."""
+    """Tasks at an address, or the snapshots that it names. Raises InvalidRequest for none, Held if an owner runs."""
     folder = Folder(address)
     if folder.read(FILE_NAME) is not None:
         return manifest_places(address)
+    if names_snapshot(address):
+        return storage_places(address, app)
     if folder.local is None:
         return remote_places(address, app)
     root = folder.local

@@ -2,6 +2,7 @@
 
     kind        store (default) | changelog | changes | metadata           the content of the table
     path        a state directory, one of its tasks, or a folder with a manifest; `state` if SQL keeps `path` to itself
+    snapshot    a snapshot, `0_3/12-4711` or `latest`, of the storage that `path` names then; it needs `app`
     log, topic  the log, and the changelog (or app and storeName, which name it)
 
 Rules of this file: pure; it reads no file and asks no log. Unknown options are refused, because Spark itself would
@@ -16,13 +17,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from standfast.restore.snapshot.names import join_address, split_address
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
 from standfast.store.serde import Serde
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
 from standfast.store.types.kinds import definition_spec
 
-PLACE = ("path", "state", "app", "storeName", "partitions")
+PLACE = ("path", "state", "snapshot", "app", "storeName", "partitions")
 TARGET = ("path", "state", "app", "storeName", "partitionCount")
 COLUMNS = ("keySerde", "valueSerde", "keySchema", "valueSchema", "decode", "limit")
 FILTERS = ("keyFrom", "keyTo", "keyPrefix", "timeFrom", "timeTo", "asOf")
@@ -33,7 +35,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "store": ("kind", *PLACE, *COLUMNS, *FILTERS),
     "changelog": ("kind", *LOG, *COLUMNS, *STORE),
     "changes": ("kind", *LOG, *COLUMNS, *STORE, "oldValues"),
-    "metadata": ("kind", "path", "state", "app"),
+    "metadata": ("kind", "path", "state", "snapshot", "app"),
     "write": (*TARGET, "log", "keySerde", "valueSerde", "memoryMb", *STORE),
 }
 FLAGS = ("decode", "timestamped", "oldValues", *(name for name, one in _SETTINGS.items() if one.what == "flag"))
@@ -98,7 +100,15 @@ class Given:
         if found is None:
             what = "the one to write to" if self.kind == "write" else "the state directory, or one with a manifest"
             raise BadConfig([f'which folder? name {what}: .load("/var/lib/delays") or option("path", ...)'])
-        return found
+        snapshot = self.text("snapshot")
+        if snapshot is None:
+            return found
+        address = join_address(found, snapshot)
+        if split_address(address) != (found.rstrip("/"), snapshot) and split_address(address) != (found, snapshot):
+            raise BadConfig(
+                [f"snapshot is {snapshot!r:.100}: give TASK/EPOCH-POSITION, such as 0_3/12-4711, or latest"]
+            )
+        return address
 
     def need(self, name: str, example: str) -> str:
         """A required text option. Raises BadConfig if absent."""

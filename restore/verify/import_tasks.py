@@ -45,6 +45,38 @@ class Taken:
     digest: Digest
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One store of one task that an import would make: the files' position and bytes, and the log's end, if known."""
+
+    task: TaskId
+    store: str
+    folder: str
+    position: int
+    bytes: int
+    end: int | None = None
+
+    @property
+    def records(self) -> int | None:
+        """Most records left to read; None without a log."""
+        return None if self.end is None else max(self.end - self.position, 0)
+
+
+def plan_import(
+    state_dir: Path, folders: Sequence[Path], *, log: Log | None = None, group: int = 0
+) -> tuple[Planned, ...]:
+    """The tasks that `import_tasks` would make, after the same checks but for the files' sha256; nothing is written."""
+    _, manifests, tasks = _checked(state_dir, folders, log, group)
+    found = []
+    for task in tasks:
+        for folder, manifest in manifests.items():
+            part = manifest.partition(task.partition)
+            size = sum(file.bytes for file in part.files)
+            end = None if log is None else _end(log, TopicPartition(manifest.topic, task.partition))
+            found.append(Planned(task, manifest.store, str(folder), part.end, size, end))
+    return tuple(found)
+
+
 def import_tasks(
     state_dir: Path, folders: Sequence[Path], *, log: Log | None = None, group: int = 0
 ) -> tuple[Taken, ...]:
@@ -54,16 +86,7 @@ def import_tasks(
     for tasks that exist already or folders that do not fit each other, StateLost for a log that does not continue at
     the positions, Corruption for damaged files.
     """
-    manifests = {folder: read_manifest(folder) for folder in folders}
-    app = _one_app(manifests)
-    tasks = _tasks(manifests, group)
-    for task in tasks:
-        path = Path(state_dir) / app / str(task)
-        if path.exists():
-            raise InvalidRequest(f"{path} exists already: an import makes new tasks only, name another state directory")
-    if log is not None:
-        for manifest in manifests.values():
-            _check_log(log, manifest)
+    app, manifests, tasks = _checked(state_dir, folders, log, group)
     # All checks before the first change: a damaged file of the last folder must not leave tasks of the others.
     for folder, manifest in manifests.items():
         for partition in manifest.partitions:
@@ -83,6 +106,23 @@ def import_tasks(
         shutil.rmtree(work, ignore_errors=True)
         state.close()
     return tuple(taken)
+
+
+def _checked(
+    state_dir: Path, folders: Sequence[Path], log: Log | None, group: int
+) -> tuple[str, dict[Path, Manifest], list[TaskId]]:
+    """Application, manifests and tasks of these folders, which fit each other, the log and the state directory."""
+    manifests = {folder: read_manifest(folder) for folder in folders}
+    app = _one_app(manifests)
+    tasks = _tasks(manifests, group)
+    for task in tasks:
+        path = Path(state_dir) / app / str(task)
+        if path.exists():
+            raise InvalidRequest(f"{path} exists already: an import makes new tasks only, name another state directory")
+    if log is not None:
+        for manifest in manifests.values():
+            _check_log(log, manifest)
+    return app, manifests, tasks
 
 
 def link_files(folder: Path, files: Sequence[ManifestFile], target: Path) -> list[tuple[str, Path]]:
@@ -150,6 +190,14 @@ def _tasks(manifests: Mapping[Path, Manifest], group: int) -> list[TaskId]:
         if numbers != first:
             raise InvalidRequest(f"{folder} has partitions {numbers}, another folder {first}: rebuild the same ones")
     return [TaskId(group, number) for number in first]
+
+
+def _end(log: Log, source: TopicPartition) -> int:
+    reader = log.reader()
+    try:
+        return reader.bounds([source])[source].end
+    finally:
+        reader.close()
 
 
 def _check_log(log: Log, manifest: Manifest) -> None:

@@ -101,6 +101,7 @@ class TaskStores:
         self.unwritten: Unwritten | None = None
         self._careful = careful
         self._whole_wal = bool(self.unlogged) if whole_wal is None else whole_wal
+        self.interrupted: frozenset[str] = frozenset()  # stores that a crash left with a part of an import, emptied
         self.copying: dict[str, str] = {}  # stores whose copy a crash interrupted, with the source folder
         self._stored: Mapping[str, Any] = {}
         self.decode_ns = 0  # time spent on turning records into rows
@@ -461,6 +462,7 @@ class TaskStores:
             logger.warning("task %s: a crash interrupted the import of files into %s: the store is emptied and begins "
                            "again", self.task, ", ".join(sorted(unsure)), extra=about)  # fmt: skip
         gone |= unsure
+        self.interrupted = frozenset(unsure & declared.keys())
         # Without its position a store is restored from the beginning.
         cut = replace(
             cut,

@@ -60,7 +60,7 @@ from standfast.stream.session.mending import Loss, Mender
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import Task
 from standfast.stream.snapshots.beginning import FromSnapshot
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshots.counts import Downloads, SnapshotCounts
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
 NOTHING = Loss()
@@ -95,6 +95,7 @@ class TaskOpener:
         foreign: bool,
         progress: LeaseProgress,
         snapshot_counts: SnapshotCounts,
+        downloads: Downloads,
     ) -> None:
         self.app = app
         self.log = log
@@ -129,6 +130,7 @@ class TaskOpener:
                 self._reader,
                 clock=clock,
                 counts=snapshot_counts,
+                downloads=downloads,
                 progress=progress,
             )
         self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
@@ -269,6 +271,9 @@ class TaskOpener:
     ) -> Opened | Loss:
         """The task, or the lost part of its state; the stores are closed in that case."""
         try:
+            if self._snapshots is not None:
+                logs = partial(self._log_states, task, self.groups[task.group].specs, topics)
+                self._snapshots.refill(task, stores, lost, logs)
             applier = self._applier(task, stores, topics)
             plans = self._plans(stores, applier, topics)
             _refuse(task, plans)

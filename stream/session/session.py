@@ -87,6 +87,7 @@ from standfast.stream.session.statistics import RestoreStatistics, SessionCounte
 from standfast.stream.session.task import Task, TaskState
 from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
+from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 
@@ -128,6 +129,7 @@ class Session(Closing):
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
     _snapshots: SnapshotKeeper | None = None  # of a policy of snapshots
     _closed = False
+    _keeps_snapshots = True  # False: a policy of snapshots is for beginning with them alone
     _leased = True  # False: another process is the member of the group, and renews the lease
 
     def __init__(
@@ -222,6 +224,7 @@ class Session(Closing):
 
     def _make_instance(self) -> Instance:
         settings = self._settings
+        self._downloads = Downloads()
         # Without a cache every put is logged, whatever the stores' own definitions say.
         if not settings.cache_max_bytes:
             for number, group in self._groups.items():
@@ -240,6 +243,7 @@ class Session(Closing):
             foreign=self.read_only,
             progress=self.progress,
             snapshot_counts=self.counters.snapshots,
+            downloads=self._downloads,
         )
         # Where partitions are not known yet, changelogs are created when tasks are opened.
         if all(group.partitions for group in self._groups.values()):
@@ -274,7 +278,9 @@ class Session(Closing):
 
     def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
         policy = self._settings.snapshots
-        if policy is None or self.read_only:
+        if policy is not None and background:
+            self._figures.take()  # the first ones: a status asked for during a download has older ones to show
+        if policy is None or self.read_only or not self._keeps_snapshots:
             self._instance.take_part(None)
             return None
         keeper = SnapshotKeeper(
@@ -602,7 +608,9 @@ class Session(Closing):
         if lock._is_owned():  # the reading thread would wait for this one
             return self._read_statistics()
         statistics, age_ms = self._figures.take()
-        return replace(statistics, log_read_ms_ago=statistics.log_read_ms_ago + age_ms) if age_ms else statistics
+        # A download runs under the lock, so that the figures may be from before it.
+        downloads = self._downloads.statistics(self.clock.monotonic_ms())
+        return replace(statistics, log_read_ms_ago=statistics.log_read_ms_ago + age_ms, downloads=downloads)
 
     def _read_statistics(self) -> SessionStatistics:
         with self._usable():
@@ -616,6 +624,7 @@ class Session(Closing):
                 disk=self.disk.state,
                 own_sources=self.own_sources(),
                 commit_interval_ms=self.commit_interval_ms(),
+                downloads=self._downloads.statistics(self.clock.monotonic_ms()),
             )
 
     def look_at_group(self) -> GroupView:

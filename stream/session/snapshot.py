@@ -22,6 +22,7 @@ from standfast.stream.session.statistics import (
     TaskStatistics,
 )
 from standfast.stream.session.task import GONE, Task
+from standfast.stream.snapshots.counts import DownloadStatistics
 
 
 class LogFigures:
@@ -71,6 +72,7 @@ def session_statistics(
     disk: DiskState,
     own_sources: tuple[SourceStatistics, ...] = (),
     commit_interval_ms: int | None = None,
+    downloads: tuple[DownloadStatistics, ...] = (),
 ) -> SessionStatistics:
     """Everything that a session reports about itself, at this moment."""
     view, wall_ms = instance.membership.view, clock.wall_ms()
@@ -94,6 +96,7 @@ def session_statistics(
         log_error=log_error,
         own_sources=own_sources,
         commit_interval_ms=commit_interval_ms,
+        downloads=downloads,
         placement=None if instance.managed is None else instance.managed.snapshot(wall_ms),
     )
 

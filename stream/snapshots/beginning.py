@@ -9,19 +9,20 @@ the opened stores again, as any local state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.forecast.rates import DOWNLOAD, note_rate
 from standfast.restore.plan import LogState
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.opening import open_storage
-from standfast.restore.snapshot.planning import Judged, judge
+from standfast.restore.snapshot.planning import Judged, judge, judge_store
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
@@ -29,11 +30,10 @@ from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.snapshots.counts import NONE, RESTORED, UNANSWERED, SnapshotCounts
+from standfast.store.task.task_stores import TaskStores
+from standfast.stream.snapshots.counts import NONE, RESTORED, STORE, UNANSWERED, Downloads, SnapshotCounts
 
-if TYPE_CHECKING:
-    from standfast.restore.snapshot.fetch import Restored
-
+T = TypeVar("T")
 STEP_S = 0.25
 PATIENCE_S = 20  # the changelogs have the same rows, so a storage that is away must not delay a task for long
 
@@ -51,6 +51,7 @@ class FromSnapshot:
         *,
         clock: Clock,
         counts: SnapshotCounts,
+        downloads: Downloads,
         progress: LeaseProgress,
     ) -> None:
         self.app = app
@@ -59,9 +60,10 @@ class FromSnapshot:
         self._reader = reader
         self._clock = clock
         self._counts = counts
+        self._downloads = downloads
         self._progress = progress
         self._storage = open_storage(policy.to, app, patience_s=PATIENCE_S)
-        counts.restores.update(dict.fromkeys((RESTORED, NONE, UNANSWERED), 0))
+        counts.restores.update(dict.fromkeys((RESTORED, NONE, UNANSWERED, STORE), 0))
 
     def begin(
         self, task: TaskId, specs: Sequence[StoreSpec], logs: Callable[[], Mapping[str, LogState]]
@@ -81,6 +83,7 @@ class FromSnapshot:
         if not whole:
             return None  # nothing was ever logged, or nothing is left that a snapshot could be checked against
         definitions = {spec.name: spec.placed_definition() for spec in specs}
+        began_ms = self._clock.monotonic_ms()
         try:
             done = self._waited(
                 partial(
@@ -91,6 +94,7 @@ class FromSnapshot:
                     self._state_dir.copying_path(str(task)),
                     self._shared,
                     judge=lambda snapshot: self._judge(snapshot, task, definitions, states),
+                    step=partial(self._step, str(task)),
                 )
             )
         except StandfastError as error:
@@ -102,8 +106,14 @@ class FromSnapshot:
                 extra=as_event("snapshots_unread", task=task),
             )
             return None
+        finally:
+            self._downloads.end(str(task))
         self._counts.restores[NONE if done.snapshot is None else RESTORED] += 1
         if done.snapshot is not None:
+            self._counts.downloaded_bytes += done.snapshot.bytes
+            if not done.passed_over:  # else a part of the time went into snapshots that were of no use
+                took_ms = self._clock.monotonic_ms() - began_ms
+                note_rate(self._state_dir.path, DOWNLOAD, done.snapshot.bytes, took_ms, self._clock.wall_ms())
             logger.info(
                 "task %s begins with snapshot %s: %d bytes, at most %d of %d records left to read",
                 task,
@@ -115,7 +125,76 @@ class FromSnapshot:
             )
         return done.snapshot
 
-    def _waited(self, call: Callable[[], Restored]) -> Restored:
+    def refill(
+        self, task: TaskId, stores: TaskStores, lost: Collection[str], logs: Callable[[], Mapping[str, LogState]]
+    ) -> None:
+        """Fill stores that begin again beside good neighbours with their rows of a snapshot; `logs` as for `begin`.
+
+        `lost` are stores that were just taken out. Raises the errors of an ingest: the task must be opened again then.
+        """
+        wanted = _begin_again(stores, lost)
+        states = logs() if wanted else {}
+        # Of an empty log no snapshot can be judged.
+        wanted = {name for name in wanted if states[name].stop > states[name].begin}
+        if not wanted:
+            return
+        from standfast.restore.snapshot.one_store import refill
+
+        try:
+            done = self._waited(
+                partial(
+                    refill,
+                    self._storage,
+                    stores,
+                    wanted,
+                    self._state_dir.copying_path(str(task)),
+                    self._shared,
+                    judge=lambda snapshot, name: self._judge_store(snapshot, name, task, stores, states[name]),
+                    step=partial(self._step, str(task)),
+                )
+            )
+        except StandfastError as error:
+            if stores.poisoned is not None:
+                raise
+            self._counts.restores[UNANSWERED] += 1
+            logger.warning(
+                "task %s: %s restored from the changelog alone, its snapshots could not be read: %s",
+                task,
+                ", ".join(sorted(wanted)),
+                error,
+                extra=as_event("snapshots_unread", task=task),
+            )
+            return
+        finally:
+            self._downloads.end(str(task))
+        self._counts.restores[STORE] += len(done.stores)
+        self._counts.downloaded_bytes += done.bytes
+        for name, snapshot in done.stores.items():
+            logger.info(
+                "task %s: store %s begins with its rows of snapshot %s; its neighbours stay",
+                task,
+                name,
+                snapshot,
+                extra=as_event("store_refilled", task=task, store=name, snapshot=str(snapshot)),
+            )
+
+    def _judge_store(self, snapshot: Snapshot, name: str, task: TaskId, stores: TaskStores, log: LogState) -> Judged:
+        stored = snapshot.cut.positions.get(name)
+        ends = self._reader.epoch_ends({log.topic_partition: stored.tag}) if stored is not None and stored.tag else {}
+        return judge_store(
+            snapshot,
+            name,
+            app=self.app,
+            task=str(task),
+            definition=stores.specs[name].placed_definition(),
+            log=replace(log, diverged_at=ends.get(log.topic_partition)),
+            now_ms=self._clock.wall_ms(),
+        )
+
+    def _step(self, task: str, snapshot: Snapshot, count: int) -> None:
+        self._downloads.add(task, str(snapshot.name), snapshot.bytes, count, self._clock.monotonic_ms())
+
+    def _waited(self, call: Callable[[], T]) -> T:
         """Call in another thread; meanwhile the opening counts as progress for the lease.
 
         A download may last longer than `max_stall_ms`, and each of its requests has a time-out of its own.
@@ -153,3 +232,16 @@ class FromSnapshot:
             logs=judged,
             now_ms=self._clock.wall_ms(),
         )
+
+
+def _begin_again(stores: TaskStores, lost: Collection[str]) -> set[str]:
+    """Stores on disk with a changelog that were taken out just now, or that a crash left within an import.
+
+    Not each store without a position: an operator may have wiped the task, since its rows, and snapshots of them, are
+    wrong.
+    """
+    return {
+        name
+        for name in {*lost, *stores.interrupted} - stores.cut.positions.keys()
+        if name in stores.specs and stores.specs[name].logging and stores.specs[name].engine != "memory"
+    }

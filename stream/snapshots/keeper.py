@@ -1,6 +1,7 @@
 """Makes snapshots of the tasks that run here, on a schedule or when asked.
 
     a task is due ──> checkpoint (links) ──> sha256 of new files ──> upload of files that are not there ──> prune
+    every LIST_MS, and after each change ──> names in the storage, and new manifests ──> the listing for status and page
 
 Rules of this file: a thread of its own, that nothing waits for: a storage that is away costs a warning, a count and a
 later attempt, and processing goes on. The checkpoint alone touches a task, and any thread may make it. The cut comes
@@ -18,26 +19,29 @@ from pathlib import Path
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
+from standfast.restore.snapshot.catalogue import read_all
 from standfast.restore.snapshot.checkpoint import Hashes, describe
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
-from standfast.restore.snapshot.names import position_of
+from standfast.restore.snapshot.names import TASKS, SnapshotName, name_of_key, position_of
 from standfast.restore.snapshot.opening import open_storage
-from standfast.restore.snapshot.planning import Retention
+from standfast.restore.snapshot.planning import Kept, Retention
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock
-from standfast.store.errors import Closed, InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.snapshots.counts import FAILED, MADE, UNCHANGED, SnapshotCounts
+from standfast.stream.snapshots.counts import FAILED, LISTING, MADE, UNCHANGED, SnapshotCounts, StoredSnapshot
 
 THREAD = "standfast-snapshots"
 TICK_S = 1.0
 AGAIN_MS = 60_000  # after a failure, unless the schedule comes first
 PRUNE_MS = 600_000
+LIST_MS = 300_000
 STOP_WAIT_S = 5.0
 START_PATIENCE_S = 5
+ERROR_SHOWN_MAX = 400
 MEMORY_BYTES = 4 << 20  # for reading the record of a checkpoint
 
 
@@ -89,19 +93,21 @@ class SnapshotKeeper:
         self._pace = threading.Lock()
         self._free_ms = 0  # when the sent bytes are within the limit again
         self._pruned_ms: int | None = None
+        self._list_ms = 0  # when the storage is listed again
+        self._listed: dict[SnapshotName, StoredSnapshot] = {}
+        self._listed_tasks: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.storage = open_storage(policy.to, app)
         counts.made.update(dict.fromkeys((MADE, UNCHANGED, FAILED), 0))  # series that exist from the start
+        counts.storage = self.storage.where
         try:
             open_storage(policy.to, app, patience_s=START_PATIENCE_S).prove()
         except Unavailable as error:
             logger.warning("%s", error, extra=as_event("snapshots_unavailable", to=self.storage.where))
 
     def start(self) -> None:
-        """Begin the schedule, if the policy has one."""
-        if self.policy.every_ms is None and self.policy.every_records is None:
-            return
+        """Begin the schedule, if the policy has one, and the listing of the storage."""
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
 
@@ -119,7 +125,13 @@ class SnapshotKeeper:
         if not on_disk(task):
             raise InvalidRequest(f"task {task_id} has no rows on disk: its stores are in memory, and the log has them")
         with self._lock:
-            return self._create(task_id, self._kept_of(task_id, task))
+            try:
+                name = self._create(task_id, self._kept_of(task_id, task))
+            except StandfastError as error:
+                self._note_error(str(task_id), error)
+                raise
+        self._list_ms = self._clock.monotonic_ms()  # the listing shows it with the next round
+        return name
 
     def wall_ms(self) -> int:
         """The session's wall clock, in milliseconds."""
@@ -138,13 +150,14 @@ class SnapshotKeeper:
         self._prune(self._clock.monotonic_ms())
 
     def round(self) -> None:
-        """Make the snapshots that are due, then prune if the storage grew."""
+        """Make the snapshots that are due, prune if the storage grew, then list it if that is due."""
         now_ms = self._clock.monotonic_ms()
         tasks = {task_id: task for task_id, task in self._tasks().items() if on_disk(task)}
         # A task that comes back has other files, and may have another epoch.
         with self._lock:
             for gone in self._kept.keys() - tasks.keys():
                 del self._kept[gone]
+                self._counts.errors.pop(str(gone), None)
         made = False
         for task_id, task in sorted(tasks.items()):
             kept = self._kept_of(task_id, task)
@@ -160,6 +173,40 @@ class SnapshotKeeper:
                 self._fail(task_id, kept, error)
         if made and (self._pruned_ms is None or now_ms - self._pruned_ms >= self._prune_interval_ms()):
             self._prune(now_ms)
+        here = frozenset(map(str, tasks))
+        if made or now_ms >= self._list_ms or here != self._listed_tasks:
+            self._list(now_ms, here)
+
+    def _list(self, now_ms: int, tasks: frozenset[str]) -> None:
+        """List the snapshots of the tasks that run here; a manifest never changes, so each is read once."""
+        self._list_ms = now_ms + LIST_MS
+        self._listed_tasks = tasks
+        if not tasks:
+            self._counts.stored = ()
+            return
+        try:
+            found = {name: one for one in self.storage.list(TASKS) if (name := name_of_key(one.key)) is not None}
+            # Of other tasks their own instances show the snapshots.
+            wanted = {name: one for name, one in found.items() if name.task in tasks}
+            new = read_all(self.storage, (one for name, one in wanted.items() if name not in self._listed))
+        except StandfastError as error:
+            if LISTING not in self._counts.errors:  # the page shows it from now on: one line is enough
+                logger.warning("snapshots cannot be listed: %s", error, extra=as_event("snapshots_unlisted"))
+            self._note_error(LISTING, error)
+            return
+        self._listed = {name: one for name, one in self._listed.items() if name in wanted}
+        self._listed |= {name: _stored(one) for name, one in new.items() if isinstance(one, Kept)}
+        self._counts.stored = tuple(one for _, one in sorted(self._listed.items(), reverse=True))
+        self._counts.listed_ms = self._clock.wall_ms()
+        # A manifest that cannot be read is tried again with the next listing.
+        broken = [f"{name}: {fault}" for name, fault in sorted(new.items()) if isinstance(fault, str)]
+        if broken:
+            self._note_error(LISTING, Corruption("; ".join(broken[:3])))
+        else:
+            self._counts.errors.pop(LISTING, None)
+
+    def _note_error(self, what: str, error: StandfastError) -> None:
+        self._counts.errors[what] = (str(error)[:ERROR_SHOWN_MAX], self._clock.wall_ms())
 
     def _run(self) -> None:
         while not self._stop.wait(TICK_S):
@@ -238,6 +285,7 @@ class SnapshotKeeper:
         self._counts.made[MADE if done.new else UNCHANGED] += 1
         self._counts.uploaded_bytes += done.uploaded_bytes
         self._counts.at_ms[str(task_id)] = self._clock.wall_ms()
+        self._counts.errors.pop(str(task_id), None)
         if done.new:
             logger.info(
                 "snapshot %s in %s: %d of %d files uploaded, %d of %d bytes",
@@ -253,6 +301,7 @@ class SnapshotKeeper:
 
     def _fail(self, task_id: TaskId, kept: _Kept, error: StandfastError) -> None:
         self._counts.made[FAILED] += 1
+        self._note_error(str(task_id), error)
         wait_ms = min(AGAIN_MS, self.policy.every_ms or AGAIN_MS)
         kept.again_ms = self._clock.monotonic_ms() + wait_ms
         logger.warning(
@@ -286,6 +335,11 @@ class SnapshotKeeper:
             prune(self.storage, retention, clock=self._clock, grace_ms=self.policy.grace_ms)
         except StandfastError as error:
             logger.warning("old snapshots stay for now: %s", error, extra=as_event("snapshots_unpruned"))
+
+
+def _stored(kept: Kept) -> StoredSnapshot:
+    one = kept.snapshot
+    return StoredSnapshot(str(one.name), one.task, one.epoch, one.position, one.bytes, len(one.files), kept.modified_ms)
 
 
 def on_disk(task: RunningTask) -> bool:

@@ -75,6 +75,7 @@ PURE = {
     "restore/gate.py",
     "restore/verdict.py",
     "restore/files/manifest.py",
+    "restore/forecast/forecast.py",
     "restore/plan.py",
     "restore/progress.py",
     "restore/report/text.py",

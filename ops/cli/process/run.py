@@ -115,6 +115,8 @@ def settings_of(loaded: Loaded) -> dict[str, Any]:
             found[argument] = getattr(values, field)
     if config.app.log is not None:
         found["log"] = config.log_address  # with the settings of [kafka]
+    if config.snapshot_policy is not None:
+        found["snapshots"] = config.snapshot_policy
     return found
 
 

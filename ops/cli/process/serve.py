@@ -28,6 +28,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="lines of its log on stderr, as the setting logging.format"
     )
+    parser.add_argument(
+        "--snapshots", metavar="STORAGE", help="store snapshots of the tasks there, as the setting snapshots.to"
+    )
+    parser.add_argument(
+        "--snapshots-every", metavar="TIME", help="time between two of a task, as the setting snapshots.every"
+    )
     parser.add_argument("--check", action="store_true", help="check the settings and whether the log answers, then end")
     parser.set_defaults(handler=run_serve)
     text = "make a sidecar take no more work and close its tasks; it goes on answering until it is stopped"
@@ -62,6 +68,9 @@ def run_serve(args: argparse.Namespace) -> int:
     require("serve", *SERVE, "uvloop", "hiredis")  # first: the import of the sidecar would fail without a remedy
     if args.log_format is not None:
         args.set.append(f"logging.format={args.log_format}")
+    for name, value in (("to", args.snapshots), ("every", args.snapshots_every)):
+        if value is not None:
+            args.set.append(f"snapshots.{name}={value}")
     loaded = config_of(args)
     config = loaded.config
     from standfast.ops.sidecar import serve

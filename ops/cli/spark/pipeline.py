@@ -70,7 +70,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--snapshot",
         metavar="FOLDER",
-        help="instead of --state-dir: a folder with a manifest, or with a folder for each store",
+        help="instead of --state-dir: a folder with a manifest, or with a folder for each store; or a snapshot in a "
+        "storage, as s3://bucket/path/0_3/12-4711, or .../latest for the newest of each task",
     )
     parser.add_argument(
         "--store",
@@ -219,7 +220,7 @@ def _jobs(args: argparse.Namespace, log: Log, looked_at: str) -> list[StoreJob]:
         if len(set(names)) != len(names):
             raise InvalidRequest(f"--store names a store twice: {', '.join(names)}")
         return jobs_of_log(log, app, specs, partitions=partitions, allow_truncated=args.allow_truncated)
-    places = snapshot_places(args.snapshot) if looked_at == "snapshot" else places_of(args)
+    places = snapshot_places(args.snapshot, settings_of(args).app) if looked_at == "snapshot" else places_of(args)
     app = getattr(args, "app", None)
     if app is not None and places[0].app != app:
         raise InvalidRequest(f"{args.snapshot} holds stores of application {places[0].app!r}, not {app!r}")

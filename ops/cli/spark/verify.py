@@ -2,6 +2,8 @@
 
     standfast verify --state-dir DIR [--app NAME] [--store NAME] [--partition P] --log ADDRESS [--limit N] [--json]
 
+    standfast verify --snapshot ADDRESS/0_3/12-4711 --app NAME --log ADDRESS        a snapshot in a storage
+
 With --spark (or --master) Spark does the same for stores of any size: see `verify_spark.py`.
 
 Rules of this file: arguments and tables; the comparison is in `standfast.restore.verify.verify`. It opens files
@@ -12,7 +14,7 @@ In one process, one store after the other, each store's rows in memory.
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -72,7 +74,10 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
     """Flags of a verify on Spark only."""
     parser.add_argument("--spark", action="store_true", help="on Spark, for stores of any size; --master implies it")
     parser.add_argument(
-        "--snapshot", metavar="FOLDER", help="on Spark: a folder with a manifest (of a rebuild), or s3://bucket/path"
+        "--snapshot",
+        metavar="ADDRESS",
+        help="a snapshot in a storage, ADDRESS/TASK/EPOCH-POSITION, or ADDRESS/latest for the newest of each task; on "
+        "Spark also a folder with a manifest (of a rebuild)",
     )
     parser.add_argument(
         "--report", metavar="FOLDER", help="on Spark: write summary.json, differences.parquet, report.html"
@@ -96,11 +101,13 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
 
 def on_spark(args: argparse.Namespace) -> bool:
     """Whether a flag demands Spark."""
+    from standfast.restore.snapshot.place import names_snapshot
+
     # A flag that only Spark knows must not be passed over without --spark.
     return bool(
         args.spark
         or args.master
-        or args.snapshot
+        or (args.snapshot and not names_snapshot(args.snapshot))
         or args.report
         or args.plan
         or args.digest_only
@@ -124,10 +131,12 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
         from standfast.ops.cli.spark.verify_spark import run_verify_spark
 
         return run_verify_spark(args, out)
-    tasks = _tasks(args)
-    # Read before the files are opened: an owner that ends in between may have written to them.
-    app, owner = tasks[0].app, tasks[0].owner_pid
-    with closing(log_of(args)) as log, open_tasks(tasks) as opened:
+    with ExitStack() as stack:  # snapshots are fetched to folders that are removed at the end
+        tasks = _fetched(args, stack) if args.snapshot else _tasks(args)
+        # Read before the files are opened: an owner that ends in between may have written to them.
+        app, owner = tasks[0].app, tasks[0].owner_pid
+        log = stack.enter_context(closing(log_of(args)))
+        opened = stack.enter_context(open_tasks(tasks))
         if owner is not None:
             out.note(f"pid {owner} owns these files and is running: this verifies their state at opening")
         verdicts, left_out = _verify(opened, args, log, out)
@@ -195,6 +204,23 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.truncated:
             out.note(f"{one.store}, partition {one.task.partition}: more rows differ than these: raise --limit")
+
+
+def _fetched(args: argparse.Namespace, stack: ExitStack) -> list[TaskAtRest]:
+    """The snapshots that --snapshot names, as tasks at rest."""
+    from standfast.restore.snapshot.place import fetched, find_snapshots
+    from standfast.restore.verify.at_rest import find_tasks
+    from standfast.store.errors import InvalidRequest
+
+    if args.state_dir is not None:
+        raise InvalidRequest("--state-dir and --snapshot both name the state to verify: give one")
+    found = find_snapshots(args.snapshot, settings_of(args).app)
+    tasks = [(address, one) for address, one in found if args.partition in (None, int(one.task.rpartition("_")[2]))]
+    if not tasks:
+        raise InvalidRequest(f"{args.snapshot.partition('?')[0]} has no snapshot of partition {args.partition}")
+    return [
+        task for address, one in tasks for task in find_tasks(stack.enter_context(fetched(address, one.app)), one.app)
+    ]
 
 
 def _tasks(args: argparse.Namespace) -> list[TaskAtRest]:
@@ -291,7 +317,7 @@ def _document(
     return {
         "schema": SCHEMA,
         "app": app,
-        "state_dir": str(settings_of(args).state_dir),
+        "state_dir": args.snapshot.partition("?")[0] if args.snapshot else str(settings_of(args).state_dir),
         "log": settings_of(args).log,
         "owner_pid": owner,
         "verdict": verdict,

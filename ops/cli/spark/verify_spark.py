@@ -6,7 +6,7 @@
 
     --state-dir    tasks at rest: a state directory without a live owner, an application's, a task's, a checkpoint;
                    local, or s3://bucket/path with <app>/<task> below it
-    --snapshot     a folder with a manifest
+    --snapshot     a folder with a manifest, or a snapshot in a storage: ADDRESS/TASK/EPOCH-POSITION, ADDRESS/latest
 
 Rules of this file: arguments, the choice of state, and tables; the work is in `standfast.restore.spark.verify`. A
 directory with a live owner is refused: its files would change under the tasks.
@@ -154,11 +154,14 @@ def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
 
 def places_of(args: argparse.Namespace) -> list[Place]:
     """The state that the flags name: a snapshot, or tasks at rest. Raises InvalidRequest if a live process owns it."""
-    from standfast.restore.spark.places import Place, manifest_places, remote_places
+    from standfast.restore.snapshot.place import names_snapshot
+    from standfast.restore.spark.places import Place, manifest_places, remote_places, storage_places
     from standfast.store.errors import InvalidRequest
 
     settings = settings_of(args)
     if args.snapshot is not None:
+        if names_snapshot(args.snapshot):
+            return storage_places(args.snapshot, settings.app)
         return manifest_places(args.snapshot)
     if is_url(args.state_dir):
         return remote_places(args.state_dir, settings.app)

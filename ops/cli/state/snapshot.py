@@ -77,7 +77,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         one.add_argument("--from", dest="storage", required=True, metavar="STORAGE", help=STORAGE)
         one.add_argument("--app", metavar="NAME", help="application")
         if one in (restore, prune):
-            one.add_argument("-n", "--dry-run", action="store_true", help="only show it")
+            one.add_argument("-n", "--dry-run", action="store_true", help="only show it, and write nothing")
         one.add_argument("--config", **FLAGS["config"])
         prints(one, storage_run, "json")
 
@@ -124,6 +124,9 @@ def _add_restore(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     restore.add_argument(
         "--checkpoint", type=int, metavar="N", help="the coordinated checkpoint N, one cut over all tasks; with --as"
+    )
+    restore.add_argument(
+        "--log", metavar="ADDRESS", help="the log, for a point and for --as; with --dry-run, to count the records left"
     )
     add_point_flags(restore)
     return restore

@@ -43,7 +43,6 @@ def add_point_flags(parser: argparse.ArgumentParser) -> None:
     point.add_argument(
         "--to-time", metavar="T", help="state of records before the first one of this time: ISO 8601, or milliseconds"
     )
-    where.add_argument("--log", metavar="ADDRESS", help="the log, for a point and for --as")
 
 
 def wants_point(args: argparse.Namespace) -> bool:

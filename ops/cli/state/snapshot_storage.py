@@ -6,7 +6,8 @@ Rules of this file: arguments, tables and documents. Each document has the schem
 from __future__ import annotations
 
 import argparse
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from standfast.ops.cli.arguments import settings_of
@@ -17,7 +18,10 @@ from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
+    from standfast.restore.snapshot.fetch import Restored
     from standfast.restore.snapshot.manifest import Snapshot
+    from standfast.restore.snapshot.names import SnapshotName
+    from standfast.restore.snapshot.planning import Judged
     from standfast.restore.snapshot.storage import Storage
     from standfast.restore.snapshot.upload import Created
     from standfast.store.task.state_dir import StateDir
@@ -141,9 +145,7 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
 
 def run_restore(args: argparse.Namespace, out: Output) -> int:
     """snapshot restore."""
-    from standfast.restore.snapshot.catalogue import listed
-    from standfast.restore.snapshot.closed import restore
-    from standfast.restore.snapshot.fetch import holds_database
+    from standfast.restore.snapshot.catalogue import names
     from standfast.restore.snapshot.names import parse_name
 
     if args.checkpoint is not None:
@@ -156,33 +158,123 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     if wanted is not None and args.task not in ([], [wanted.task]):
         raise InvalidRequest(f"--task {' '.join(args.task)} and --snapshot {wanted} name different tasks: give one")
     storage = _storage(args)
-    newest = {one.snapshot.task: one.snapshot for one in reversed(listed(storage).whole)}
-    tasks = args.task or sorted(newest) if wanted is None else [wanted.task]
-    lines: list[dict[str, Any]] = []
+    tasks = args.task or sorted({name.task for name in names(storage)}) if wanted is None else [wanted.task]
+    if args.dry_run:
+        return _plan_restore(args, out, storage, tasks, wanted)
+    lines = _restored(args, out, storage, tasks, wanted)
+    out.document({"schema": SCHEMA, "storage": storage.where, "dry_run": False, "restored": lines})
+    _show_restored(lines, out)
+    return OK if all(one["kept"] or one["snapshot"] for one in lines) else NEGATIVE
+
+
+def _restored(
+    args: argparse.Namespace, out: Output, storage: Storage, tasks: list[str], wanted: SnapshotName | None
+) -> list[dict[str, Any]]:
+    """Restore these tasks; a line for each."""
+    from standfast.restore.forecast.rates import DOWNLOAD, note_rate
+    from standfast.restore.snapshot.closed import restore
+    from standfast.restore.snapshot.fetch import holds_database
+    from standfast.store.clock import SystemClock
+
+    clock, lines = SystemClock(), []
     with closing(_state_dir(args, out)) as state:
         for task in tasks:
-            held = holds_database(state.task_path(task))
-            line: dict[str, Any] = {"task": task, "snapshot": None, "bytes": 0, "passed_over": {}, "kept": held}
-            if args.dry_run and not held:
-                best = newest.get(task)
-                line |= {
-                    "snapshot": str(wanted or (best and best.name) or "") or None,
-                    "bytes": best.bytes if best else 0,
-                }
-            elif not held:
-                done = restore(storage, state, task, wanted=wanted)
+            line = _line(task, kept=holds_database(state.task_path(task)))
+            if not line["kept"]:
+                began_ms = clock.monotonic_ms()
+                with out.progress(f"task {task}", 1) as bar:
+                    done = restore(storage, state, task, wanted=wanted, step=_step(bar))
                 line["passed_over"] = {str(name): why for name, why in done.passed_over.items()}
                 if done.snapshot is not None:
                     line |= {"snapshot": str(done.snapshot.name), "bytes": done.snapshot.bytes}
+                    if not done.passed_over:  # else a part of the time went into snapshots that were of no use
+                        took_ms = clock.monotonic_ms() - began_ms
+                        note_rate(state.path, DOWNLOAD, done.snapshot.bytes, took_ms, clock.wall_ms())
             lines.append(line)
-    out.document({"schema": SCHEMA, "storage": storage.where, "dry_run": args.dry_run, "restored": lines})
+    return lines
+
+
+def _plan_restore(
+    args: argparse.Namespace, out: Output, storage: Storage, tasks: list[str], wanted: SnapshotName | None
+) -> int:
+    """snapshot restore --dry-run: by manifests and sizes of files, and with --log by the changelogs; writes nothing."""
+    from standfast.ops.cli.state.forecast import expected, rate_document
+    from standfast.restore.forecast.forecast import seconds
+    from standfast.restore.forecast.rates import DOWNLOAD, REPLAY, read_rates
+    from standfast.restore.snapshot.fetch import holds_database
+
+    settings, app = settings_of(args), _app(args)
+    state_path = None if settings.state_dir is None else settings.state_dir / app
+    rates = read_rates(state_path)
+    lines, known = [], settings.log is not None
+    with _judge(args, app) as judge:
+        for task in tasks:
+            line = _line(task, kept=state_path is not None and holds_database(state_path / task))
+            if not line["kept"]:
+                found = _usable(storage, task, judge, wanted)
+                line["passed_over"] = {str(name): why for name, why in found.passed_over.items()}
+                if found.snapshot is not None:
+                    line |= {"snapshot": str(found.snapshot.name), "bytes": found.snapshot.bytes,
+                             "files": len(found.snapshot.files), "records": found.tail if known else None}  # fmt: skip
+            lines.append(line)
+    size, records = sum(one["bytes"] for one in lines), sum(one.get("records") or 0 for one in lines)
+    replay, download = rates[REPLAY].per_s, rates[DOWNLOAD].per_s
+    expected_s = seconds(records, size, replay_per_s=replay, download_per_s=download)
+    shapes = {what: rate_document(rate) for what, rate in rates.items()}
+    out.document({"schema": SCHEMA, "storage": storage.where, "dry_run": True, "restored": lines, "bytes": size,
+                  "records": records if known else None, "seconds": expected_s, "rates": shapes})  # fmt: skip
+    _show_restored(lines, out)
+    out.line(expected(records, size, expected_s, rates, out))
+    if not known:
+        out.line("give --log ADDRESS for the records that would be left to read, and to check that the log has them")
+    return OK if all(one["kept"] or one["snapshot"] for one in lines) else NEGATIVE
+
+
+def _usable(
+    storage: Storage, task: str, judge: Callable[[Snapshot, str], Judged], wanted: SnapshotName | None
+) -> Restored:
+    from standfast.restore.snapshot.fetch import find_usable
+
+    return find_usable(storage, task, judge=lambda snapshot: judge(snapshot, task), wanted=wanted)
+
+
+@contextmanager
+def _judge(args: argparse.Namespace, app: str) -> Iterator[Callable[[Snapshot, str], Judged]]:
+    """Judges a snapshot of a task: by its names, and by the log where the arguments name one."""
+    from standfast.ops.cli.arguments import log_of
+    from standfast.restore.forecast.look import Look
+    from standfast.restore.snapshot.planning import judge_names
+    from standfast.store.clock import SystemClock
+
+    if settings_of(args).log is None:
+        yield lambda snapshot, task: judge_names(snapshot, app, task)
+        return
+    with closing(log_of(args)) as log:
+        look = Look(log, app, None, now_ms=SystemClock().wall_ms())
+        yield look.judge
+
+
+def _line(task: str, *, kept: bool) -> dict[str, Any]:
+    return {"task": task, "snapshot": None, "bytes": 0, "passed_over": {}, "kept": kept}
+
+
+def _step(bar: Any) -> Callable[[Snapshot, int], None]:
+    def step(snapshot: Snapshot, count: int) -> None:
+        if not count:  # its begin
+            bar.describe(f"snapshot {snapshot.name}", snapshot.bytes)
+        bar.advance(count)
+
+    return step
+
+
+def _show_restored(lines: list[dict[str, Any]], out: Output) -> None:
+    from standfast.ops.cli.state.forecast import show_passed_over
+
     rows = [(one["task"], "has local state, kept" if one["kept"] else one["snapshot"] or "none", one["bytes"])
             for one in lines]  # fmt: skip
     out.table(("task", "snapshot", "bytes"), rows, right=("bytes",))
     for one in lines:
-        for name, why in one["passed_over"].items():
-            out.note(f"{name} is passed over: {why}")
-    return OK if all(one["kept"] or one["snapshot"] for one in lines) else NEGATIVE
+        show_passed_over(one["passed_over"], out)
 
 
 def run_prune(args: argparse.Namespace, out: Output) -> int:
@@ -226,15 +318,11 @@ def run_prune(args: argparse.Namespace, out: Output) -> int:
 
 
 def _storage(args: argparse.Namespace) -> Storage:
-    from standfast.restore.snapshot.address import parse_storage
-    from standfast.restore.snapshot.opening import open_storage
+    from standfast.ops.cli.state.forecast import storage_of
 
-    app = _app(args)
-    folder = parse_storage(args.storage).folder
-    # Opening would make the folder, and a mistyped one would look like a storage without snapshots.
-    if folder is not None and not (folder / app).is_dir():
-        raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and --app")
-    return open_storage(args.storage, app)
+    found = storage_of(args.storage, _app(args))
+    assert found is not None, "--from is required"
+    return found
 
 
 def _app(args: argparse.Namespace) -> str:

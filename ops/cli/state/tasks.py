@@ -103,6 +103,7 @@ def show_status(status: Json, out: Output) -> None:
     out.table(columns, rows, right=("epoch", "buffer bytes"), fold=("sources",))
     show_tasks(status, out)
     _show_sources(status, out)
+    _show_downloads(status, out)
     _show_restores(status, out)
     _show_moves(status, out)
     _show_counters(status, out)
@@ -191,6 +192,19 @@ def _lag_document(status: Json) -> Json:
         for task, store in _stores(status)
     ]
     return {"schema": "standfast.lag/1", "app": status["app"], "instance": status["instance"], "lags": lags}
+
+
+def _show_downloads(status: Json, out: Output) -> None:
+    from standfast.ops.observe.verdict import duration, size
+
+    rows = [
+        (one["task"], one["snapshot"], size(one["bytes"]), f"{one['done_bytes'] / max(one['bytes'], 1):.0%}",
+         f"{size(int(one['rate']))}/s", duration(one["seconds_left"]))
+        for one in status.get("downloads", ())
+    ]  # fmt: skip
+    if rows:
+        columns = ("downloading", "snapshot", "size", "done", "rate", "time left")
+        out.table(columns, rows, right=("size", "done", "rate", "time left"))
 
 
 def _show_restores(status: Json, out: Output) -> None:

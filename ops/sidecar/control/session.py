@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from standfast.ops.config.types import Config
@@ -27,6 +27,7 @@ from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.replay.bulk import BulkStatistics
 from standfast.restore.replay.bulk_plan import COLD_RECORDS
+from standfast.restore.snapshot.fetch import holds_database
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import (
@@ -92,6 +93,7 @@ class ControlSession:
         self._partitions: int | None = None
         self._numbers = WorkerNumbers()
         self._counted: set[str] = set()
+        self._wiped: set[int] = set()  # to be restored from their changelogs, as an operator has asked
         self._counting = threading.Lock()
 
     @property
@@ -138,7 +140,7 @@ class ControlSession:
     def reopen(self, specs: Sequence[StoreSpec], partitions: int | None) -> None:
         """Open the session with these stores; no task is held. Raises the errors of Session, then there is none."""
         self.close()
-        config, options = self._config, self._options(partitions)
+        config, options, policy = self._config, self._options(partitions), self._config.snapshot_policy
         assert config.log_address is not None
         session = ServerSession(
             self._state.app,
@@ -150,6 +152,8 @@ class ControlSession:
             take_over=False,
             discovery_interval_ms=None,
             clock=self._clock,
+            # A download belongs into a worker, as every long restore does.
+            snapshots=None if policy is None else replace(policy, restore=False),
             **options,
         )
         shapes = tuple(shape_of(spec) for spec in specs)
@@ -165,7 +169,7 @@ class ControlSession:
                     # Care of the log is one worker's; the server's session leaves it to that one (`ServerSession`).
                     cares_for="" if number else self._state.instance_id,
                     stores=shapes,
-                    settings=options,
+                    settings={**options, "snapshots": None if policy is None else asdict(policy)},
                 ),
                 self._clock,
             )
@@ -173,7 +177,7 @@ class ControlSession:
         ]
         session.statistics()  # the first figures, before a request may have to wait for the log
         self._session, self._partitions = session, partitions
-        self._mover = TaskMover(session, workers, self._closing)
+        self._mover = TaskMover(session, workers, self._closing, self._bare)
         self._mover.round(session.held())  # starts the workers, so that they are there when there is work
 
     def check(self, largest: int) -> None:
@@ -216,7 +220,19 @@ class ControlSession:
         """Move the files of a closed task out of the way."""
         if partition in self.held().tasks:
             raise Unavailable(f"partition {partition} is not closed yet: try again")
+        self._wiped.add(partition)  # a snapshot may have been made of the rows that are wiped now
         self._state.set_aside(str(TaskId(0, partition)), reason)
+
+    def _bare(self, partitions: Partitions) -> Partitions:
+        """Those of these tasks that have no database on disk and are to begin with a snapshot."""
+        policy = self._config.snapshot_policy
+        if policy is None or not policy.restore or all(spec.engine == "memory" for spec in self.session.specs):
+            return frozenset()
+        found = {
+            one for one in partitions | self._wiped if not holds_database(self._state.task_path(str(TaskId(0, one))))
+        }
+        self._wiped &= found  # one that was opened since is as any other task
+        return frozenset(partitions & found - self._wiped)
 
     def snapshot(self, name: str, tasks: Mapping[int, Task]) -> dict[int, dict[str, int]]:
         """Copy tasks' files below `<state_dir>/<app>/snapshots/NAME`, each at one cut; returns their stores' positions.
@@ -301,11 +317,21 @@ class ControlSession:
         """Active tasks that are not whole yet, in whichever process they restore, as of a snapshot."""
         held, full = snapshot.tasks, self._disk.full
         restores = [_shown(one) for one in snapshot.restores]
+        downloads: dict[str, str] = {}
         for status in self.mover.worker_status():
+            # A worker reports nothing else while it downloads.
+            for one in status.get("downloads", ()):
+                share = one["done_bytes"] / max(one["bytes"], 1)
+                downloads[one["task"]] = f"downloads snapshot {one['snapshot']}: {share:.0%} of {one['bytes']} bytes"
             # The worker's document may be half a second old: a task that is open here is shown by the server's figures.
             restores += [one for one in status["restores"] if one["partition"] not in held]
         found = [
-            _restoring(partition, held.get(partition), [one for one in restores if one["partition"] == partition])
+            _restoring(
+                partition,
+                held.get(partition),
+                [one for one in restores if one["partition"] == partition],
+                downloads.get(str(TaskId(0, partition)), "opening"),
+            )
             for partition in sorted(wanted.active - snapshot.running.keys())
         ]
         return [replace(one, reason=f"waits for space: {full}") for one in found] if full else found
@@ -381,13 +407,13 @@ def _shown(restore: Any) -> dict[str, Any]:
     return {name: getattr(restore, name) for name in names}
 
 
-def _restoring(partition: int, held: HeldTask | None, restores: Sequence[Mapping[str, Any]]) -> Restoring:
+def _restoring(partition: int, held: HeldTask | None, restores: Sequence[Mapping[str, Any]], opening: str) -> Restoring:
     state = "restoring" if held is None else held.state.value
     error = None if held is None else held.task.error
     if error is not None:
         return Restoring(partition, state, reason=f"{type(error).__name__}: {error}")
     if not restores:
-        return Restoring(partition, state, reason="opening")
+        return Restoring(partition, state, reason=opening)
     total = sum(one["end"] - one["start"] for one in restores)
     left = sum(one["remaining"] for one in restores)
     times = [one["seconds_left"] for one in restores]

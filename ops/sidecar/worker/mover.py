@@ -37,9 +37,15 @@ class TaskMover:
     """The task mover. `closing` is called before the server closes tasks, and returns once no connection uses them."""
 
     def __init__(
-        self, session: SidecarSession, workers: Sequence[StandbyWorker], closing: Callable[[Partitions], None]
+        self,
+        session: SidecarSession,
+        workers: Sequence[StandbyWorker],
+        closing: Callable[[Partitions], None],
+        bare: Callable[[Partitions], Partitions] = lambda partitions: frozenset(),
     ) -> None:
+        """`bare` says which of these tasks have no database on disk and are to begin with a snapshot."""
         self._session = session
+        self._bare = bare
         self.workers = list(workers)
         self._closing = closing
         self._last: list[Moves] = [Moves() for _ in workers]
@@ -81,6 +87,7 @@ class TaskMover:
                 {one: holding for one, holding in here.items() if one in part},
                 there,
                 self._last[number] if self._last else None,
+                bare=self._bare(self._active & part - here.keys() - (there or {}).keys()),
             )
             if worker is not None:
                 self._last[number] = found

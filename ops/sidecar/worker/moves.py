@@ -1,6 +1,7 @@
 """Moves of tasks between processes: restores and standbys belong in the worker, running tasks in the server.
 
     cold, far behind     server opens, gives back ──> worker restores ──> worker closes ──> server opens
+    bare                 worker downloads a snapshot, restores the rest ──> worker closes ──> server opens
     warm standby         worker closes ──> server opens
     little to replay     server opens
 
@@ -56,8 +57,12 @@ def moves(
     worker: Mapping[int, Holding] | None,
     last: Moves | None = None,
     near_records: int = NEAR_RECORDS,
+    bare: frozenset[int] = frozenset(),
 ) -> Moves:
-    """The next round after `last`. `worker` is None where there is none: then the server holds every task."""
+    """The next round after `last`. `worker` is None where there is none: then the server holds every task.
+
+    `bare` are tasks without a database on disk, which are to begin with a snapshot, if the storage has one.
+    """
     if worker is None:
         return Moves(server_active=active, server_standby=standby)
     far, tried = (set(last.far & active), set(last.tried & active)) if last is not None else (set(), set())
@@ -80,7 +85,9 @@ def moves(
         elif theirs is not None:
             there.add(partition)
         elif ours is None:
-            (there if partition in far else here).add(partition)
+            # Once the server has opened a task its directory is not bare any more, and a download takes long.
+            downloads = partition in bare and partition not in tried
+            (there if partition in far or downloads else here).add(partition)
         elif ours.state == "restoring" and ours.remaining > near_records and partition not in tried:
             far.add(partition)  # given back; the worker gets it once it is closed here
         else:

@@ -9,7 +9,9 @@ server does (`Parent`), because changes that are not durable here are in the log
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from standfast.ops.observe.status import status_document
 from standfast.ops.shared.control_stores import spec_of
@@ -28,6 +30,7 @@ from standfast.ops.sidecar.worker.protocol import (
 from standfast.replication.log import Log
 from standfast.replication.shapes import replace
 from standfast.replication.tail.open_log import open_log
+from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import as_event, logger, print_as_parent
@@ -45,8 +48,10 @@ BEAT_MS = 1_000
 class Worker:
     """A session, and its reports to the server."""
 
-    def __init__(self, session: SidecarSession) -> None:
+    def __init__(self, session: SidecarSession, send: Callable[[bytes], None] | None = None) -> None:
+        """`send` reports while an assignment is under way, which lasts as long as the download of a snapshot."""
         self._session = session
+        self._send = send
         self._clock = SystemClock()
         self._round = 0
         self._order: Hold | None = None  # the order that is not carried out yet
@@ -89,7 +94,8 @@ class Worker:
         order = self._order
         assert order is not None
         try:
-            self._refused = frozenset(refused := assign_each(self._session, order.active, order.standby))
+            with self._telling():
+                self._refused = frozenset(refused := assign_each(self._session, order.active, order.standby))
         except StandfastError as error:
             if not is_of_log(error):
                 raise
@@ -99,6 +105,31 @@ class Worker:
         self._wanted = order
         self._order, self._round = None, order.round
         self._status_ms = 0  # the remaining records of the new tasks are read now
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Report the downloads of this assignment: `look`, which reports everything, comes after it."""
+        done = threading.Event()
+        telling = threading.Thread(target=self._tell_downloads, args=(done,), name="standfast-downloads", daemon=True)
+        if self._send is not None:
+            telling.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if telling.is_alive():
+                telling.join()  # a report of it after that of `look` would show a download that has ended
+
+    def _tell_downloads(self, done: threading.Event) -> None:
+        told = self._told or State(self._round, {})
+        while not done.wait(STATUS_MS / 1_000):
+            try:
+                statistics = self._session.statistics()
+            except StandfastError as error:  # `look` meets it, too, and decides
+                logger.warning("standby worker: no status: %s", error, extra=as_event("status_unread"))
+                return
+            if statistics.downloads and self._send is not None and not done.is_set():
+                self._send(report_line(replace(told, status=status_document(statistics))))
 
     def _tasks(self) -> dict[int, Holding]:
         held = {}
@@ -128,6 +159,8 @@ class WorkerSession(SidecarSession):
     """A session that also cares for the log in the server's place."""
 
     cares_for = ""
+    begins_with_snapshots = False
+    _keeps_snapshots = False  # its active tasks are on their way to the server, which makes them
 
     def _open_log(self, address: str) -> Log:
         # A worker that starts while the log's file is away must not make an empty one in its place.
@@ -141,6 +174,9 @@ def open_session(order: Open) -> WorkerSession:
     """The session that an order describes."""
     # A worker of a killed server keeps this lock until it ends, and a new server waits for it.
     state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
+    settings = dict(order.settings)
+    policy = settings.pop("snapshots", None)
+    settings["snapshots"] = None if policy is None else SnapshotPolicy(**policy)
     session = WorkerSession(
         order.app,
         log=order.log,
@@ -149,9 +185,10 @@ def open_session(order: Open) -> WorkerSession:
         # The worker only follows the server's orders.
         take_over=False,
         discovery_interval_ms=None,
-        **order.settings,
+        **settings,
     )
     session.cares_for = order.cares_for
+    session.begins_with_snapshots = policy is not None and bool(policy["restore"])
     return session
 
 
@@ -169,7 +206,7 @@ def main(parent: Parent) -> int:
                 return 0
             if isinstance(order, Open):
                 session = open_session(order)
-                worker = Worker(session)
+                worker = Worker(session, parent.tell if session.begins_with_snapshots else None)
             elif worker is None or session is None:
                 raise InternalError("the standby worker received tasks before its session was opened")
             elif isinstance(order, ReadRows):

@@ -81,6 +81,38 @@ def test_bars_move_and_reach_a_hundred_during_a_real_restore(
         expect(row(tab, "tasks", "0_0").locator(".state")).to_have_text("● running")
 
 
+def test_snapshots_are_listed_and_a_failed_attempt_is_seen_until_the_next_one(
+    bench: Bench, serve: Serve, tab: Page, tmp_path: Path
+) -> None:
+    to = tmp_path / "snaps"
+    session = bench.active("a", snapshots=sf.SnapshotPolicy(to=str(to), every_records=1))
+    keeper = session._snapshots
+    assert keeper is not None
+    with serve(live(session)) as address:
+        tab.goto(address)
+        expect(tab.locator("#snapshots .empty")).to_be_visible()
+        keeper.round()
+        fill(session, 0, 1_200)
+        keeper.round()
+        made = row(tab, "snapshots", "0_0/1-2400")
+        expect(made).to_contain_text("● stored")
+        expect(made).to_contain_text(f"{to}/app")
+        expect(made.locator("td").nth(2)).to_have_text("2,400")
+        # The storage is away for a while; its name is not that of a folder any more.
+        to.rename(tmp_path / "away")
+        to.write_text(EVIL)
+        fill(session, 0, 1_300)
+        keeper.round()
+        failed = row(tab, "snapshots", "error/0_0")
+        expect(failed).to_contain_text("▲ failed")
+        to.unlink()
+        (tmp_path / "away").rename(to)
+        bench.clock.advance(60_000)
+        keeper.round()
+        expect(failed).to_have_count(0)
+        expect(row(tab, "snapshots", "0_0/1-3800")).to_contain_text("● stored")
+
+
 def test_lag_of_a_standby_moves_both_ways(bench: Bench, serve: Serve, tab: Page) -> None:
     writer = bench.active("a", partitions=(0,))
     standby = bench.session("b")

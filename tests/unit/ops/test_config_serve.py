@@ -161,6 +161,9 @@ def test_variables_reach_stores_and_librdkafka(tmp_path: Path) -> None:
             '[app]\nname = "a"\nstate_dir = "s"\n[serve]\ngroup = "g"\n',
             ":5: serve.group: its users cannot enter the run directory",
         ),
+        ('[snapshots]\nevery = "1h"\n', ":2: snapshots.every: needs a storage: set snapshots.to"),
+        ('[snapshots]\nto = "http://host/x"\n', ":2: snapshots.to: 'http://host/x' is no storage for snapshots"),
+        ("[snapshots]\nto = 5\n", ":2: snapshots.to: expected a folder or an address"),
         ('[app]\n"na\\u001bme" = 1\n', r":1: 'app.na\x1bme': no such setting"),
     ],
 )
@@ -182,6 +185,23 @@ def test_address_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> 
     for address in ("redis://:hunter2@h", "kafka://u:hunter2@h:1", "kafka://h:1?sasl.password=hunter2", "hunter2"):
         found = "".join(problems(tmp_path, f'[app]\nlog = "{address}"\n'))
         assert found and "hunter2" not in found.replace("'hunter2' has no scheme", "")
+
+
+def test_storage_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    for address in ("s3://key:hunter2@bucket/x", "s3://bucket/x?secret_access_key=hunter2"):
+        (found,) = problems(tmp_path, f'[snapshots]\nto = "{address}"\n')
+        assert "snapshots.to" in found and "hunter2" not in found
+
+
+def test_settings_of_snapshots_make_a_policy(tmp_path: Path) -> None:
+    text = '[snapshots]\nto = "s3://b/x?region=eu-west-1"\nevery = "1h"\nkeep_for = "7d"\nupload_rate = "1MiB"\n'
+    loaded = load(tmp_path, text)
+    policy = loaded.config.snapshot_policy
+    assert policy is not None and not policy.problems()
+    assert (policy.to, policy.every_ms, policy.keep_ms) == ("s3://b/x?region=eu-west-1", 3_600_000, 604_800_000)
+    assert (policy.bytes_per_s, policy.every_records, policy.keep) == (1 << 20, None, 3)
+    assert load_config(None, {}).config.snapshot_policy is None
+    assert {name: value for name, value, _ in rows(loaded)}["snapshots.to"] == "s3://b/x"
 
 
 def test_what_is_shown_is_on_a_list(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers, added, statistics_of
 from standfast.store.histogram import Histogram
 from standfast.stream.session.statistics import SessionStatistics
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshots.counts import SnapshotCounts, StoredSnapshot
 
 if TYPE_CHECKING:
     from support.promtool import Promtool
@@ -138,6 +138,22 @@ def test_snapshots_of_a_worker_are_read_back_and_added(bench: Bench) -> None:
     numbers.take("1", document(worker))
     found = numbers.merged(server.statistics()).counters.snapshots
     assert found == SnapshotCounts(Counter(made=3, failed=0), Counter(restored=1), 5, {"0_1": 7})
+
+
+def test_listings_and_downloads_of_a_worker_are_read_back(bench: Bench) -> None:
+    server, worker = busy(bench, "a", 0), busy(bench, "b", 1)
+    kept = worker.counters.snapshots
+    kept.storage, kept.listed_ms, kept.downloaded_bytes = "/backup/app", 9, 11
+    kept.stored = (StoredSnapshot("0_1/1-2", "0_1", 1, 2, 300, 4, 8),)
+    kept.errors["0_1"] = ("the storage does not answer", 7)
+    worker._downloads.add("0_1", "0_1/1-2", 300, 100, worker.clock.monotonic_ms())
+    numbers = WorkerNumbers()
+    numbers.take("1", document(worker))
+    merged = numbers.merged(server.statistics())
+    found = merged.counters.snapshots
+    assert (found.storage, found.stored, found.errors) == (kept.storage, kept.stored, kept.errors)
+    assert (found.listed_ms, found.downloaded_bytes) == (9, 11)
+    assert [(one.task, one.done_bytes, one.bytes) for one in merged.downloads] == [("0_1", 100, 300)]
 
 
 def reading(bench: Bench, server: sf.Session, *, ready: bool = True) -> SidecarReading:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
+import standfast as sf
 from standfast.ops.config.config import load_config
 from standfast.ops.observe.metrics_servers import HttpNumbers
 from standfast.ops.observe.status import status_document
@@ -29,6 +30,7 @@ from standfast.ops.sidecar.page_status import page_status
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Unavailable
+from standfast.stream.snapshots.counts import StoredSnapshot
 
 if TYPE_CHECKING:
     from support.page import Serve
@@ -364,6 +366,26 @@ def test_page_of_a_real_session_shows_its_stores(bench: Bench) -> None:
     text = read(html).text
     assert "READY 2 active, 0 standby" in text and "flights/0 at 7" in text.replace("('flights', 0)", "flights/0")
     assert "secret" not in html
+
+
+def test_page_lists_snapshots_with_the_error_of_the_last_attempt_first(bench: Bench, tmp_path: Path) -> None:
+    session = bench.active("a", snapshots=sf.SnapshotPolicy(to=str(tmp_path / "snaps")))
+    kept = session.counters.snapshots
+    kept.stored = (StoredSnapshot("0_0/3-4711", "0_0", 3, 4711, 5 << 20, 6, NOW_MS - 3_600_000),)
+    kept.errors["0_0"] = ("writing <b>x</b> to the storage: no space", NOW_MS - 120_000)
+    session._downloads.add("0_1", "0_1/1-2", 300, 100, session.clock.monotonic_ms())
+    found = render(status_document(session.statistics()), History(), NOW_MS)
+    assert list(found.tables["snapshots"]) == ["error/0_0", "0_0/3-4711"]
+    text = read(found.tables["snapshots"]["0_0/3-4711"]).text
+    for shown in ("4,711", "1 h ago", "5.0 MiB", "6", str(tmp_path / "snaps"), "stored"):
+        assert shown in text
+    failed = found.tables["snapshots"]["error/0_0"]
+    assert "no space" in failed and "<b>" not in failed
+    assert "33 %" in found.tables["downloads"]["0_1"]
+
+
+def test_page_without_a_policy_of_snapshots_has_no_such_table(bench: Bench) -> None:
+    assert "snapshots" not in render(status_document(bench.active("a").statistics()), History(), NOW_MS).tables
 
 
 def test_a_sidecars_page_shows_disk_servers_events_and_settings_without_secrets(

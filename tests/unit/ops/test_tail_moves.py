@@ -42,6 +42,27 @@ def test_far_task_goes_to_the_worker_and_comes_back() -> None:
     assert moves(ONE, NONE, {0: Holding("active", "restoring", FAR)}, {}, opened).server_active == ONE
 
 
+def test_bare_task_begins_in_the_worker_and_comes_back() -> None:
+    first = moves(ONE, NONE, {}, {}, bare=ONE)
+    assert first.worker_active == ONE and first.server_active == NONE
+    loading = moves(ONE, NONE, {}, {0: Holding("active", "restoring", FAR)}, first)
+    assert loading.worker_active == ONE
+    for end in (RUNNING, Holding("active", "failed")):
+        done = moves(ONE, NONE, {}, {0: end}, loading)
+        assert done.worker_active == NONE and done.tried == ONE
+        # A task that the worker could not begin is bare still: the server opens it all the same.
+        assert moves(ONE, NONE, {}, {}, done, bare=ONE).server_active == ONE
+
+
+def test_bare_task_whose_worker_died_goes_to_the_next_worker() -> None:
+    first = moves(ONE, NONE, {}, {}, bare=ONE)
+    assert moves(ONE, NONE, {}, {}, first, bare=ONE).worker_active == ONE
+
+
+def test_bare_task_without_a_worker_is_opened_by_the_server() -> None:
+    assert moves(ONE, NONE, {}, None, bare=ONE).server_active == ONE
+
+
 def test_warm_standby_is_closed_in_the_worker_before_the_server_opens_it() -> None:
     first = moves(ONE, NONE, {}, {0: Holding("standby", "standby", 3)})
     assert first.server_active == NONE and first.worker_standby == NONE

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.restore.forecast.rates import DOWNLOAD, REPLAY, read_rates
 from standfast.restore.snapshot.catalogue import listed, names
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
+from standfast.stream.snapshots.counts import DownloadStatistics
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from support.sessions import HOUR_MS, Bench, operate
 
@@ -60,7 +62,7 @@ def test_a_task_without_local_state_begins_with_its_newest_snapshot_and_reads_th
     first.close()
     second = bench.active("b", stores=KV, snapshots=policy(to))
     assert rows(second) == {**{f"k{number}": "1" for number in range(50)}, "k1": "2", "new": "2"}
-    assert restored(second) == {"restored": 1, "none": 0, "failed": 0}
+    assert restored(second) == {"restored": 1, "none": 0, "failed": 0, "store": 0}
     assert dict(second.counters.restored_records) == {("kv", 0, "resume"): 2}
 
 
@@ -89,7 +91,7 @@ def test_good_local_state_is_not_replaced_by_a_snapshot(bench: Bench, to: str) -
     first.close()
     again = bench.active(stores=KV, snapshots=policy(to))
     assert rows(again) == {"a": "1", "b": "1"}
-    assert restored(again) == {"restored": 0, "none": 0, "failed": 0}
+    assert restored(again) == {"restored": 0, "none": 0, "failed": 0, "store": 0}
 
 
 def test_a_lost_directory_begins_with_a_snapshot(bench: Bench, to: str, tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_snapshot_of_a_recreated_topic_is_not_used(bench: Bench, to: str) -> N
     second.close()
     third = bench.active("c", stores=KV, snapshots=policy(to))
     assert rows(third) == {"c": "1"}
-    assert restored(third) == {"restored": 0, "none": 1, "failed": 0}
+    assert restored(third) == {"restored": 0, "none": 1, "failed": 0, "store": 0}
 
 
 def test_a_snapshot_older_than_the_deletes_that_compaction_keeps_is_not_used(bench: Bench, to: str) -> None:
@@ -247,7 +249,7 @@ def test_a_storage_that_is_away_at_an_opening_leaves_the_task_to_its_changelog(
     monkeypatch.setattr(Storage, "list", away)
     second = bench.active("b", stores=KV, snapshots=policy(to))
     assert rows(second) == {"a": "1"}
-    assert restored(second) == {"restored": 0, "none": 0, "failed": 1}
+    assert restored(second) == {"restored": 0, "none": 0, "failed": 1, "store": 0}
     assert "restored from its changelogs alone" in caplog.text
 
 
@@ -276,6 +278,106 @@ def test_no_copy_stays_in_the_state_directory(bench: Bench, to: str, tmp_path: P
     put(session, "a")
     session.snapshot(0)
     assert list((tmp_path / "a/app/.copying").iterdir()) == []
+
+
+def test_the_storage_is_listed_for_the_tasks_that_run_here(bench: Bench, to: str) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to))
+    put(session, "a")
+    session.snapshot(0)
+    other = bench.active("b", (1,), stores=KV, snapshots=policy(to))
+    other.task(1).store("kv").put("z", "1")
+    other.task(1).commit()
+    other.snapshot(1)
+    keeper_of(session).round()
+    counts = session.counters.snapshots
+    (one,) = counts.stored
+    kept = listed(open_storage(to, "app"), "0_0").whole[0].snapshot
+    assert (one.snapshot, one.epoch, one.position, one.bytes, one.files) == (
+        "0_0/1-1",
+        1,
+        1,
+        kept.bytes,
+        len(kept.files),
+    )
+    assert (counts.storage, counts.listed_ms) == (f"{to}/app", bench.clock.wall_ms())
+
+
+def test_a_listing_reads_each_manifest_once_and_forgets_removed_ones(
+    bench: Bench, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to))
+    for key in ("a", "b"):
+        put(session, key)
+        session.snapshot(0)
+    keeper_of(session).round()
+    assert [one.snapshot for one in session.counters.snapshots.stored] == ["0_0/1-2", "0_0/1-1"]
+    read = []
+    plain = Storage.read
+    monkeypatch.setattr(Storage, "read", lambda self, key: (read.append(key), plain(self, key))[1])
+    open_storage(to, "app").delete(names(open_storage(to, "app"))[0].key)
+    keeper_of(session).round()
+    assert len(session.counters.snapshots.stored) == 2  # not due
+    bench.clock.advance(HOUR_MS)
+    keeper_of(session).round()
+    assert ([one.snapshot for one in session.counters.snapshots.stored], read) == (["0_0/1-2"], [])
+
+
+def test_the_error_of_the_last_attempt_is_shown_until_one_succeeds(bench: Bench, to: str) -> None:
+    session = bench.active(stores=KV, snapshots=policy(to, every_records=1))
+    keeper, errors = keeper_of(session), session.counters.snapshots.errors
+    keeper.round()
+    put(session, "a")
+    shutil.rmtree(to)
+    Path(to).write_text("no folder any more")
+    keeper.round()
+    assert list(errors) == ["0_0"]
+    assert errors["0_0"][1] == bench.clock.wall_ms()
+    bench.clock.advance(HOUR_MS)
+    keeper.round()
+    assert sorted(errors) == ["0_0", "listing"]
+    Path(to).unlink()
+    (Path(to) / "app").mkdir(parents=True)
+    bench.clock.advance(HOUR_MS)
+    keeper.round()
+    assert errors == {}
+
+
+def test_a_download_is_seen_while_it_runs_though_the_session_is_locked(
+    bench: Bench, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, *(f"k{number}" for number in range(50)))
+    first.snapshot(0)
+    first.close()
+    second = bench.session("b", stores=KV, snapshots=policy(to))
+    second.statistics()
+    seen: list[DownloadStatistics] = []
+    plain = Storage.download
+
+    def looked_at(self: Storage, *arguments: Any) -> None:
+        plain(self, *arguments)
+        if not seen:  # from a thread of the download: the one that assigns has the session's lock
+            seen.extend(second.statistics().downloads)
+
+    monkeypatch.setattr(Storage, "download", looked_at)
+    second.assign(active=[0])
+    kept = listed(open_storage(to, "app")).whole[0].snapshot
+    assert (seen[0].task, seen[0].snapshot, seen[0].bytes) == ("0_0", str(kept.name), kept.bytes)
+    assert 0 < seen[0].done_bytes <= kept.bytes
+    assert second.statistics().downloads == ()
+    assert second.counters.snapshots.downloaded_bytes == kept.bytes
+
+
+def test_the_rate_of_a_restore_is_kept_for_the_next_forecast(bench: Bench, to: str, tmp_path: Path) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, *(f"k{number}" for number in range(12_000)))
+    first.close()
+    second = bench.session("b", stores=KV, snapshots=policy(to))
+    second.assign(active=[0])
+    bench.clock.advance(1_000)
+    second.wait_ready(30)
+    assert read_rates(tmp_path / "b/app")[REPLAY].per_s == pytest.approx(12_000, rel=0.1)
+    assert read_rates(tmp_path / "b/app")[DOWNLOAD].measured_ms is None
 
 
 @pytest.mark.slow

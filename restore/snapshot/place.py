@@ -1,0 +1,116 @@
+"""Snapshots of a storage as places that jobs read: `ADDRESS/0_3/12-4711`, or `ADDRESS/latest`, the newest of all tasks.
+
+    driver    manifest ──> definitions, positions, observed times: the plan of a job, without a file of the database
+    task      files, each with its sha256 ──> a folder of its own ──> the database, read-only
+
+Rules of this file: reads only. A task of a job downloads the whole snapshot that it reads, on its own machine, and
+removes it at its end. The storage is opened with the environment's credentials there, too.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from standfast.restore.snapshot.address import parse_storage
+from standfast.restore.snapshot.catalogue import listed, missing, present, read_snapshot
+from standfast.restore.snapshot.fetch import fetch
+from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address, parse_name, split_address
+from standfast.restore.snapshot.opening import open_storage
+from standfast.store.errors import BadConfig, Corruption, InvalidRequest
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+
+if TYPE_CHECKING:
+    from standfast.restore.snapshot.manifest import Snapshot
+    from standfast.restore.snapshot.storage import Storage
+
+MEMORY_BYTES = 64 << 20
+
+
+def names_snapshot(text: str) -> bool:
+    """Whether an address names snapshots of a storage; a folder that exists under it is that folder."""
+    return split_address(text) is not None and not Path(text).is_dir()
+
+
+def shown_snapshot(text: str) -> str:
+    """The address without its query."""
+    return text.partition("?")[0]
+
+
+def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
+    """The snapshots that `ADDRESS/NAME` names, each with its own address.
+
+    Raises InvalidRequest for an absent one or without an application, Corruption for one that is not whole.
+    """
+    found = split_address(text)
+    if found is None:
+        raise InvalidRequest(
+            f"{shown_snapshot(text)} names no snapshot: give ADDRESS/TASK/EPOCH-POSITION, or ADDRESS/latest"
+        )
+    if app is None:
+        raise InvalidRequest(
+            f"whose snapshots are in {shown_snapshot(found[0])}? name the application (--app, option app)"
+        )
+    storage = _storage(found[0], app)
+    if found[1] != LATEST:
+        snapshot = read_snapshot(storage, parse_name(found[1]))
+        faults = missing(snapshot.files, present(storage, snapshot.contents))
+        if faults:
+            raise Corruption(f"snapshot {snapshot.name} in {storage.where} is not whole: {'; '.join(faults[:3])}")
+        return [(text, snapshot)]
+    # Broken ones are left out, so that the newest of a task is one that can be read.
+    newest: dict[str, Snapshot] = {}
+    for kept in listed(storage).whole:  # the newest of each task first
+        newest.setdefault(kept.snapshot.task, kept.snapshot)
+    if not newest:
+        raise InvalidRequest(f"{storage.where} has no whole snapshot: `standfast snapshot list` shows all")
+    return [(join_address(found[0], str(one.name)), one) for one in newest.values()]
+
+
+def manifest_at(text: str, app: str) -> Snapshot:
+    """The manifest of `ADDRESS/NAME`."""
+    storage, name = _named(text, app)
+    return read_snapshot(storage, name)
+
+
+@contextmanager
+def fetched(text: str, app: str) -> Iterator[Path]:
+    """The snapshot's files in a folder named as its task, removed at the end. Raises Corruption for a damaged file."""
+    storage, name = _named(text, app)
+    snapshot = read_snapshot(storage, name)
+    scratch = Path(tempfile.mkdtemp(prefix="standfast-snapshot-"))
+    try:
+        target = scratch / snapshot.task
+        fetch(storage, snapshot, target, RocksShared(MEMORY_BYTES))
+        yield target
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def open_snapshot(text: str, app: str) -> Iterator[RocksEngine]:
+    """The snapshot's database, read-only, of files that are fetched for it."""
+    with (
+        fetched(text, app) as directory,
+        closing(RocksEngine(directory, shared=RocksShared(MEMORY_BYTES), read_only=True)) as engine,
+    ):
+        yield engine
+
+
+def _named(text: str, app: str) -> tuple[Storage, SnapshotName]:
+    found = split_address(text)
+    if found is None or found[1] == LATEST:
+        raise BadConfig([f"{shown_snapshot(text)} is not the address of one snapshot"])
+    return _storage(found[0], app), parse_name(found[1])
+
+
+def _storage(text: str, app: str) -> Storage:
+    folder = parse_storage(text).folder
+    # Opening would make the folder, and a mistyped one would look like a storage without snapshots.
+    if folder is not None and not (folder / app).is_dir():
+        raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and the application")
+    return open_storage(text, app)
