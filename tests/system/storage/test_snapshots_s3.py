@@ -21,7 +21,7 @@ from standfast.restore.snapshot.prune import prune
 from standfast.restore.snapshot.storage import PART_BYTES
 from standfast.store.clock import SystemClock
 from support.buckets import CREDENTIALS, Buckets, buckets
-from support.clients import Tool
+from support.fetched import Tool
 from support.sessions import Bench
 
 pytestmark = pytest.mark.slow
