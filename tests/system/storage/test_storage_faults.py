@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -280,6 +281,30 @@ def test_an_application_starts_beside_a_storage_that_is_away_and_stores_its_firs
     bench.clock.advance(60_000)
     keeper.round()
     assert (made["failed"], made["made"]) == (1, 1)
+
+
+def test_a_storage_that_never_answers_is_given_up_and_holds_up_no_commit_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    for place in ("storage.PATIENCE_S", "storage.REQUEST_MIN_S"):
+        monkeypatch.setattr(f"standfast.restore.snapshot.{place}", 4)
+    monkeypatch.setattr("standfast.stream.snapshots.keeper.START_PATIENCE_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        to = f"s3://bucket/x?endpoint=http://127.0.0.1:{silent.getsockname()[1]}&region=us-east-1"
+        session = bench.active(stores=KV, snapshots=sf.SnapshotPolicy(to=to, every_records=1))
+        keeper = keeper_of(session)
+        keeper.round()
+        put(session, "a")
+        round_of_snapshots = threading.Thread(target=keeper.round)
+        round_of_snapshots.start()
+        put(session, "b")
+        assert round_of_snapshots.is_alive(), "a request waits for four seconds, a commit for none"
+        assert rows(session) == {"a": "1", "b": "1"}
+        round_of_snapshots.join(60)
+        assert not round_of_snapshots.is_alive()
+        assert session.counters.snapshots.made["failed"] == 1
 
 
 def test_the_command_line_names_the_storage_and_never_a_wrong_secret(
