@@ -101,7 +101,9 @@ def link_state(kept: Path, run: Path) -> None:
 def check_begun(ground: Ground, state: str, mark: dict[str, Any]) -> None:
     """Raise RuntimeError if a restore read the log instead of the snapshot: its time would be another's."""
     if state in (FOLDER, S3) and mark["snapshots"] != ground.shape.partitions:
-        raise RuntimeError(f"{ground.app} began {mark['snapshots']} tasks with a snapshot, of {ground.shape.partitions}")
+        raise RuntimeError(
+            f"{ground.app} began {mark['snapshots']} tasks with a snapshot, of {ground.shape.partitions}"
+        )
     if mark["restored"] > ground.shape.records // 2:
         raise RuntimeError(f"{ground.app} replayed {mark['restored']} records, which its snapshot has")
 
@@ -197,7 +199,9 @@ def upload_bytes(place: Place, shape: Shape, number: int) -> dict[str, Any]:
 
     def changed(turn: int) -> Iterator[tuple[bytes, bytes]]:
         """A row for each key in turn 0, for a random 1 % of them later."""
-        some = range(len(keys)) if turn == 0 else chance.sample(range(len(keys)), max(int(len(keys) * CHANGED_SHARE), 1))
+        some = (
+            range(len(keys)) if turn == 0 else chance.sample(range(len(keys)), max(int(len(keys) * CHANGED_SHARE), 1))
+        )
         return ((keys[one], b"%0*d%s" % (NUMBER_BYTES, turn, values[one % VALUES])) for one in some)
 
     one, two = Owner(place, app, "one", restore=False), Owner(place, app, "two", restore=False)

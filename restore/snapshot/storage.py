@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
 from obstore.store import LocalStore, from_url
 
 from standfast.restore.snapshot.address import Address
@@ -130,6 +130,12 @@ class Storage:
             except AlreadyExistsError:
                 # A request that was repeated after a lost answer finds its own object.
                 return self.read(key) == content
+            except PermissionDeniedError:
+                # Beside an object lock a storage may refuse an object that exists as one without the right to it.
+                found = self.read(key)
+                if found is None:
+                    raise
+                return found == content
             self._sync(key)
         return True
 

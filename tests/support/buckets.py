@@ -12,6 +12,7 @@ ends with the block. Its credentials are set in the environment by the caller.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import hashlib
@@ -45,9 +46,12 @@ class Buckets:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         listening = ["--region", REGION, "--port", f"127.0.0.1:{self.port}", "--quiet"]
-        storing = ["posix", "--sidecar", str(_made(served.parent / f"meta-of-{served.name}"))]
         if versioned:
-            storing += ["--versioning-dir", str(_made(self.versions))]
+            # Facts about objects are attributes of their files: beside them in a folder, the mark of a removed object
+            # would stay with the next one of that key.
+            storing = ["posix", "--versioning-dir", str(_made(self.versions))]
+        else:
+            storing = ["posix", "--sidecar", str(_made(served.parent / f"meta-of-{served.name}"))]
         self._program = str(program)
         self._options = [*listening, *storing, str(served)]
         self._credentials: Mapping[str, str] = CREDENTIALS
@@ -87,6 +91,7 @@ class Buckets:
         """Send a request about the bucket itself, such as ("PUT", "versioning"), signed with the server's own key."""
         content = body.encode()
         headers = _signed(self._credentials, method, self.host, f"/{BUCKET}", f"{query}=", content)
+        headers["Content-MD5"] = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
         with contextlib.closing(connection):
             connection.request(method, f"/{BUCKET}?{query}=", content, headers)

@@ -122,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         # The answer to HEAD has the length of a body that does not follow.
         self.send_header("Content-Length", length or str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, format: str, *_args: object) -> None:
         """Log nothing."""

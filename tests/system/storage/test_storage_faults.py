@@ -1,4 +1,4 @@
-"""Snapshots in a bucket that misbehaves: throttled, versioned, locked, with credentials that expire, away at a start."""
+"""Snapshots in a bucket that misbehaves: throttled, versioned, locked, away, with credentials that expire."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def token_service(given: dict[str, str]) -> Iterator[str]:
             shape = {
                 "AccessKeyId": given["AWS_ACCESS_KEY_ID"],
                 "SecretAccessKey": given["AWS_SECRET_ACCESS_KEY"],
-                "Token": "a-token",
+                "Token": "",  # the server knows none
                 "Expiration": "2026-01-01T00:00:00Z",  # it is asked again for each request
             }
             content = json.dumps(shape).encode()
@@ -208,9 +208,10 @@ def test_a_bucket_with_versions_shows_no_pruned_object_and_takes_it_again(
     assert [str(kept.snapshot.name) for kept in listed(storage).whole] == [newest]
     assert any(path.is_file() for path in versioned.versions.rglob("*")), "the bucket keeps the former versions"
     assert not prune(storage, Retention(1), clock=SystemClock()).plan.files, "a removed file is no file any more"
-    # A file under a key that was removed is a new object, which put-if-absent takes.
     (gone, *_) = done.plan.files
-    assert storage.put_new(f"files/{gone}", b"again") and storage.read(f"files/{gone}") == b"again"
+    (tmp_path / "again").write_bytes(b"again")
+    storage.put_file(f"files/{gone}", tmp_path / "again")
+    assert storage.read(f"files/{gone}") == b"again", "a file that a later snapshot has once more is stored once more"
     session.close()
     second = bench.active("b", stores=KV, snapshots=sf.SnapshotPolicy(to=to))
     assert (rows(second), restored(second)["restored"]) == ({"a": "1", "b": "1"}, 1)

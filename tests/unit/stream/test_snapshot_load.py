@@ -6,6 +6,7 @@ Also two applications of one name that write to one address, as a test system an
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_first_snapshots_of_many_tasks_are_spread_over_the_interval(bench: Bench
         bench.clock.advance(HOUR_MS // 12)
         keeper_of(session).round()
         seen.append(made["made"])
-    first = [later - earlier for earlier, later in zip(seen, seen[1:], strict=False)]
+    first = [later - earlier for earlier, later in pairwise(seen)]
     assert sum(first) == TASKS and max(first) < TASKS // 2, first
 
 
@@ -128,7 +129,7 @@ def test_first_snapshots_of_many_tasks_are_spread_over_the_number_of_records(ben
             put(session, partition, *(f"{turn}-{number}" for number in range(10)))
         keeper_of(session).round()
         seen.append(made["made"])
-    first = [later - earlier for earlier, later in zip(seen, seen[1:], strict=False)]
+    first = [later - earlier for earlier, later in pairwise(seen)]
     assert sum(first) >= TASKS and max(first) < TASKS // 2, first
 
 
