@@ -45,7 +45,7 @@ GOALS: dict[tuple[str, str], tuple[float, float | None]] = {
 SNAPSHOT_GOALS = {2_000_000: 8.0, 10_000_000: 20.0}
 SNAPSHOT_COPIES = ("snapshot-folder", "snapshot-s3")
 # Scenario of ours: the others' scenario beside it.
-BESIDE = dict.fromkeys((*SNAPSHOT_COPIES, "snapshot-links"), "cold-1")
+BESIDE: dict[str, str] = dict.fromkeys((*SNAPSHOT_COPIES, "snapshot-links"), "cold-1")
 BYTES = "snapshot-bytes"
 UPLOAD_GOALS = {"next": 0.15}  # the largest share of a snapshot's bytes that the step may upload
 

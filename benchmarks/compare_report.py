@@ -86,7 +86,9 @@ def table(found: Json) -> Iterator[str]:
         ]
         yield f"| {' | '.join(cells)} |"
         before = scenario
-    if lines := [one for one in found["ratios"] if one["goal"] is not None or beside(one)]:
+    if lines := [
+        one for one in found["ratios"] if one["goal"] is not None or (beside(one) and one["measure"] != "cpu_s")
+    ]:
         yield ""
         yield from map(goal_line, lines)
     if found.get("uploads"):  # older results have none

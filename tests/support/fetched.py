@@ -56,5 +56,5 @@ def ensure_go(folder: Path) -> str:
 
 
 def digest_of(*parts: str) -> str:
-    """A short digest of what a fetched folder is made of."""
+    """A short digest of the parts of a fetched folder."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
