@@ -110,13 +110,15 @@ def ratios(settings: Json, runs: list[Json], *, comparable: bool) -> list[Json]:
     """
     records = settings.get("records", GOAL_RECORDS)
     found = []
-    for scenario in settings["scenarios"]:
+    scenarios: list[str] = settings["scenarios"]
+    for scenario in scenarios:
         ours = chosen(scenario, OURS, runs)
         if not ours:
             continue
+        theirs_in = BESIDE.get(scenario, scenario)
         for system, all_settings in others(settings["systems"]).items():
             for measure in (*CLOCKS, "cpu_s"):
-                theirs = best(BESIDE.get(scenario, scenario), all_settings, measure, runs)
+                theirs = best(theirs_in, all_settings, measure, runs)
                 if not theirs:
                     continue
                 # Round by round: both runs of a pair met the machine in about the same state.
