@@ -92,6 +92,26 @@ def test_uploads_send_no_more_than_the_limit_over_all_tasks(
     assert bench.clock.monotonic_ms() - before_ms >= (sent - largest) * 1_000 // limit - 10
 
 
+def test_an_upload_that_its_limit_keeps_from_ending_in_time_names_both_settings_and_goes_on_later(
+    bench: Bench, to: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = sf.SnapshotPolicy(to=to, every_records=1, bytes_per_s=100, grace_ms=2_000)
+    session = bench.active(stores=KV, snapshots=policy)
+    keeper, made = keeper_of(session), session.counters.snapshots.made
+    monkeypatch.setattr(keeper, "_stop", Waits(bench.clock))
+    keeper.round()
+    put(session, 0, "a")
+    keeper.round()
+    assert (made["failed"], made["made"]) == (1, 0)
+    assert "grace_ms" in caplog.text and "bytes_per_s" in caplog.text
+    storage = open_storage(to, "app")
+    assert listed(storage).whole == () and listed(storage).broken == {}
+    bench.clock.advance(60_000)
+    keeper.round()  # the files of the first attempt are there
+    assert made["made"] == 1
+    assert len(listed(storage).whole) == 1
+
+
 def test_without_a_limit_no_upload_waits(bench: Bench, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = bench.active(stores=KV, snapshots=sf.SnapshotPolicy(to=to))
     put(session, 0, "a")
