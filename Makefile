@@ -141,7 +141,7 @@ fuzz: $(VENV)/.dev ## FUZZ_S=60 seconds each of wrong bytes to both servers and 
 
 bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process resp", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
-	  if [ $$bench = compare ]; then $(BIN)/python benchmarks/compare.py $(ARGS); \
+	  if [ $$bench = compare ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/compare.py $(ARGS); \
 	  elif [ $$bench = resp ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/resp.py $(ARGS); \
 	  else $(BIN)/standfast bench $$bench $(ARGS); fi; done
 	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare; on Spark: make bench-spark"; fi

@@ -14,10 +14,17 @@ starts. Then, in rounds in which every system has its turn:
     window-expired      an empty directory and a window store; 95 % of its records are past retention
     standby             the active is killed with SIGKILL and a standby without lag takes over
     lost-rows           a window store is killed after its segment rolled: the number of its rows afterwards
+    snapshot-folder     an empty directory, one partition, and a snapshot at 99 % of the log in a folder: ours alone,
+                        beside the others' cold-1, which replay the same records
+    snapshot-s3         the same in a bucket of an S3-compatible server on loopback
+    snapshot-links      the same snapshot as local state, its table files as hard links: no copy, no sha256
+    snapshot-bytes      no time: the bytes that later snapshots of the same owner and of new ones upload
 
 Two clocks run from the start of the restore: until every partition has processed its first record, and until nothing is
-left to flush or to compact either. The broker compacts nothing meanwhile, so that every run reads the same log. Every
-result is compared with the expected rows. The program writes benchmarks/results/compare.json and pictures.
+left to flush or to compact either. With a snapshot they start before the download, so that they hold it, the sha256 of
+every file and the opening of the database, which the others' clocks leave out. The broker compacts nothing meanwhile,
+so that every run reads the same log. Every result is compared with the expected rows. The program writes
+benchmarks/results/compare.json and pictures.
 
 Rules of this file: arguments and the order of the runs; compare_runs.py has the measures.
 """
@@ -40,6 +47,7 @@ from compare_data import Shape
 from compare_figures import document
 from compare_runs import AFTER_DEATH_S, CLEAN, KILLED, Ground, Place, lost, prepare, restore, standby
 from compare_sides import SYSTEMS, Sides, ensure_environment, family_of
+from compare_snapshots import BYTES, SNAPSHOT, STATES, storages, upload_bytes
 
 from standfast._version import __version__
 from standfast.ops.tools.broker import Broker
@@ -55,17 +63,18 @@ RESTORES: dict[str, tuple[str, str | None]] = {
     "tail-kill": ("kv-1", KILLED),
     "tail-kill-eos": ("kv-1-eos", KILLED),
     "window-expired": ("window-1", None),
+    **{f"snapshot-{state}": ("snapshot-1", state) for state in STATES},
 }
 GROUNDS = RESTORES | {"standby": ("kv-1", CLEAN)}
-SCENARIOS = (*GROUNDS, "lost-rows")
+SCENARIOS = (*GROUNDS, "lost-rows", BYTES)
 # Quix Streams has neither standbys nor stores of windows with a retention. How reads and writes are tuned matters where
 # a whole changelog is read.
 NOT_THERE = {("quix", name) for name in ("window-expired", "standby", "lost-rows")} | {
     (system, name)
     for system in SYSTEMS
-    if system.endswith(("-reads", "-writes"))
     for name in SCENARIOS
-    if not name.startswith(("cold-", "window-"))
+    if (system.endswith(("-reads", "-writes")) and not name.startswith(("cold-", "window-")))
+    or (system != "standfast" and name.startswith("snapshot-"))  # none of the others has snapshots
 }
 BROKER = {"log.cleaner.enable": "false"}  # a cleaner would let later rounds read less than earlier ones
 HOUR_MS = 3_600_000
@@ -83,10 +92,13 @@ def main() -> None:
     failure = None
     with tempfile.TemporaryDirectory(prefix="standfast-compare-", dir=args.dir) as name:
         folder = Path(name)
-        with Broker(folder / "broker", settings=BROKER, say=say) as broker:
+        with (
+            storages(folder, args.scenarios, say) as snapshots,
+            Broker(folder / "broker", settings=BROKER, say=say) as broker,
+        ):
             log = open_log(f"kafka://{broker.address}")
             try:
-                place = Place(broker.address, log, folder, sides, say)
+                place = Place(broker.address, log, folder, snapshots, sides, say)
                 measure(place, args, grounds, runs)
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - keeps an hour's results; the error is reported
                 failure = f"{type(error).__name__}: {error}"
@@ -124,7 +136,9 @@ def measure(place: Place, args: argparse.Namespace, grounds: list[Ground], runs:
             for system in order:
                 if (system, scenario) in NOT_THERE:
                     continue
-                if scenario == "lost-rows":
+                if scenario == BYTES:
+                    found = upload_bytes(place, shape, number)
+                elif scenario == "lost-rows":
                     found = lost(place, system, shape, number)
                 elif scenario == "standby":
                     found = standby(place, system, by_name[family_of(system), "kv-1"])
@@ -142,7 +156,8 @@ def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterat
         for scenario in scenarios:
             if scenario in GROUNDS and (system, scenario) not in NOT_THERE:
                 name, state = GROUNDS[scenario]
-                keep.setdefault(family_of(system), {}).setdefault(name, set()).update([state] if state else [])
+                kept = SNAPSHOT if state in STATES else state
+                keep.setdefault(family_of(system), {}).setdefault(name, set()).update([kept] if kept else [])
     for family, names in keep.items():
         for name, states in sorted(names.items()):
             kind, partitions, *guarantee = name.split("-")
@@ -160,6 +175,9 @@ def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterat
 
 def line_of(run: dict[str, Any]) -> str:
     """A run as a line for people."""
+    if "steps" in run:
+        shares = ", ".join(f"{one['step']} {one['uploaded_bytes'] / one['snapshot_bytes']:.1%}" for one in run["steps"])
+        return f"round {run['round'] + 1} {run['scenario']:<14} uploaded of the snapshot's bytes: {shares}"
     lost = f", {run['lost']} rows lost" if "lost" in run else ""
     return (
         f"round {run['round'] + 1} {run['scenario']:<14} {run['system']:<30} {run['elapsed_ms']:>9,.0f} ms, "

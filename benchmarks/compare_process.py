@@ -2,7 +2,7 @@
 
     plan        JSON for the child: app, bootstrap, state_dir, source, partitions, kind, window_ms, retention_ms,
                 guarantee, tuned (any of "reads", "writes"), standbys, commit_ms, detect_ms (for so long a dead member
-                counts as alive)
+                counts as alive), snapshots (address of their storage; standfast alone)
     events      restore     the replay of its first task begins
                 processed   every partition has processed its first record
                 drained     no compaction or flush runs or is due any more

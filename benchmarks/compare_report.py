@@ -41,6 +41,16 @@ WHAT = {
     "window-expired": "window store, 95 % expired",
     "standby": "standby takes over",
     "lost-rows": "window store, killed after its segment rolled",
+    "snapshot-folder": "snapshot and tail, from a folder",
+    "snapshot-s3": "snapshot and tail, from S3 on loopback",
+    "snapshot-links": "snapshot and tail, by hard links",
+}
+STEPS = {
+    "first": "all rows, their first owner",
+    "next": "1 % of the rows changed, the same owner",
+    "compacted": "1 % changed, and every file compacted",
+    "taken over": "1 % changed, by a standby that took over",
+    "begun with one": "1 % changed, by an owner that began with a snapshot",
 }
 
 
@@ -76,9 +86,14 @@ def table(found: Json) -> Iterator[str]:
         ]
         yield f"| {' | '.join(cells)} |"
         before = scenario
-    if goals := [one for one in found["ratios"] if one["goal"] is not None]:
+    if lines := [
+        one for one in found["ratios"] if one["goal"] is not None or (beside(one) and one["measure"] != "cpu_s")
+    ]:
         yield ""
-        yield from map(goal_line, goals)
+        yield from map(goal_line, lines)
+    if found.get("uploads"):  # older results have none
+        yield ""
+        yield from uploads(found["uploads"])
 
 
 def head(found: Json) -> str:
@@ -100,12 +115,40 @@ def times(ratio: Json | None) -> str:
 
 
 def goal_line(one: Json) -> str:
-    """A ratio beside its goal."""
-    what = MEASURES[one["measure"]]
+    """A ratio beside its goal, if it has one."""
+    what, theirs = MEASURES[one["measure"]], f"{NAMES[one['setting']]}{beside(one)}"
+    goal = "" if one["goal"] is None else f"; goal {one['goal']:g}: {met(one)}"
     return (
-        f"- {WHAT[one['scenario']]}, {what} of {NAMES[one['setting']]} beside ours: {one['median']:.2f} times "
-        f"({one['min']:.2f}-{one['max']:.2f}); goal {one['goal']:g}: {'met' if one['goal_met'] else '**not met**'}."
+        f"- {WHAT[one['scenario']]}, {what} of {theirs} beside ours: {one['median']:.2f} times "
+        f"({one['min']:.2f}-{one['max']:.2f}){goal}."
     )
+
+
+def beside(one: Json) -> str:
+    """The others' scenario, if it is another than ours."""
+    theirs = one.get("beside", one["scenario"])
+    return "" if theirs == one["scenario"] else f" ({WHAT[theirs]})"
+
+
+def met(one: Json) -> str:
+    """Whether a goal is met."""
+    return "met" if one["goal_met"] else "**not met**"
+
+
+def uploads(found: list[Json]) -> Iterator[str]:
+    """Table of the bytes that snapshots upload."""
+    yield "| a snapshot of | uploaded MiB | of MiB | share | files | s | goal |"
+    yield "|---|--:|--:|--:|--:|--:|---|"
+    for one in found:
+        cells = [
+            STEPS[one["step"]],
+            *(f"{one[name] / 2**20:,.1f}" for name in ("uploaded_bytes", "snapshot_bytes")),
+            f"{one['share']:.1%}",
+            f"{one['uploaded_files']:g} of {one['snapshot_files']:g}",
+            f"{one['elapsed_ms'] / 1_000:.2f}",
+            "" if one["goal"] is None else f"under {one['goal']:.0%}: {met(one)}",
+        ]
+        yield f"| {' | '.join(cells)} |"
 
 
 MEASURES = {"processed_ms": "time to the first records", "elapsed_ms": "time until idle", "cpu_s": "processor time"}

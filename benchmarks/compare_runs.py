@@ -3,7 +3,9 @@
     ground      a system's own application over a source of its own: it processed every record, so that its own runtime
                 wrote the changelog; `clean` and `killed` are copies of its state directory
                   kv-1, kv-4, window-1   at least once         kv-1-eos   exactly once
-    restore     start on an empty directory, or on a copy of one of those; each source partition has one record left
+                  snapshot-1             at least once, with a snapshot in each storage at 99 % of its records
+    restore     start on an empty directory, with or without a snapshot, or on a copy of one of those; each source
+                partition has one record left
     standby     two instances, one a standby without lag; the active is killed
     lost        a window store is killed after its segment rolled; the rows that it has afterwards
 
@@ -23,6 +25,16 @@ from typing import Any
 from compare_data import NEW_ROWS, OLD_ROWS, Expected, Row, Shape, feed, lost_rows
 from compare_process import POLL_S, WAIT_S, Side, Usage
 from compare_sides import SHARED, Sides
+from compare_snapshots import (
+    LINKS,
+    SNAPSHOT,
+    SNAPSHOT_SHARE,
+    STATES,
+    Storages,
+    check_begun,
+    link_state,
+    store_snapshots,
+)
 
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
@@ -67,11 +79,12 @@ class Ground:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of the runs: the broker's address and log, a folder, and the sides' programs."""
+    """The place of the runs: the broker's address and log, a folder, storages of snapshots, and the sides' programs."""
 
     address: str
     log: Log
     folder: Path
+    storages: Storages
     sides: Sides
     say: Callable[[str], None]
 
@@ -129,10 +142,10 @@ def prepare(place: Place, ground: Ground) -> None:
     started = time.monotonic()
     place.log.admin.create_topic(ground.source, shape.partitions, TopicPolicy())
     state = place.saved(ground, "live")
-    stop_at = int(shape.records * CLEAN_SHARE) if CLEAN in ground.keep else 0
-    for first, upto, ending in ((0, stop_at, CLEAN), (stop_at, shape.records, KILLED)):
-        if first == upto:
-            continue
+    stops = {CLEAN: CLEAN_SHARE, SNAPSHOT: SNAPSHOT_SHARE}
+    ends = [(int(shape.records * share), name) for name, share in stops.items() if name in ground.keep]
+    first = 0
+    for upto, ending in [*ends, (shape.records, KILLED)]:
         feed(place.log, ground.source, shape.rows(first, upto))
         side = place.start(ground.family, ground, state)
         try:
@@ -145,8 +158,11 @@ def prepare(place: Place, ground: Ground) -> None:
                 side.stop()
         finally:
             side.end()
+        if ending == SNAPSHOT:
+            store_snapshots(place, ground, state)
         if ending in ground.keep:
             shutil.copytree(state, place.saved(ground, ending))
+        first = upto
     shutil.rmtree(state)
     ground.changelog = changelog_of(place.log, ground) | {"prepared_s": round(time.monotonic() - started, 1)}
 
@@ -161,16 +177,22 @@ def changelog_of(log: Log, ground: Ground) -> dict[str, Any]:
 
 
 def restore(place: Place, system: str, ground: Ground, state: str | None) -> dict[str, Any]:
-    """One restore: from a copy of a kept directory, or from nothing."""
+    """One restore: from a copy of a kept directory, from a snapshot, or from nothing."""
     place.probe(ground)
-    run = place.folder / "run"
-    if state is not None:  # a copy, so that all rounds begin alike
+    run, plan = place.folder / "run", {}
+    if state in STATES:
+        plan["snapshots"] = place.storages.of(state)
+    if state == LINKS:
+        link_state(place.saved(ground, SNAPSHOT), run)
+    elif state is not None and state not in STATES:  # a copy, so that all rounds begin alike
         shutil.copytree(place.saved(ground, state), run)
     os.sync()  # else the kernel would write pages of earlier runs during this one
-    side = place.start(system, ground, run)
+    side = place.start(system, ground, run, **plan)
     try:
         side.wait_mark("drained")
         measured = figures(side)
+        if state in STATES:
+            check_begun(ground, state, side.marks["drained"])
         place.wait_committed(ground)  # a read returns committed rows only
         measured |= checked(side, ground)
         side.stop()

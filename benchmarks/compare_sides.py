@@ -69,7 +69,8 @@ class Sides:
         """The command that starts a side."""
         family = family_of(system)
         tuned = SETTINGS[system.removeprefix(family)] if family in STREAMS else ()
-        text = json.dumps({"window_ms": 0, "retention_ms": 0, "standbys": 0} | SHARED | plan | {"tuned": tuned})
+        unset = {"window_ms": 0, "retention_ms": 0, "standbys": 0, "snapshots": ""}
+        text = json.dumps(unset | SHARED | plan | {"tuned": tuned})
         if system == "standfast":
             return [sys.executable, "-P", str(HERE / "side_standfast.py"), text]
         if system == "quix":

@@ -48,20 +48,40 @@ def event(name: str) -> None:
     """Report an event with its time, which is now."""
     now_ns = time.monotonic_ns()
     session = State.app.session
-    restored = 0
+    restored = snapshots = 0
     if name != "restore" and session is not None:
         counters = session.statistics().counters
         restored = sum(counters.restored_records.values())
-    say({"event": name, "at_ns": now_ns, "restored": restored})
+        snapshots = counters.snapshots.restores["restored"]
+    say({"event": name, "at_ns": now_ns, "restored": restored, "snapshots": snapshots})
 
 
 class Watcher(sf.Listener):
     """Reports the first task's restore: its database is open, its plan is made, and no record is replayed yet."""
 
     def on_state_changed(self, task: Any, role: str, state: str) -> None:
-        if role == "active" and not State.restoring:
-            State.restoring = True
-            event("restore")
+        if role == "active":
+            restoring()
+
+
+def restoring() -> None:
+    """Report the beginning of the first restore."""
+    if not State.restoring:
+        State.restoring = True
+        event("restore")
+
+
+def watch_snapshots() -> None:
+    """Begin the clock before a snapshot is looked for, since no listener is called before its download."""
+    from standfast.stream.snapshots.beginning import FromSnapshot
+
+    begin = FromSnapshot.begin
+
+    def timed(self: FromSnapshot, *given: Any, **named: Any) -> Any:
+        restoring()
+        return begin(self, *given, **named)
+
+    FromSnapshot.begin = timed
 
 
 class Put(sf.Processor):
@@ -162,6 +182,10 @@ def build() -> sf.App:
         spec: Any = sf.WindowStore(STORE, raw, raw, caching=False, **times)
     else:
         spec = sf.KeyValueStore(STORE, raw, raw, caching=False)
+    snapshots = None
+    if PLAN["snapshots"]:
+        watch_snapshots()
+        snapshots = sf.SnapshotPolicy(to=PLAN["snapshots"])  # without a schedule: it is only begun with
     app = sf.App(
         PLAN["app"],
         log=f"kafka://{PLAN['bootstrap']}",
@@ -173,6 +197,7 @@ def build() -> sf.App:
         lease_ms=PLAN["detect_ms"],
         restart_grace_ms=0,  # each run is a new instance: it would wait for the return of the stopped one
         listeners=[Watcher()],
+        snapshots=snapshots,
     )
     processor = PutWindow if PLAN["kind"] == "window" else Put
     processor.stores = (STORE,)

@@ -20,7 +20,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from standfast.restore.plan import LogState, Refuse, Reinitialise, StoredPosition, local_position, plan_changelog
+from standfast.restore.plan import (
+    TOMBSTONE_AGE_MAX_PERCENT,
+    LogState,
+    Refuse,
+    Reinitialise,
+    Resume,
+    StoredPosition,
+    local_position,
+    plan_changelog,
+)
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.store.specs import definition_changes
@@ -208,7 +217,19 @@ def _fits(stored: StoredPosition, log: LogState, now_ms: int) -> Judged:
     plan = plan_changelog(local_position(stored, rows=True), log, now_ms=now_ms)
     if isinstance(plan, Reinitialise | Refuse):
         return Judged(f"its position {stored.offset} of {log.topic_partition} does not fit the log ({plan.reason})")
+    if isinstance(plan, Resume) and _ahead(stored.at_ms, log, now_ms):
+        return Judged(
+            f"it was made {(stored.at_ms - now_ms) // 1_000} s ahead of this machine's clock, so its age is "
+            f"unknown, and deletes behind its position {stored.offset} of {log.topic_partition} may be gone"
+        )
     return Judged(tail=plan.records_max)
+
+
+def _ahead(at_ms: int, log: LogState, now_ms: int) -> bool:
+    """Whether a position's time lies further ahead of this clock than the margin by which the plan judges its age."""
+    if "compact" not in log.cleanup or log.delete_retention_ms < 0:
+        return False
+    return (at_ms - now_ms) * 100 > log.delete_retention_ms * (100 - TOMBSTONE_AGE_MAX_PERCENT)
 
 
 def newest_first(names: Iterable[SnapshotName]) -> list[SnapshotName]:

@@ -25,9 +25,11 @@ class SnapshotPolicy:
         a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://ACCOUNT/CONTAINER/PREFIX; credentials come from the
         environment. Every instance of the application gives the same
     every_ms
-        milliseconds between two snapshots of a task; None: time makes none
+        milliseconds between two snapshots of a task; None: time makes none. The first one after an opening comes after
+        a share of them that differs from task to task
     every_records
-        records and source offsets by which a task moves on between two snapshots; None: they make none
+        records and source offsets by which a task moves on between two snapshots; None: they make none. The first one
+        comes after a share of them, too
     keep
         number of snapshots of each task that stay, the newest
     keep_ms
@@ -36,7 +38,8 @@ class SnapshotPolicy:
         milliseconds for which files of an unfinished upload stay, by the storage's time; an upload that takes longer
         than half of it begins again. The same for every instance and command
     bytes_per_s
-        most bytes a second that uploads of this instance send on average; None: no limit
+        most bytes a second that uploads of this instance send on average, over all of its tasks; None: no limit. Too
+        low a limit keeps a large upload from ending within half of grace_ms
     restore
         whether a task without local state begins with its newest snapshot
     checkpoint_every_ms

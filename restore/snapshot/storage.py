@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
 from obstore.store import LocalStore, from_url
 
 from standfast.restore.snapshot.address import Address
@@ -32,17 +32,21 @@ from standfast.restore.snapshot.names import PROBES
 from standfast.restore.snapshot.planning import Stored
 from standfast.store.errors import BadConfig, Corruption, StandfastError, Unavailable
 from standfast.store.file_errors import told
+from standfast.store.log import as_event, logger
 
 if TYPE_CHECKING:
     from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
 
 PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 4
+PIECE_BYTES = 1 << 20
 REQUEST_MIN_S, REQUEST_MAX_S = 10, 60
 CONNECT_TIMEOUT = "5s"
 RETRIES_MAX = 10  # the patience ends before
 PATIENCE_S = 60
 SHOWN_MAX = 300
+CHECK = "check address, network, rights and credentials"
+CHECK_REMOVAL = f"{CHECK}, and whether an object lock keeps the bucket's objects"
 _SECRET_VARIABLES = re.compile(r"(?:AWS|AZURE|GOOGLE)_.*(?:KEY|SECRET|TOKEN|PASSWORD)", re.IGNORECASE)
 _QUERY = re.compile(r"\?\S+")
 _XML = re.compile(r"<\?xml.*|<Error>.*", re.DOTALL)
@@ -101,7 +105,7 @@ class Storage:
             refused = not self.put_new(key, b"second")
             kept = self.read(key) == b"first"
         finally:
-            self.delete(key)
+            self._drop_probe(key)
         if not (first and refused and kept):
             raise BadConfig(
                 [
@@ -111,6 +115,13 @@ class Storage:
             )
         self._proved = True
 
+    def _drop_probe(self, key: str) -> None:
+        """Remove a probe. A storage that refuses removals is usable: it keeps every snapshot, and prunes fail."""
+        try:
+            self.delete(key)
+        except Unavailable as error:
+            logger.warning("a probe stays: %s", error, extra=as_event("snapshot_probe_stays", to=self.where))
+
     def put_new(self, key: str, content: bytes) -> bool:
         """Create an object; False if the key is taken by other content."""
         with self._told(f"writing {key} to"):
@@ -119,16 +130,25 @@ class Storage:
             except AlreadyExistsError:
                 # A request that was repeated after a lost answer finds its own object.
                 return self.read(key) == content
+            except PermissionDeniedError:
+                # Beside an object lock a storage may refuse an object that exists as one without the right to it.
+                found = self.read(key)
+                if found is None:
+                    raise
+                return found == content
             self._sync(key)
         return True
 
-    def put_file(self, key: str, path: Path) -> None:
-        """Upload a file; the same content may be there already, or be uploaded by another at the same time."""
+    def put_file(self, key: str, path: Path, *, pace: Callable[[int], None] | None = None) -> None:
+        """Upload a file; the same content may be there already, or be uploaded by another at the same time.
+
+        `pace` is called with the number of bytes before each part of at most `PIECE_BYTES` is sent, and may wait.
+        """
         with told("uploading a file of a snapshot", path), self._told(f"writing {key} to"):
             obstore.put(
                 self._store,
                 key,
-                path,
+                path if pace is None else _pieces(path, pace),
                 use_multipart=path.stat().st_size > PART_BYTES,
                 chunk_size=PART_BYTES,
                 max_concurrency=PARTS_AT_ONCE,
@@ -160,7 +180,7 @@ class Storage:
 
     def delete(self, key: str) -> None:
         """Remove an object; an absent one is no error."""
-        with self._told(f"removing {key} of"):
+        with self._told(f"removing {key} of", CHECK_REMOVAL):
             try:
                 obstore.delete(self._store, key)
             except FileNotFoundError:
@@ -225,15 +245,14 @@ class Storage:
                     os.close(handle)
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _told(self, doing: str, check: str = CHECK) -> Iterator[None]:
         try:
             yield
         except StandfastError:
             raise
         except (BaseError, ValueError, OSError) as error:
             raise Unavailable(
-                f"{doing} the storage of snapshots {self.where}: {shown(error, os.environ)}: check address, network, "
-                "rights and credentials"
+                f"{doing} the storage of snapshots {self.where}: {shown(error, os.environ)}: {check}"
             ) from None  # the cause repeats the request, which may be signed
 
 
@@ -249,6 +268,13 @@ def shown(error: BaseException, environment: Mapping[str, str]) -> str:
         if len(value) >= 4 and _SECRET_VARIABLES.fullmatch(name):
             line = line.replace(value, "***")
     return line if len(line) <= SHOWN_MAX else f"{line[:SHOWN_MAX]}..."
+
+
+def _pieces(path: Path, pace: Callable[[int], None]) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            pace(len(piece))
+            yield piece
 
 
 def _stored(found: Any) -> Stored:

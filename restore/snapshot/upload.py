@@ -51,8 +51,11 @@ def upload(
     clock: Clock,
     grace_ms: int = GRACE_DEFAULT_MS,
     step: Callable[[SnapshotFile], None] = lambda file: None,
+    pace: Callable[[int], None] | None = None,
 ) -> Created:
     """Upload the snapshot of a checkpoint directory; `step` is called after each uploaded file, and may wait.
+
+    `pace` is called with the number of bytes before each piece of a file is sent, and may wait.
 
     Raises InvalidRequest if its name is taken by another point, Unavailable for all that another attempt may mend.
     """
@@ -69,7 +72,7 @@ def upload(
         _refuse_prunes(storage, snapshot, key, grace_ms)
         # After the notes were looked at: from here on no prune that begins removes these files.
         wanted = to_upload(snapshot.files, present(storage, snapshot.contents))
-        _send(storage, wanted, directory, step)
+        _send(storage, wanted, directory, step, pace)
         reach("snapshot.files")
         # Before the manifest, so that one with missing files is not listed even for a moment.
         _check_time(snapshot, clock.monotonic_ms() - started_ms, grace_ms)
@@ -128,9 +131,15 @@ def _refuse_prunes(storage: Storage, snapshot: Snapshot, intent_key: str, grace_
             )
 
 
-def _send(storage: Storage, wanted: list[SnapshotFile], directory: Path, step: Callable[[SnapshotFile], None]) -> None:
+def _send(
+    storage: Storage,
+    wanted: list[SnapshotFile],
+    directory: Path,
+    step: Callable[[SnapshotFile], None],
+    pace: Callable[[int], None] | None,
+) -> None:
     def send(file: SnapshotFile) -> None:
-        storage.put_file(file_key(file.sha256), directory / file.name)
+        storage.put_file(file_key(file.sha256), directory / file.name, pace=pace)
         reach("snapshot.file")
         step(file)
 
@@ -151,5 +160,6 @@ def _check_time(snapshot: Snapshot, elapsed_ms: int, grace_ms: int) -> None:
     if elapsed_ms > grace_ms // 2:
         raise Unavailable(
             f"the upload of snapshot {snapshot.name} took {elapsed_ms // 1_000} s, and a prune may take one of more "
-            f"than {grace_ms // 2_000} s for a dead one: it begins again, with the files that are there"
+            f"than {grace_ms // 2_000} s for a dead one: it begins again, with the files that are there; if it never "
+            "ends in time, give every instance and command a larger grace_ms, or uploads a larger bytes_per_s"
         )

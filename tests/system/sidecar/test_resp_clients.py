@@ -13,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from support.clients import Tool
+from support.fetched import Tool
 from support.resp import RespBench
 
 FOUND = {

@@ -21,7 +21,7 @@ from standfast.restore.snapshot.prune import prune
 from standfast.restore.snapshot.storage import PART_BYTES
 from standfast.store.clock import SystemClock
 from support.buckets import CREDENTIALS, Buckets, buckets
-from support.clients import Tool
+from support.fetched import Tool
 from support.sessions import Bench
 
 pytestmark = pytest.mark.slow
@@ -51,12 +51,15 @@ def test_of_many_that_create_one_object_exactly_one_does(server: Buckets) -> Non
     assert storage.list("probes") == []
 
 
-def test_large_files_go_in_parts_and_come_back_whole(server: Buckets, tmp_path: Path) -> None:
+@pytest.mark.parametrize("paced", [False, True])
+def test_large_files_go_in_parts_and_come_back_whole(server: Buckets, tmp_path: Path, paced: bool) -> None:
     storage = open_storage(server.address("x"), "app")
     content = os.urandom(2 * PART_BYTES + 12_345)
     (tmp_path / "up").write_bytes(content)
     sha = hashlib.sha256(content).hexdigest()
-    storage.put_file(file_key(sha), tmp_path / "up")
+    sent: list[int] = []
+    storage.put_file(file_key(sha), tmp_path / "up", pace=sent.append if paced else None)
+    assert sum(sent) == (len(content) if paced else 0)
     storage.download(file_key(sha), tmp_path / "down", len(content), sha)
     assert (tmp_path / "down").read_bytes() == content
     assert [one.bytes for one in storage.list("files")] == [len(content)]

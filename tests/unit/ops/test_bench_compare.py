@@ -61,6 +61,33 @@ def test_both_sides_restore_the_same_rows_from_their_own_changelogs(streams_clas
     assert text.startswith("a\n<!--") and text.endswith("-->\nz\n") and "former" not in text and "| right |" in text
 
 
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.usefixtures("s3_server")
+def test_restores_from_snapshots_have_the_right_rows_and_later_snapshots_upload_what_changed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    scenarios = [f"snapshot-{one}" for one in ("folder", "s3", "links", "bytes")]
+    options = ["--records", RECORDS, "--rounds", 1, "--systems", "standfast", "--scenarios", ",".join(scenarios)]
+    done = run(COMPARE, *options, "--out", out, "--dir", tmp_path, "--no-plots")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    assert found["correct"] is True
+    assert [one["scenario"] for one in found["results"]] == scenarios[:3]
+    for one in found["runs"][:3]:
+        assert one["rows"] == RECORDS // 4 + 1
+        assert RECORDS // 100 <= one["restored"] < RECORDS // 10, "the tail alone is replayed"
+        assert 0 < one["processed_ms"] <= one["elapsed_ms"] < one["from_start_ms"]
+    steps = {one["step"]: one for one in found["uploads"]}
+    assert list(steps) == ["first", "next", "compacted", "taken over", "begun with one"]
+    assert steps["first"]["uploaded_bytes"] == steps["first"]["snapshot_bytes"]
+    assert steps["next"]["uploaded_bytes"] < steps["next"]["snapshot_bytes"]
+    assert {one["goal"] for one in found["uploads"]} == {None}, "a goal is for its own records only"
+    assert "| all rows, their first owner |" in done.stdout
+    assert list(tmp_path.iterdir()) == [out], "the folder is left as it was"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -111,3 +138,41 @@ def test_the_best_tuned_setting_of_each_measure_is_compared_and_goals_hold_on_bo
         (tuned, "kafka-streams-tuned-reads", "cpu_s", 3, False),
     ]
     assert (found[3]["min"], found[3]["max"]) == (5, 50), "the spread of the rounds"
+
+
+def test_a_restore_from_a_snapshot_is_compared_with_the_best_restore_of_the_same_log(figures: ModuleType) -> None:
+    systems = ["standfast", "kafka-streams", "kafka-streams-tuned", "quix"]
+    runs = [
+        *(one | {"scenario": "snapshot-s3"} for one in runs_of("standfast", (1, 2, 1))),
+        *runs_of("kafka-streams", (90, 90, 9)),
+        *runs_of("kafka-streams-tuned", (10, 14, 9)),
+        *runs_of("quix", (300, 300, 9)),
+    ]
+    settings = {"scenarios": ["cold-1", "snapshot-s3"], "systems": systems}
+
+    def goals(records: int, comparable: bool = True) -> list[tuple[Any, ...]]:
+        found = figures.ratios(settings | {"records": records}, runs, comparable=comparable)
+        shown = ("setting", "beside", "measure", "median", "goal", "goal_met")
+        return [tuple(one[name] for name in shown) for one in found if one["setting"] == "kafka-streams-tuned"]
+
+    tuned = "kafka-streams-tuned", "cold-1"
+    assert goals(2_000_000) == [
+        (*tuned, "processed_ms", 10, 8, True),
+        (*tuned, "elapsed_ms", 7, 8, False),
+        (*tuned, "cpu_s", 9, None, None),
+    ]
+    assert [(one[4], one[5]) for one in goals(10_000_000)] == [(20, False), (20, False), (None, None)]
+    assert {one[4] for one in (*goals(200_000), *goals(2_000_000, comparable=False))} == {None}
+    quix = [one for one in figures.ratios(settings, runs, comparable=True) if one["system"] == "quix"]
+    assert [(one["median"], one["goal"]) for one in quix][:1] == [(300, None)]
+
+
+def test_the_share_of_the_uploaded_bytes_is_judged_where_a_goal_is_set(figures: ModuleType) -> None:
+    sizes = {"uploaded_files": 2, "snapshot_files": 9, "elapsed_ms": 5, "snapshot_bytes": 1_000}
+    steps = [{"step": "first", "uploaded_bytes": 1_000} | sizes, {"step": "next", "uploaded_bytes": 150} | sizes]
+    for comparable, met in ((True, False), (False, None)):
+        first, after = figures.uploads([{"steps": steps}], comparable=comparable)
+        assert (first["share"], first["goal_met"]) == (1, None)
+        assert (after["share"], after["goal_met"]) == (0.15, met)
+    steps[1]["uploaded_bytes"] = 149
+    assert figures.uploads([{"steps": steps}], comparable=True)[1]["goal_met"] is True

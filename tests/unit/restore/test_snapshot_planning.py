@@ -214,3 +214,12 @@ def test_a_snapshot_that_does_not_fit_is_passed_over_with_the_reason(
 
 def test_a_store_that_is_no_longer_declared_does_not_keep_a_snapshot_from_use() -> None:
     assert judged(snapshot(stores={"kv": DEFINITION, "gone": DEFINITION})).reason == ""
+
+
+def test_a_snapshot_that_is_said_to_be_of_the_future_has_no_known_age_and_is_passed_over() -> None:
+    state = log(delete_retention_ms=24 * HOUR_MS)
+    assert "ahead of this machine's clock" in judged(snapshot(1, 150), state, now_ms=-3 * HOUR_MS).reason
+    assert judged(snapshot(1, 150), state, now_ms=-2 * HOUR_MS).reason == "", "within the margin of the age"
+    assert judged(snapshot(1, 200), state, now_ms=-3 * HOUR_MS).reason == "", "every delete was read"
+    kept = log(delete_retention_ms=24 * HOUR_MS, cleanup=frozenset({"delete"}))
+    assert judged(snapshot(1, 150), kept, now_ms=-3 * HOUR_MS).reason == "", "no delete ever goes alone"

@@ -17,7 +17,7 @@ from standfast.restore.snapshot.manifest import Intent, PruneNote, Snapshot, dum
 from standfast.restore.snapshot.names import file_key
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Judged, Retention
-from standfast.restore.snapshot.storage import Storage, shown
+from standfast.restore.snapshot.storage import PIECE_BYTES, Storage, shown
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
 from standfast.store.rocks.engine import RocksShared
@@ -204,6 +204,79 @@ def test_an_old_intent_keeps_no_files(storage: Storage, tmp_path: Path) -> None:
     os.utime(tmp_path / "snaps/app/intents/dead.json", (1_000, 1_000))
     assert pruned(storage).plan.files == {sha: 1}
     assert storage.list("intents") == []
+
+
+def age(tmp_path: Path, by_s: int) -> None:
+    """Every object is older by so many seconds, as after a jump of the storage's clock."""
+    for path in (tmp_path / "snaps").rglob("*"):
+        at = path.stat().st_mtime - by_s
+        os.utime(path, (at, at))
+
+
+def test_a_clock_that_jumps_ahead_ages_snapshots_and_the_newest_ones_stay(
+    storage: Storage, make: Make, tmp_path: Path
+) -> None:
+    one, two, three = (stored(storage, make, *"abc"[:count]) for count in (1, 2, 3))
+    age(tmp_path, 400 * 24 * 3_600)
+    done = prune.prune(storage, Retention(2, keep_ms=HOUR_MS), clock=SystemClock())
+    assert done.plan.snapshots == (one.name,)
+    assert [kept.snapshot for kept in listed(storage).whole] == [three, two]
+    assert verify_files(storage, two) == verify_files(storage, three) == []
+
+
+def test_a_clock_that_jumps_back_removes_nothing_that_age_keeps(storage: Storage, make: Make, tmp_path: Path) -> None:
+    one, two = (stored(storage, make, *"ab"[:count]) for count in (1, 2))
+    storage.put_new("intents/dead.json", dump_note(Intent("dead", "0_0", "me", ("0" * 64,))))
+    age(tmp_path, -400 * 24 * 3_600)
+    done = prune.prune(storage, Retention(1, keep_ms=HOUR_MS), clock=SystemClock())
+    assert (done.plan.snapshots, done.plan.files) == ((), {})
+    assert [kept.snapshot for kept in listed(storage).whole] == [two, one]
+
+
+def test_an_upload_during_which_the_clock_jumps_ahead_lists_nothing_and_the_next_one_is_whole(
+    storage: Storage, make: Make, tmp_path: Path
+) -> None:
+    one, directory = make("a", "b")
+    jumped: list[int] = []
+
+    def jump(file: Any) -> None:
+        if not jumped:
+            jumped.append(1)
+            age(tmp_path, 400 * 24 * 3_600)
+            pruned(storage)
+
+    with pytest.raises(Unavailable, match="again"):
+        upload.upload(storage, one, directory, clock=SystemClock(), step=jump)
+    assert names(storage) == []
+    assert upload.upload(storage, one, directory, clock=SystemClock()).new
+    assert verify_files(storage, one) == []
+
+
+def test_a_storage_that_refuses_removals_takes_snapshots_and_refuses_a_prune(
+    storage: Storage, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Storage, key: str) -> None:
+        raise Unavailable(f"removing {key}: AccessDenied")
+
+    monkeypatch.setattr(Storage, "delete", refuse)
+    one, two = stored(storage, make, "a"), stored(storage, make, "a", "b")
+    assert "a probe stays" in caplog.text
+    with pytest.raises(Unavailable, match="AccessDenied"):
+        pruned(storage)
+    assert [kept.snapshot for kept in listed(storage).whole] == [two, one]
+
+
+def test_a_file_is_sent_in_pieces_that_are_paced(storage: Storage, tmp_path: Path) -> None:
+    sizes: list[int] = []
+    for size in (0, 5, 2_500_000, 20_000_000):
+        content = os.urandom(size)
+        (tmp_path / "up").write_bytes(content)
+        sha = hashlib.sha256(content).hexdigest()
+        before = sum(sizes)
+        storage.put_file(file_key(sha), tmp_path / "up", pace=sizes.append)
+        assert sum(sizes) - before == size
+        assert storage.read(file_key(sha)) == content
+    assert max(sizes) == PIECE_BYTES
 
 
 def test_two_applications_at_one_address_share_nothing(storage: Storage, make: Make, tmp_path: Path) -> None:
