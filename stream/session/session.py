@@ -277,17 +277,14 @@ class Session(Closing):
         )
 
     def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
-        policy = self._settings.snapshots
+        policy, keeper = self._settings.snapshots, None
         if policy is not None and background:
             self._figures.take()  # the first ones: a status asked for during a download has older ones to show
-        if policy is None or self.read_only or not self._keeps_snapshots:
-            self._instance.take_part(None)
-            return None
-        keeper = SnapshotKeeper(
-            self.app, policy, self._state, self._running, clock=self.clock, counts=self.counters.snapshots
-        )
+        if policy is not None and self._keeps_snapshots and not self.read_only:
+            counts = self.counters.snapshots
+            keeper = SnapshotKeeper(self.app, policy, self._state, self._running, clock=self.clock, counts=counts)
         self._instance.take_part(keeper)
-        if background:
+        if keeper is not None and background:
             keeper.start()
         return keeper
 

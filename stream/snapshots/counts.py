@@ -102,6 +102,7 @@ class SnapshotCounts:
         """The pause that this share of the last pauses did not exceed, in milliseconds; None without any."""
         found = sorted(self.pauses_ms)
         return found[max(math.ceil(share * len(found)) - 1, 0)] if found else None
+
     downloaded_bytes: int = 0
     storage: str = ""  # where the snapshots are, without its query
     stored: tuple[StoredSnapshot, ...] = ()
