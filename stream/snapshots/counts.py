@@ -91,6 +91,12 @@ class SnapshotCounts:
     pauses: Histogram = field(default_factory=lambda: Histogram(PAUSE_BUCKETS_S))  # of tasks, for checkpoints
     pauses_ms: list[int] = field(default_factory=list)  # the last PAUSES_KEPT of them
     checkpoint: str = ""  # the last one, in words
+    downloaded_bytes: int = 0
+    storage: str = ""  # where the snapshots are, without its query
+    stored: tuple[StoredSnapshot, ...] = ()
+    listed_ms: int = 0  # wall time of the listing that `stored` shows; 0: none yet
+    # By task or LISTING: text and wall time, until mended.
+    errors: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def paused(self, ms: int) -> None:
         """Count the pause of one task for a checkpoint."""
@@ -102,14 +108,6 @@ class SnapshotCounts:
         """The pause that this share of the last pauses did not exceed, in milliseconds; None without any."""
         found = sorted(self.pauses_ms)
         return found[max(math.ceil(share * len(found)) - 1, 0)] if found else None
-
-    downloaded_bytes: int = 0
-    storage: str = ""  # where the snapshots are, without its query
-    stored: tuple[StoredSnapshot, ...] = ()
-    listed_ms: int = 0  # wall time of the listing that `stored` shows; 0: none yet
-    errors: dict[str, tuple[str, int]] = field(
-        default_factory=dict
-    )  # task or LISTING; text and wall time, until mended
 
     def add(self, other: SnapshotCounts) -> None:
         """Add the numbers of another process; of a task that both had, the later time counts."""
