@@ -151,7 +151,7 @@ def judged(sizes: list[dict[str, Any]]) -> bool:
 
 def main() -> int:
     """All sizes, smallest first."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", default="2000000,16000000,64000000", metavar="LIST", help="sizes, smallest first")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="restores of each size (3)")
     parser.add_argument("--dir", type=Path, metavar="D", help="work below this folder (the system's temporary one)")
