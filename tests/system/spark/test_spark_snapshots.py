@@ -1,4 +1,5 @@
-"""Snapshots of a storage on a real Spark: read as tables, verified against the log, and the base of a pipeline."""
+"""Snapshots of a storage on a real Spark: read as tables (docs/operate/snapshots.md), verified against the log, and the
+base of a pipeline."""
 
 from __future__ import annotations
 

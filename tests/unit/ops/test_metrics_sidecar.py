@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,12 +132,16 @@ def test_snapshots_of_a_worker_are_read_back_and_added(bench: Bench) -> None:
     worker.counters.snapshots.restores["restored"] = 1
     worker.counters.snapshots.uploaded_bytes = 5
     worker.counters.snapshots.at_ms["0_1"] = 7
+    worker.counters.snapshots.paused(300)
     server.counters.snapshots.made["made"] = 1
     server.counters.snapshots.at_ms["0_1"] = 6
+    server.counters.snapshots.paused(100)
     numbers = WorkerNumbers()
     numbers.take("1", document(worker))
     found = numbers.merged(server.statistics()).counters.snapshots
-    assert found == SnapshotCounts(Counter(made=3, failed=0), Counter(restored=1), 5, {"0_1": 7})
+    assert (found.pauses.total, sum(found.pauses.counts), sorted(found.pauses_ms)) == (0.4, 2, [100, 300])
+    expected = SnapshotCounts(Counter(made=3, failed=0), Counter(restored=1), 5, {"0_1": 7})
+    assert replace(found, pauses=expected.pauses, pauses_ms=[]) == expected
 
 
 def test_listings_and_downloads_of_a_worker_are_read_back(bench: Bench) -> None:
