@@ -19,10 +19,10 @@ from standfast.replication.embedded.look import locked_now
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topics.rules import Finding
+from standfast.restore.log_states import log_state
 from standfast.restore.plan import Plan, Refuse, Reinitialise, local_position, plan_changelog
 from standfast.store.errors import Corruption, StandfastError
 from standfast.store.task.commit_record import Position
-from standfast.stream.session.opener import log_state
 
 
 @dataclass(frozen=True, slots=True)

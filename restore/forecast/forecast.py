@@ -10,7 +10,7 @@ and the same judgement of a snapshot. Records are upper bounds, since logs have 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -115,18 +115,14 @@ def of_local(
     now_ms: int,
 ) -> TaskForecast:
     """The forecast of a task whose directory can be opened: a store that does not fit its log is read again alone."""
-    stores = []
-    for name, definition in sorted(definitions.items()):
-        in_memory = definition.get("engine") == "memory"
-        kept = None if in_memory else local.positions.get(name)
-        log = logs.get(name)
-        if log is None:
-            stores.append(_unlogged(name, LOCAL if name in local.with_rows else EMPTY))
-            continue
-        lost = CORRUPT if name in local.lost and not in_memory else ""
-        found = None if kept is None else local_position(kept, rows=name in local.with_rows, lost=lost)
-        stores.append(_store(name, LOCAL, found, log, now_ms))
-    return TaskForecast(task, LOCAL, tuple(stores))
+
+    def position(name: str) -> LocalPosition | None:
+        kept = local.positions.get(name)
+        if kept is None or definitions[name].get("engine") == "memory":
+            return None
+        return local_position(kept, rows=name in local.with_rows, lost=CORRUPT if name in local.lost else "")
+
+    return TaskForecast(task, LOCAL, _stores(LOCAL, definitions, logs, position, local.with_rows, now_ms))
 
 
 def of_snapshot(
@@ -138,21 +134,17 @@ def of_snapshot(
     now_ms: int,
 ) -> TaskForecast:
     """The forecast of a task that begins with a snapshot, which was judged before."""
-    stores = []
-    for name, definition in sorted(definitions.items()):
-        in_files = name in snapshot.stores and name not in snapshot.memory_stores
+    in_files = snapshot.stores.keys() - set(snapshot.memory_stores)
+
+    def position(name: str) -> LocalPosition | None:
         kept = snapshot.cut.positions.get(name)
-        log = logs.get(name)
-        if log is None:
-            stores.append(_unlogged(name, SNAPSHOT if in_files else EMPTY))
-            continue
-        fits = kept is not None and in_files and definition.get("engine") != "memory"
-        found = local_position(kept, rows=True) if fits and kept is not None else None
-        stores.append(_store(name, SNAPSHOT, found, log, now_ms))
+        fits = name in in_files and definitions[name].get("engine") != "memory"
+        return local_position(kept, rows=True) if kept is not None and fits else None
+
     return TaskForecast(
         task,
         SNAPSHOT,
-        tuple(stores),
+        _stores(SNAPSHOT, definitions, logs, position, in_files, now_ms),
         snapshot=str(snapshot.name),
         download_bytes=snapshot.bytes,
         download_files=len(snapshot.files),
@@ -168,16 +160,9 @@ def of_changelogs(
     damaged: bool = False,
 ) -> TaskForecast:
     """The forecast of a task that has nothing but its changelogs; `damaged`: its directory has rows of no use."""
-    stores = []
-    for name in sorted(definitions):
-        log = logs.get(name)
-        if log is None:
-            stores.append(_unlogged(name, EMPTY))
-            continue
-        # As an opening: of a damaged directory no position is known, and its rows may be the last copy.
-        found = LocalPosition(0, "", at_ms=0, rows=True, lost=CORRUPT) if damaged else None
-        stores.append(_store(name, CHANGELOG, found, log, now_ms))
-    return TaskForecast(task, CHANGELOG, tuple(stores))
+    # As an opening: of a damaged directory no position is known, and its rows may be the last copy.
+    found = LocalPosition(0, "", at_ms=0, rows=True, lost=CORRUPT) if damaged else None
+    return TaskForecast(task, CHANGELOG, _stores(CHANGELOG, definitions, logs, lambda name: found, (), now_ms))
 
 
 def with_bytes(found: TaskForecast, average: Mapping[str, float]) -> TaskForecast:
@@ -194,6 +179,23 @@ def ranges_of(found: Sequence[TaskForecast], store: str) -> dict[int, Bounds]:
         for part in one.stores
         if part.store == store and part.records
     }
+
+
+def _stores(
+    source: str,
+    definitions: Mapping[str, Mapping[str, Any]],
+    logs: Mapping[str, LogState | Missing],
+    position: Callable[[str], LocalPosition | None],
+    with_rows: Collection[str],
+    now_ms: int,
+) -> tuple[StoreForecast, ...]:
+    """Every store from `source`, where its position fits its log; `with_rows` are those of which it holds rows."""
+    return tuple(
+        _unlogged(name, source if name in with_rows else EMPTY)
+        if (log := logs.get(name)) is None
+        else _store(name, source, position(name), log, now_ms)
+        for name in sorted(definitions)
+    )
 
 
 def _store(name: str, source: str, found: LocalPosition | None, log: LogState | Missing, now_ms: int) -> StoreForecast:

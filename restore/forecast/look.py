@@ -30,6 +30,7 @@ from standfast.restore.forecast.forecast import (
     with_bytes,
 )
 from standfast.restore.forecast.rates import DOWNLOAD, REPLAY, Rate, read_rates
+from standfast.restore.log_states import diverged, log_state
 from standfast.restore.plan import NO_LOCAL_STATE, LogState
 from standfast.restore.snapshot.catalogue import names, read_snapshot
 from standfast.restore.snapshot.fetch import find_usable, holds_database
@@ -177,7 +178,7 @@ class Look:
         local = None if directory is None else directory.local
         states = {name: log for name, log in logs.items() if isinstance(log, LogState)}
         if directory is not None and not directory.local.damage:
-            logs |= _diverged(states, directory.tags, reader)
+            logs |= diverged(states, directory.tags, reader)
             found = of_local(task, directory.local, definitions, logs, now_ms=self._now_ms)
             return self._refilled(found, definitions, states, reader) if manifests.get(task) else found
         why = "there is no directory with a database" if local is None else local.damage
@@ -204,7 +205,7 @@ class Look:
         states: Mapping[str, LogState],
         reader: LogReader,
     ) -> Judged:
-        judged = _diverged(states, {name: at.tag for name, at in snapshot.cut.positions.items()}, reader)
+        judged = diverged(states, {name: at.tag for name, at in snapshot.cut.positions.items()}, reader)
         return judge(snapshot, app=self.app, task=task, definitions=definitions, logs=judged, now_ms=self._now_ms)
 
     def _refilled(
@@ -243,7 +244,7 @@ class Look:
         snapshot: Snapshot,
     ) -> Judged:
         tags = {name: at.tag for name, at in snapshot.cut.positions.items() if name == store}
-        log = _diverged({store: state}, tags, reader)[store]
+        log = diverged({store: state}, tags, reader)[store]
         return judge_store(
             snapshot, store, app=self.app, task=task, definition=definition, log=log, now_ms=self._now_ms
         )
@@ -266,16 +267,7 @@ class Look:
             if name not in there or info is None:
                 found[name] = Missing(one)
                 continue
-            found[name] = LogState(
-                topic_partition=one,
-                topic_id=info.topic_id,
-                begin=bounds[one].begin,
-                end=bounds[one].end,
-                cleanup=info.policy.cleanup,
-                retention_ms=info.policy.retention_ms,
-                delete_retention_ms=info.policy.delete_retention_ms,
-                limit=limits.get(one),
-            )
+            found[name] = log_state(one, info, bounds[one], limits.get(one))
         return found
 
     def _changelogs(self, definitions: Definitions) -> dict[str, str]:
@@ -375,13 +367,6 @@ def _read(engine: Engine, where: str) -> _Found:
     positions = cut_of(engine, where).positions
     tags = {name: at.tag for name, at in positions.items()}
     return _Found(Local(positions, frozenset(with_rows), lost), definitions_of(engine, where), tags)
-
-
-def _diverged(states: Mapping[str, LogState], tags: Mapping[str, str], reader: LogReader) -> dict[str, LogState]:
-    """The changelogs as seen from positions with these tags: where the log has lost records of a position's epoch."""
-    asked = {states[name].topic_partition: tag for name, tag in tags.items() if tag and name in states}
-    ends = reader.epoch_ends(asked)
-    return {name: replace(one, diverged_at=ends.get(one.topic_partition)) for name, one in states.items()}
 
 
 def _holds(info: TopicInfo | None, partition: int) -> bool:

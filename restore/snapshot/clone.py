@@ -35,7 +35,7 @@ from standfast.replication.topics.restoring import (
 )
 from standfast.restore.files.manifest_files import fsync_folder
 from standfast.restore.snapshot.clone_plan import ClonePlan, Part, plan_clone, refuse_used
-from standfast.restore.snapshot.fetch import fetch, holds_database
+from standfast.restore.snapshot.fetch import fetch, holds_database, place
 from standfast.restore.snapshot.logged_rows import records_of
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
@@ -258,10 +258,7 @@ class _Run:
             return
         with told("putting a restored task in place", target):
             _sync(scratch)
-            # At most a marker and logs: `holds_database` has found no file of a database.
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)
-            fsync_folder(target.parent)
+        place(scratch, target)
 
     def _moved(self, part: Part, record: CommitRecord, after: Mapping[str, RestoredPosition]) -> CommitRecord:
         """The record of the task under its new name."""

@@ -82,16 +82,18 @@ def restore_task(
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def pass_over(name: SnapshotName, reason: str) -> None:
-        logger.warning(
-            "snapshot %s of %s is passed over: %s",
-            name,
-            storage.where,
-            reason,
-            extra=as_event("snapshot_passed_over", snapshot=str(name), task=task),
-        )
+    return _first_usable(storage, task, judge, wanted, take, partial(warn_of_pass, storage, task))
 
-    return _first_usable(storage, task, judge, wanted, take, pass_over)
+
+def warn_of_pass(storage: Storage, task: str, name: SnapshotName, reason: str) -> None:
+    """Warn that a restore passes a snapshot over."""
+    logger.warning(
+        "snapshot %s of %s is passed over: %s",
+        name,
+        storage.where,
+        reason,
+        extra=as_event("snapshot_passed_over", snapshot=str(name), task=task),
+    )
 
 
 def find_usable(

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 
 from standfast.restore.snapshot.catalogue import names, read_snapshot
 from standfast.restore.snapshot.checkpoint import read_cut
-from standfast.restore.snapshot.fetch import Step, fetch
+from standfast.restore.snapshot.fetch import Step, fetch, warn_of_pass
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import Judged, newest_first
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
-from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import Batch, write_batches
 from standfast.store.task.commit_record import Position, StoreTimes
@@ -159,10 +158,4 @@ def _batches(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[Batch]:
 
 def _pass_over(done: Refilled, storage: Storage, name: SnapshotName, task: str, reason: str) -> None:
     done.passed_over[name] = reason
-    logger.warning(
-        "snapshot %s of %s is passed over: %s",
-        name,
-        storage.where,
-        reason,
-        extra=as_event("snapshot_passed_over", snapshot=str(name), task=task),
-    )
+    warn_of_pass(storage, task, name, reason)

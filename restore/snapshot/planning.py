@@ -183,7 +183,7 @@ def judge(
         if stored is None or name in snapshot.memory_stores:
             tail += log.stop - log.begin
             continue
-        judged = _fits(stored, log, now_ms)
+        judged = fits(stored, log, now_ms)
         if judged.reason:
             return judged
         tail += judged.tail
@@ -209,10 +209,10 @@ def judge_store(
     changes = definition_changes(old, definition)
     if changes:
         return Judged(f"store {store!r} had another definition ({'; '.join(changes)})")
-    return _fits(stored, log, now_ms)
+    return fits(stored, log, now_ms)
 
 
-def _fits(stored: StoredPosition, log: LogState, now_ms: int) -> Judged:
+def fits(stored: StoredPosition, log: LogState, now_ms: int) -> Judged:
     """Whether a snapshot's position of a changelog fits the log."""
     plan = plan_changelog(local_position(stored, rows=True), log, now_ms=now_ms)
     if isinstance(plan, Reinitialise | Refuse):

@@ -18,8 +18,10 @@ from typing import Any
 from standfast.replication.log import Fetched, Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.source_records import as_logged
-from standfast.restore.plan import LogState, Refuse, Reinitialise, local_position, plan_changelog
+from standfast.restore.log_states import diverged, log_state
+from standfast.restore.plan import LogState
 from standfast.restore.snapshot.manifest import CutPosition, Snapshot
+from standfast.restore.snapshot.planning import fits
 from standfast.restore.snapshot.points import Candidate, TailSeen
 from standfast.restore.verify.at_rest import cut_of, view
 from standfast.store.clock import Clock
@@ -79,28 +81,22 @@ class Tails:
 
     def changelogs(self, snapshot: Snapshot) -> dict[str, Changelog] | str:
         """The changelogs of a snapshot by store, or why the snapshot does not fit the log."""
-        found = {}
-        for name, at in logged(snapshot).items():
-            where, info = source_of(at), self._topic(at.topic)
+        kept = logged(snapshot)
+        where, infos = {name: source_of(at) for name, at in kept.items()}, {}
+        for name, at in where.items():
+            info = self._topic(at.topic)
             if info is None or info.partitions <= at.partition:
-                return f"changelog {where} does not exist"
-            ends = self._reader.epoch_ends({where: at.tag}) if at.tag else {}
-            bounds = self._reader.bounds([where])[where]
-            state = LogState(
-                topic_partition=where,
-                topic_id=info.topic_id,
-                begin=bounds.begin,
-                end=bounds.end,
-                cleanup=info.policy.cleanup,
-                retention_ms=info.policy.retention_ms,
-                delete_retention_ms=info.policy.delete_retention_ms,
-                diverged_at=ends.get(where),
-            )
-            plan = plan_changelog(local_position(at, rows=True), state, now_ms=self._clock.wall_ms())
-            if isinstance(plan, Reinitialise | Refuse):
-                return f"its position {at.offset} of {where} does not fit the log ({plan.reason})"
-            found[name] = Changelog(at, state)
-        return found
+                return f"changelog {at} does not exist"
+            infos[name] = info
+        bounds = self._reader.bounds(where.values())
+        states = {name: log_state(at, infos[name], bounds[at]) for name, at in where.items()}
+        states = diverged(states, {name: at.tag for name, at in kept.items()}, self._reader)
+        now_ms = self._clock.wall_ms()
+        for name, state in states.items():
+            judged = fits(kept[name], state, now_ms)
+            if judged.reason:
+                return judged.reason
+        return {name: Changelog(kept[name], state) for name, state in states.items()}
 
     def first_offsets(self, snapshot: Snapshot, time_ms: int) -> dict[str, int]:
         """The first offset of each changelog whose record has this timestamp or a later one, by store."""

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Group, Log, TopicInfo
-from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.topics.changelog import (
@@ -33,6 +33,7 @@ from standfast.replication.topics.changelog import (
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
+from standfast.restore.log_states import log_state
 from standfast.restore.plan import (
     CORRUPT,
     LocalPosition,
@@ -303,7 +304,7 @@ class TaskOpener:
         limited = [at[spec.name] for spec in specs if spec.from_source]
         committed = self._group.committed(limited) if limited else {}
         limits = {one: committed[one].offset if one in committed else 0 for one in limited}
-        return {name: log_state(one, topics[name], bounds[one], limits.get(one), -1, None) for name, one in at.items()}
+        return {name: log_state(one, topics[name], bounds[one], limits.get(one)) for name, one in at.items()}
 
     def _has_unlogged(self, group: int) -> bool:
         return any(spec.engine == "rocksdb" and not spec.logging for spec in self.groups[group].specs)
@@ -428,29 +429,6 @@ class TaskOpener:
                 extra=as_event("offset_in_open_transaction", source=at, offset=reached[at]),
             )
         return written
-
-
-def log_state(
-    changelog: TopicPartition,
-    info: TopicInfo,
-    bounds: Bounds,
-    limit: int | None,
-    written: int,
-    diverged_at: int | None,
-) -> LogState:
-    """The plan's view of a changelog; `limit`, `written` and `diverged_at` as in LogState."""
-    return LogState(
-        topic_partition=changelog,
-        topic_id=info.topic_id,
-        begin=bounds.begin,
-        end=bounds.end,
-        cleanup=info.policy.cleanup,
-        retention_ms=info.policy.retention_ms,
-        delete_retention_ms=info.policy.delete_retention_ms,
-        diverged_at=diverged_at,
-        limit=limit,
-        written=written,
-    )
 
 
 def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartition, name: str) -> LocalPosition | None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import LogReader
-from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.offsets import TaskId
 from standfast.restore.forecast.rates import DOWNLOAD, note_rate
+from standfast.restore.log_states import diverged
 from standfast.restore.plan import LogState
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.opening import open_storage
@@ -180,14 +180,13 @@ class FromSnapshot:
 
     def _judge_store(self, snapshot: Snapshot, name: str, task: TaskId, stores: TaskStores, log: LogState) -> Judged:
         stored = snapshot.cut.positions.get(name)
-        ends = self._reader.epoch_ends({log.topic_partition: stored.tag}) if stored is not None and stored.tag else {}
         return judge_store(
             snapshot,
             name,
             app=self.app,
             task=str(task),
             definition=stores.specs[name].placed_definition(),
-            log=replace(log, diverged_at=ends.get(log.topic_partition)),
+            log=diverged({name: log}, {name: "" if stored is None else stored.tag}, self._reader)[name],
             now_ms=self._clock.wall_ms(),
         )
 
@@ -214,22 +213,13 @@ class FromSnapshot:
         definitions: Mapping[str, Mapping[str, object]],
         states: Mapping[str, LogState],
     ) -> Judged:
-        # Records of a leader epoch that ended below the position were lost by the log: the rows do not fit it.
-        tags = {TopicPartition(at.topic, at.partition): at.tag for at in snapshot.cut.positions.values() if at.tag}
-        known = {state.topic_partition for state in states.values()}
-        ends = self._reader.epoch_ends({at: tag for at, tag in tags.items() if at in known})
-        judged = {
-            name: state
-            if state.topic_partition not in ends
-            else replace(state, diverged_at=ends[state.topic_partition])
-            for name, state in states.items()
-        }
+        tags = {name: at.tag for name, at in snapshot.cut.positions.items()}
         return judge(
             snapshot,
             app=self.app,
             task=str(task),
             definitions=definitions,
-            logs=judged,
+            logs=diverged(states, tags, self._reader),
             now_ms=self._clock.wall_ms(),
         )
 

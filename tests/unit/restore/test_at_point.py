@@ -21,6 +21,7 @@ from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.snapshot.tails import Tails
 from standfast.restore.verify.at_rest import cut_of, open_task, store_of
+from standfast.store.clock import ManualClock
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.task.commit_record import CommitRecord
 from support.sessions import START_MS, Bench, four_stores, operate
@@ -86,6 +87,18 @@ def test_every_offset_behind_a_snapshot_is_restored(bench: Bench) -> None:
         record = record_at(folder)
         assert record.positions["kv"].offset == offset
         assert not list(folder.glob(".restoring*"))
+
+
+def test_a_snapshot_of_an_unknown_age_is_no_base_of_a_point(bench: Bench) -> None:
+    made_ms = bench.clock.wall_ms()
+    bench.clock.advance(2 * 24 * 3_600_000)  # more than the margin within the seven days for which deletes stay
+    session = running(bench)
+    put(session, a="v1")
+    session.snapshot(0)
+    put(session, b="v2")
+    with closing(Tails(bench.log, ManualClock(made_ms))) as tails, pytest.raises(InvalidRequest, match="ahead of this"):
+        choose_task(storage_of(bench), "0_0", Wanted({ONLY: 2}), tails)
+    assert at(bench, "then", Wanted({ONLY: 2}))[0].point == {"kv": 2}
 
 
 def test_a_time_is_the_first_record_that_is_not_older(bench: Bench) -> None:
