@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compare_data import NUMBER_BYTES, VALUES, Shape, some_values
+from side_standfast import busy
 
 import standfast as sf
 from standfast.restore.snapshot.opening import open_storage
@@ -45,7 +46,6 @@ BYTES = "snapshot-bytes"
 CHANGED_SHARE = 0.01
 STORE, COMMIT_ROWS = "kv", 10_000
 WAIT_S, POLL_S = 600.0, 0.05
-BUSY = ("compaction-pending", "mem-table-flush-pending", "num-running-flushes", "num-running-compactions")
 
 
 @dataclass
@@ -145,18 +145,13 @@ class Owner:
 
     def compact(self) -> None:
         """Compact every file, and wait until no flush and no compaction runs or is due."""
-        engine: Any = self.session.task(0).stores.engine
-        engine.flush()
-        engine.compact(STORE)
-
-        def idle() -> bool:
-            found = engine.statistics()
-            return found.pending_compaction_bytes == 0 and not any(found.properties[name] for name in BUSY)
-
-        self._until(idle, "an idle database")
+        task = self.session.task(0)
+        task.stores.engine.flush()
+        task.stores.engine.compact(STORE)
+        self._until(lambda: not busy(task), "an idle database")
 
     def snapshot(self, step: str) -> dict[str, Any]:
-        """Make a snapshot; returns what it uploaded, as counted and as the storage shows it."""
+        """Make a snapshot; returns the bytes and files uploaded, by its own count and by the storage's list."""
         # Here, since it loads the library of storages, which programs that only share this folder do without.
         from standfast.restore.snapshot.catalogue import listed
 

@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from side_standfast import busy
+
 from standfast.ops.bench.child import fill
 from standfast.ops.bench.measures import MEMORY_ALLOWANCE_BYTES
 from standfast.ops.bench.step import KEY_BYTES, STORE, VALUE_BYTES, Step, key_of, memory_bytes, session_of
@@ -44,7 +46,6 @@ COPY_SHARE = 1.5  # of the rows' bytes: runs and files of a restore exist side b
 MEMORY_BYTES = 256 << 20
 READY_S = 3_600.0
 FIRST_GROWTH, SECOND_GROWTH = 1.2, 1.6
-BUSY = ("compaction-pending", "mem-table-flush-pending", "num-running-flushes", "num-running-compactions")
 WAIT_S = 0.02
 
 
@@ -85,12 +86,6 @@ def restore(step: Step) -> dict[str, Any]:
         "drained_cpu_us": drained_cpu_s / records * 1e6,
         "peak_bytes": memory_bytes("VmHWM"),
     }
-
-
-def busy(task: Any) -> bool:
-    """Whether a flush or a compaction of the task's database runs, or is due."""
-    found = task.stores.engine.statistics()
-    return found.pending_compaction_bytes > 0 or any(found.properties[name] for name in BUSY)
 
 
 def measured(records: int, rounds: int, folder: Path) -> dict[str, Any]:

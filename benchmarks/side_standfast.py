@@ -25,7 +25,8 @@ STORE = "kv"
 BUSY = ("compaction-pending", "mem-table-flush-pending", "num-running-flushes", "num-running-compactions")
 WAIT_S = 0.005
 
-PLAN: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+# Only as a program: others of this folder import `busy`, and have arguments of their own.
+PLAN: dict[str, Any] = json.loads(sys.argv[1]) if __name__ == "__main__" else {}
 PRINTING = threading.Lock()
 
 

@@ -9,16 +9,17 @@ Rules of this file: only the requests by which pyarrow lists, reads and writes f
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from support.http_server import listening
 
 BUCKET = "bucket"
 WHEN = "2026-01-02T03:04:05.000Z"
@@ -60,16 +61,8 @@ def serving(folder: Path) -> Iterator[Bucket]:
     class Handler(_Handler):
         served = bucket
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    bucket.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as bucket.port:
         yield bucket
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -14,12 +14,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
-from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store import serde
 from standfast.store.specs import KeyValueStore
-from standfast.stream.session.session import Session
+from support.crash.snapshot_child import session_of
 
-APP = "crash"
 STORES = [
     KeyValueStore("kv", serde.string, serde.string),
     KeyValueStore("other", serde.string, serde.string),
@@ -27,26 +25,9 @@ STORES = [
 ]
 
 
-def session_of(root: Path, directory: str) -> Session:
-    """A session that runs task 0."""
-    session = Session(
-        APP,
-        log=f"sqlite:///{root}/log",
-        state_dir=root / directory,
-        stores=STORES,
-        partitions=1,
-        background=False,
-        take_over=False,
-        snapshots=SnapshotPolicy(to=str(root / "snaps")),
-    )
-    session.assign(active=[0])
-    session.wait_ready(60)
-    return session
-
-
 def main() -> None:
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    session = session_of(Path(settings["root"]), settings["directory"])
+    session = session_of(Path(settings["root"]), settings["directory"], stores=STORES)
     print("ready", flush=True)
     session.close()
 

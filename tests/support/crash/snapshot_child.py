@@ -34,13 +34,15 @@ APP, STORE, KEYS = "crash", "kv", 200
 STORES = [KeyValueStore(STORE, serde.string, serde.string)]
 
 
-def session_of(root: Path, directory: str, *, grace_ms: int = 3_600_000) -> Session:
+def session_of(
+    root: Path, directory: str, *, grace_ms: int = 3_600_000, stores: list[KeyValueStore] = STORES
+) -> Session:
     """A session that runs task 0."""
     session = Session(
         APP,
         log=f"sqlite:///{root}/log",
         state_dir=root / directory,
-        stores=STORES,
+        stores=stores,
         partitions=1,
         background=False,
         take_over=False,

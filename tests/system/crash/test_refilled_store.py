@@ -19,7 +19,8 @@ from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.names import file_key
 from standfast.restore.snapshot.opening import open_storage
 from standfast.store.types.segments import store_of_family
-from support.crash.refill_child import STORES, session_of
+from support.crash.refill_child import STORES
+from support.crash.snapshot_child import session_of
 from support.places import SUPPORT
 from support.sessions import DAY_MS, KINDS, Bench, operate
 
@@ -216,7 +217,7 @@ def test_a_snapshot_older_than_the_deletes_that_compaction_keeps_gives_no_store(
 def test_kill_on_the_way_leaves_the_store_to_be_restored_again_and_its_neighbours_whole(
     tmp_path: Path, point: str
 ) -> None:
-    with closing(session_of(tmp_path, "a")) as first:
+    with closing(session_of(tmp_path, "a", stores=STORES)) as first:
         files = prepared(first)
         position = first.task(0).stores.cut.positions["other"]
     damage(files)
@@ -230,7 +231,7 @@ def test_kill_on_the_way_leaves_the_store_to_be_restored_again_and_its_neighbour
         capture_output=True,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
-    with closing(session_of(tmp_path, "a")) as again:
+    with closing(session_of(tmp_path, "a", stores=STORES)) as again:
         whole(again)
         assert again.task(0).stores.cut.positions["other"] == position
         assert again.task(0).source_offsets() == {("src", 0): ROWS + TAIL}

@@ -73,6 +73,14 @@ def made(sidecar: Sidecar, to: str, position: int) -> None:
     wait_for(lambda: any(name.position == position for name in names(open_storage(to, "app"))), 30, told=sidecar.told)
 
 
+def kill_with_snapshot(sidecars: Sidecars, to: str, clients: list[Any]) -> None:
+    """A sidecar "a" that ends by SIGKILL once the storage has a snapshot of all its rows."""
+    sidecar = started(sidecars, "a", to, snapshots__every="1s")
+    put(connected(sidecar, clients), 0, ROWS)
+    made(sidecar, to, 2 * ROWS)
+    sidecar.kill()
+
+
 def test_a_killed_sidecar_whose_disk_is_lost_begins_with_its_last_snapshot_elsewhere(
     sidecars: Sidecars, to: str, clients: list[Any]
 ) -> None:
@@ -114,10 +122,7 @@ def test_a_wiped_task_is_restored_from_its_changelog_and_not_from_a_snapshot(
 def test_a_damaged_snapshot_is_passed_over_and_the_task_comes_from_the_log(
     sidecars: Sidecars, to: str, clients: list[Any]
 ) -> None:
-    first = started(sidecars, "a", to, snapshots__every="1s")
-    put(connected(first, clients), 0, ROWS)
-    made(first, to, 2 * ROWS)
-    first.kill()
+    kill_with_snapshot(sidecars, to, clients)
     for kept in listed(open_storage(to, "app")).whole:
         for sha in kept.snapshot.contents:
             file = Path(to) / "app" / file_key(sha)
@@ -131,10 +136,7 @@ def test_a_damaged_snapshot_is_passed_over_and_the_task_comes_from_the_log(
 def test_a_worker_that_is_killed_in_the_download_is_followed_by_one_that_finishes_it(
     sidecars: Sidecars, to: str, clients: list[Any]
 ) -> None:
-    first = started(sidecars, "a", to, snapshots__every="1s")
-    put(connected(first, clients), 0, ROWS)
-    made(first, to, 2 * ROWS)
-    first.kill()
+    kill_with_snapshot(sidecars, to, clients)
     second = started(sidecars, "b", to)
     client = sf.connect(second.run_dir, stores=STORES, partitions=1)
     clients.append(client)

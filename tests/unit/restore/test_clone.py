@@ -35,6 +35,15 @@ def running(bench: Bench, tasks: tuple[int, ...] = (0,), stores: list[Any] = KV)
     return session
 
 
+def snapshotted(bench: Bench) -> sf.Session:
+    """A session whose task 0 has one row, with a snapshot of it."""
+    session = running(bench)
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.snapshot(0)
+    return session
+
+
 def copied(bench: Bench, name: str = "copy", **settings: Any) -> Cloned:
     storage = open_storage(str(bench.root / "snaps"), "app")
     newest = {one.snapshot.task: one.snapshot for one in reversed(listed(storage).whole)}
@@ -140,10 +149,7 @@ def test_its_source_offsets_and_times_are_those_of_the_cut(bench: Bench) -> None
 
 
 def test_a_dry_run_changes_nothing(bench: Bench) -> None:
-    session = running(bench)
-    session.task(0).store("kv").put("a", "1")
-    session.task(0).commit()
-    session.snapshot(0)
+    snapshotted(bench)
     names, groups = bench.log.admin.topic_names(), bench.log.admin.groups()
     done = copied(bench, dry_run=True)
     assert (done.dry_run, done.topics) == (True, ("copy-kv-changelog",))
@@ -152,10 +158,7 @@ def test_a_dry_run_changes_nothing(bench: Bench) -> None:
 
 
 def test_a_name_in_use_is_refused_and_stays_as_it_is(bench: Bench) -> None:
-    session = running(bench)
-    session.task(0).store("kv").put("a", "1")
-    session.task(0).commit()
-    session.snapshot(0)
+    snapshotted(bench)
     copied(bench)
     end = bench.log.reader().bounds([TopicPartition("copy-kv-changelog", 0)])
     with pytest.raises(InvalidRequest, match=r"exists already: it has topics .*; .*0_0 holds state"):
@@ -188,10 +191,7 @@ def test_a_task_without_a_snapshot_is_refused(bench: Bench) -> None:
 
 def test_source_offsets_that_no_snapshot_has_are_refused(bench: Bench) -> None:
     sources(bench, 5)
-    session = running(bench)
-    session.task(0).store("kv").put("a", "1")
-    session.task(0).commit()
-    session.snapshot(0)
+    session = snapshotted(bench)
     commit(session, 0, 3, a="2")
     with pytest.raises(InvalidRequest, match="offsets of flights-0 are committed, and no snapshot has them"):
         copied(bench)
@@ -266,10 +266,7 @@ def test_stores_in_memory_are_refused(bench: Bench) -> None:
 
 
 def test_a_damaged_snapshot_is_found_before_the_log_has_anything(bench: Bench) -> None:
-    session = running(bench)
-    session.task(0).store("kv").put("a", "1")
-    session.task(0).commit()
-    session.snapshot(0)
+    snapshotted(bench)
     snapshot = listed(open_storage(str(bench.root / "snaps"), "app")).whole[0].snapshot
     largest = max(snapshot.files, key=lambda file: file.bytes)
     damaged = bench.root / "snaps/app" / file_key(largest.sha256)
@@ -325,10 +322,7 @@ def test_a_broken_run_lets_nothing_start_and_the_same_run_completes_it(
 
 
 def test_a_first_run_that_still_lives_is_fenced_by_the_second(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = running(bench)
-    session.task(0).store("kv").put("a", "1")
-    session.task(0).commit()
-    session.snapshot(0)
+    snapshotted(bench)
 
     def second(name: str) -> None:
         if name == "clone.rows":
@@ -349,10 +343,7 @@ def test_a_first_run_that_still_lives_is_fenced_by_the_second(bench: Bench, monk
 def test_an_instance_that_starts_between_mark_and_topics_keeps_its_name(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = running(bench)
-    session.task(0).store("kv").put("a", "1")
-    session.task(0).commit()
-    session.snapshot(0)
+    snapshotted(bench)
     refuse, calls = clone.refuse_used, []
 
     def late(log: Log, plan: Any, state_dir: Path) -> None:
@@ -379,10 +370,7 @@ def test_a_mark_of_another_program_is_named(bench: Bench) -> None:
 def test_a_foreign_state_in_the_place_of_a_resumed_task_is_refused(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = running(bench)
-    session.task(0).store("kv").put("a", "1")
-    session.task(0).commit()
-    session.snapshot(0)
+    snapshotted(bench)
 
     def stop(name: str) -> None:
         if name == "clone.whole":
