@@ -138,6 +138,13 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return load_settings(getattr(args, "config", None), os.environ, flags)
 
 
+def app_of(settings: Settings) -> str:
+    """The application that the settings name. Raises InvalidRequest if they name none."""
+    if settings.app is None:
+        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
+    return settings.app
+
+
 def client_of(args: argparse.Namespace) -> Client:
     """A client of the running instance that the flags name."""
     from standfast.ops.client.client import Client

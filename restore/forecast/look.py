@@ -333,7 +333,7 @@ class Look:
         path = self._state_path
         if path is None or not path.is_dir():
             return []
-        return [child.name for child in path.iterdir() if _is_task(child.name) and holds_database(child)]
+        return [child.name for child in path.iterdir() if is_task(child.name) and holds_database(child)]
 
     def _directory(self, task: str) -> _Found | None:
         path = None if self._state_path is None else self._state_path / task
@@ -373,7 +373,8 @@ def _holds(info: TopicInfo | None, partition: int) -> bool:
     return info is not None and partition < info.partitions
 
 
-def _is_task(name: str) -> bool:
+def is_task(name: str) -> bool:
+    """Whether this is the name of a task, such as 0_3."""
     try:
         return str(TaskId.parse(name)) == name
     except ValueError:

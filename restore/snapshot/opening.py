@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from standfast.restore.snapshot.address import parse_storage
-from standfast.store.errors import BadConfig
+from standfast.store.errors import BadConfig, InvalidRequest
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.storage import Storage
@@ -37,3 +37,12 @@ def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Stora
             raise
         raise BadConfig([MISSING]) from error
     return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)
+
+
+def open_existing(text: str, app: str) -> Storage:
+    """As `open_storage`, for a look: it makes no folder. Raises InvalidRequest for a folder without the application."""
+    folder = parse_storage(text).folder
+    # Opening would make the folder, and a mistyped one would look like a storage without snapshots.
+    if folder is not None and not (folder / app).is_dir():
+        raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and the application")
+    return open_storage(text, app)

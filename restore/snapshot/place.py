@@ -16,11 +16,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.restore.snapshot.address import parse_storage
 from standfast.restore.snapshot.catalogue import listed, missing, present, read_snapshot
 from standfast.restore.snapshot.fetch import fetch
 from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address, parse_name, split_address
-from standfast.restore.snapshot.opening import open_storage
+from standfast.restore.snapshot.opening import open_existing
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 
@@ -55,7 +54,7 @@ def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
         raise InvalidRequest(
             f"whose snapshots are in {shown_snapshot(found[0])}? name the application (--app, option app)"
         )
-    storage = _storage(found[0], app)
+    storage = open_existing(found[0], app)
     if found[1] != LATEST:
         snapshot = read_snapshot(storage, parse_name(found[1]))
         faults = missing(snapshot.files, present(storage, snapshot.contents))
@@ -105,12 +104,4 @@ def _named(text: str, app: str) -> tuple[Storage, SnapshotName]:
     found = split_address(text)
     if found is None or found[1] == LATEST:
         raise BadConfig([f"{shown_snapshot(text)} is not the address of one snapshot"])
-    return _storage(found[0], app), parse_name(found[1])
-
-
-def _storage(text: str, app: str) -> Storage:
-    folder = parse_storage(text).folder
-    # Opening would make the folder, and a mistyped one would look like a storage without snapshots.
-    if folder is not None and not (folder / app).is_dir():
-        raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and the application")
-    return open_storage(text, app)
+    return open_existing(found[0], app), parse_name(found[1])

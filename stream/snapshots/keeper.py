@@ -240,9 +240,8 @@ class SnapshotKeeper:
 
     def _create(self, task_id: TaskId, kept: _Kept) -> str:
         task, epoch = kept.task, kept.task.epoch
-        directory = self._state.copying_path(str(task_id))
+        directory = self.cut(task_id, task)
         try:
-            task.stores.checkpoint(directory)
             snapshot = self._store(task_id, kept, epoch, directory)
         finally:
             # Links cost no space until compaction replaces the files that they name.

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import log_of, prints, settings_of
+from standfast.ops.cli.arguments import app_of, log_of, prints, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import Corruption, InvalidRequest, Unavailable
 
@@ -73,9 +73,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     from standfast.store.names import check_topic
 
     settings = settings_of(args)
-    if settings.app is None:
-        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
-    app = settings.app
+    app = app_of(settings)
     stores = [parse_store(text) for text in args.store]
     sources = [check_topic(topic) for topic in args.source]
     known, found = Known(), []

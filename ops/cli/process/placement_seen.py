@@ -15,7 +15,7 @@ import argparse
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from standfast.ops.cli.arguments import log_of, settings_of
+from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
 
@@ -32,9 +32,7 @@ def run_seen(args: argparse.Namespace, out: Output) -> int:
     from standfast.ops.cli.placement_tables import show_copies, show_moves, show_placed_instances, show_placed_tasks
     from standfast.ops.observe.placement import placement_document
 
-    app = settings_of(args).app
-    if app is None:
-        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
+    app = app_of(settings_of(args))
     with closing(log_of(args)) as log:
         seen = look(log, app)
     document = placement_document(seen)

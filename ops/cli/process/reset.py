@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import log_of, prints, settings_of
+from standfast.ops.cli.arguments import app_of, log_of, prints, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest, StandfastError
 
@@ -81,9 +81,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
     from standfast.store.names import changelog_topic, check_topic
 
     settings = settings_of(args)
-    if settings.app is None:
-        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
-    app = settings.app
+    app = app_of(settings)
     targets = [parse_target(text) for text in args.to]
     sources = [check_topic(topic) for topic in args.source]
     known = [changelog_topic(app, text.partition(":")[0]) for text in args.store]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from standfast.restore.forecast.forecast import TaskForecast
     from standfast.restore.forecast.look import Forecast
     from standfast.restore.forecast.rates import Rate
-    from standfast.restore.snapshot.storage import Storage
 
 SCHEMA = "standfast.restore-plan/1"
 UNITS = {"replay": "records/s", "download": "bytes/s"}
@@ -32,6 +31,7 @@ UNITS = {"replay": "records/s", "download": "bytes/s"}
 def run_forecast(args: argparse.Namespace, out: Output) -> int:
     """restore --dry-run without folders."""
     from standfast.restore.forecast.look import Look
+    from standfast.restore.snapshot.opening import open_existing
     from standfast.store.clock import SystemClock
     from standfast.store.task.state_dir import owner_pid
 
@@ -39,7 +39,8 @@ def run_forecast(args: argparse.Namespace, out: Output) -> int:
     state_path, app = _place(settings.state_dir, settings.app)
     tasks = [_task(text) for text in args.task]
     declared, to = _declared(args)
-    storage = storage_of(to if args.snapshots is None else args.snapshots, app)
+    to = to if args.snapshots is None else args.snapshots
+    storage = None if to is None else open_existing(to, app)
     log = log_of(args)
     try:
         look = Look(log, app, state_path, storage=storage, declared=declared, now_ms=SystemClock().wall_ms())
@@ -148,20 +149,6 @@ def rate_document(rate: Rate) -> dict[str, Any]:
     return {"per_s": rate.per_s, "measured": rate.measured_ms is not None, "measured_ms": rate.measured_ms}
 
 
-def storage_of(text: str | None, app: str) -> Storage | None:
-    """The storage of an application's snapshots, None without an address. It must exist: a look makes no folder."""
-    from standfast.restore.snapshot.address import parse_storage
-    from standfast.restore.snapshot.opening import open_storage
-
-    if text is None:
-        return None
-    folder = parse_storage(text).folder
-    # Opening would make the folder, and a mistyped one would look like a storage without snapshots.
-    if folder is not None and not (folder / app).is_dir():
-        raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and --app")
-    return open_storage(text, app)
-
-
 def _declared(args: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], str | None]:
     """Definitions of the stores that the settings declare, by name, and the storage of snapshots in them."""
     from standfast.ops.config.config import load_config
@@ -184,14 +171,11 @@ def _place(state_dir: Path | None, app: str | None) -> tuple[Path, str]:
 
 
 def _task(text: str) -> str:
-    from standfast.replication.offsets import TaskId
+    from standfast.restore.forecast.look import is_task
 
-    try:
-        if str(TaskId.parse(text)) == text:
-            return text
-    except ValueError:
-        pass
-    raise InvalidRequest(f"--task is {text!r:.100}: give a task such as 0_3")
+    if not is_task(text):
+        raise InvalidRequest(f"--task is {text!r:.100}: give a task such as 0_3")
+    return text
 
 
 def _task_document(found: Forecast, task: TaskForecast) -> dict[str, Any]:

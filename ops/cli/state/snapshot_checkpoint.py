@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.cli.arguments import log_of, settings_of
+from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest, NotReady, Unavailable
 
@@ -33,9 +33,7 @@ def run_create_checkpoint(args: argparse.Namespace, out: Output, patience_s: flo
     """snapshot create --app."""
     from standfast.replication.placement.checkpoint import OrderState
 
-    app = settings_of(args).app
-    if app is None:
-        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
+    app = app_of(settings_of(args))
     with closing(log_of(args)) as log:
         order = ask(log, app, max(args.timeout, patience_s))
     complete = order.state is OrderState.COMPLETE

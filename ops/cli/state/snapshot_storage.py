@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.cli.arguments import settings_of
+from standfast.ops.cli.arguments import app_of, settings_of
 from standfast.ops.cli.state.snapshot_checkpoint import checkpoint_shape, run_restore_checkpoint, show_checkpoints
 from standfast.ops.cli.state.snapshot_points import run_restore_point, wants_point
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
@@ -318,20 +318,15 @@ def run_prune(args: argparse.Namespace, out: Output) -> int:
 
 
 def _storage(args: argparse.Namespace) -> Storage:
-    from standfast.ops.cli.state.forecast import storage_of
+    from standfast.restore.snapshot.opening import open_existing
 
-    found = storage_of(args.storage, _app(args))
-    assert found is not None, "--from is required"
-    return found
+    return open_existing(args.storage, _app(args))
 
 
 def _app(args: argparse.Namespace) -> str:
     from standfast.store.names import check_name
 
-    app = settings_of(args).app
-    if app is None:
-        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
-    return check_name("application", app)
+    return check_name("application", app_of(settings_of(args)))
 
 
 def _state_dir(args: argparse.Namespace, out: Output) -> StateDir:
