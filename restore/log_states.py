@@ -2,7 +2,7 @@
 
     topic, bounds, limit, written end ──> log_state ──> LogState ── diverged, by the tag of a stored position ──> plan
 
-Rules of this file: the only place that makes a `LogState` of what a log says.
+Rules of this file: the only place that makes a `LogState` of the answers of a log.
 """
 
 from __future__ import annotations
