@@ -14,6 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# It fetches and compiles several packages at a time, which pip does one by one.
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-build-isolation --compile-bytecode
+# Of setuptools, for the one package that is built from its sources: Spark's, whose jars are compressed already.
+BUILD := DIST_EXTRA_CONFIG='$(CURDIR)/requirements/build.cfg'
 JOBS ?= 4
 RUNS ?= 200
 APP_RUNS ?= 50
@@ -53,16 +57,19 @@ $(VENV)/.core: requirements/core.txt pyproject.toml $(NATIVE)
 	@echo "==> setup: what running needs (requirements/core.txt)"
 	@$(PIP) install --require-hashes -r requirements/core.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q -j 2 standfast store replication restore stream ops
 	@touch $@
 
 $(VENV)/.spark: requirements/spark.txt $(VENV)/.core
 	@echo "==> setup: what the demo's last step needs (requirements/spark.txt, 0.8 GB unpacked; ARGS=--no-spark leaves it out)"
-	@$(PIP) install --require-hashes --no-build-isolation -r requirements/spark.txt
+	@$(BUILD) $(PIP) install --require-hashes --no-build-isolation -r requirements/spark.txt
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.core
 	@echo "==> setup: what developing needs (requirements/dev.txt)"
-	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --require-hashes -r <(sed -n '/^uv==/,/[^\\]$$/p' requirements/dev.txt)
+	@$(BUILD) $(UV) -r requirements/dev.txt || { echo "==> setup: uv could not, see above: now by pip, which has its own settings" >&2; \
+	  $(BUILD) $(PIP) install --require-hashes --no-build-isolation -r requirements/dev.txt; }
 	@touch $@
 
 demo: $(if $(findstring --no-spark,$(ARGS)),$(VENV)/.core,$(VENV)/.spark) ## the delay board on real flights: a third process joins, one is killed; LOG=kafka: on a broker

@@ -13,13 +13,13 @@ import sysconfig
 from setuptools import Extension, setup
 
 FOLDER = "replication/kafka/native"
-FILES = ("client.c", "fold.c", "handle.c", "module.c", "pieces.c", "producer.c", "sst.c")
+NAMES = ("client", "fold", "handle", "merge", "module", "pieces", "producer", "put", "spill", "sst")
 
 fits = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 compiled = fits and not os.environ.get("STANDFAST_PURE")
 extension = Extension(
     "standfast.replication.kafka._native",
-    [f"{FOLDER}/{name}" for name in FILES],
+    [f"{FOLDER}/{name}.c" for name in NAMES],
     depends=[f"{FOLDER}/native.h", f"{FOLDER}/rdkafka.h"],
     extra_compile_args=["-O2", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"],
     py_limited_api=True,

@@ -18,6 +18,10 @@ SIZES = {"key_bytes": 16, "value_bytes": 100, "batch": 1_000, "versions": 4}
 GOALS = {"put_commit": 150_000, "restore_distinct": 350_000, "restore_versions_near": 500_000, "process_count": 60_000}
 GOALS_KAFKA = {"put_commit_exactly_once": 100_000, "put_commit_at_least_once": 100_000}
 SHARES_KAFKA = {"restore_distinct": 0.35, "restore_versions_near": 0.60}  # of the bare consume loop
+SHARE_PRODUCE = 0.5  # of the bare produce loop
+# Microseconds of processor time a record, of all threads, at most; set for a machine whose empty loop turn
+# of Python takes about 60 ns.
+CPU_US = {"put_commit_at_least_once": 4, "put_commit_exactly_once": 5, "process_count": 10, "process_idle": 4}
 FAILOVER_MS = 2_000  # from the kill to the first record, below
 EITHER = frozenset(GOALS_KAFKA)
 
@@ -38,6 +42,12 @@ def judged(document: Json) -> list[tuple[str, float, float, bool]]:
             name, _, other = ratio["name"].partition(" / ")
             if name in SHARES_KAFKA and other == f"{name}_bare":
                 found.append(_at_least(name, ratio["value"], SHARES_KAFKA))
+            if name in GOALS_KAFKA and other == "produce_bare":
+                found.append((ratio["name"], ratio["value"], SHARE_PRODUCE, ratio["value"] >= SHARE_PRODUCE))
+    for one in document["measures"]:
+        if one["name"] in CPU_US and one.get("cpu_us") is not None:
+            goal = CPU_US[one["name"]]
+            found.append((f"{one['name']}, us of processor time", one["cpu_us"], goal, one["cpu_us"] <= goal))
     return found
 
 

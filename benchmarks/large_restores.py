@@ -42,7 +42,7 @@ from standfast.stream.session.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 VERSIONS = 4
 LOG_BYTES = KEY_BYTES + VALUE_BYTES + 20  # of a record in the broker's files, with its share of a batch
-COPY_SHARE = 1.5  # of the rows' bytes: runs and files of a restore exist side by side for a while
+COPY_SHARE = 2.2  # of the rows' bytes: rows that left memory and the files that they are merged to exist side by side
 MEMORY_BYTES = 256 << 20
 READY_S = 3_600.0
 FIRST_GROWTH, SECOND_GROWTH = 1.2, 1.6

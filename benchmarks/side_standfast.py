@@ -20,9 +20,9 @@ from typing import Any
 from zlib import crc32
 
 import standfast as sf
+from standfast.store.rocks.engine import AT_WORK
 
 STORE = "kv"
-BUSY = ("compaction-pending", "mem-table-flush-pending", "num-running-flushes", "num-running-compactions")
 WAIT_S = 0.005
 
 # Only as a program: others of this folder import `busy`, and have arguments of their own.
@@ -132,7 +132,7 @@ def wait_drained(processed_ns: int) -> None:
 def busy(task: Any) -> bool:
     """Whether a flush or a compaction of a task's database runs, or is due."""
     found = task.stores.engine.statistics()
-    return found.pending_compaction_bytes > 0 or any(found.properties[name] for name in BUSY)
+    return found.pending_compaction_bytes > 0 or any(found.properties[name] for name in AT_WORK)
 
 
 def session() -> sf.Session:

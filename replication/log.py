@@ -274,12 +274,21 @@ class LogWriter(Protocol):
         """Whether a transaction takes one more offset of each partition, after its last record, for a marker."""
         ...
 
-    def append(self, batches: Batches) -> dict[TopicPartition, int]:
-        """Write and wait for the acknowledgement. Returns next offset per partition. At least once."""
+    def append(self, batches: Batches, *, meanwhile: Callable[[], None] | None = None) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement. Returns next offset per partition. At least once.
+
+        `meanwhile` is work of the caller that needs no answer: a log that waits for one may call it once, in this
+        thread, while the records are on their way. Its error fails the write, which is then in doubt.
+        """
         ...
 
-    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
-        """Write records and commit group offsets, all or nothing. Returns position after the last record."""
+    def transact(
+        self, batches: Batches, commit: GroupCommit | None = None, *, meanwhile: Callable[[], None] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Write records and commit group offsets, all or nothing. Returns position after the last record.
+
+        `meanwhile` as for `append`, before the end of the transaction: its error aborts that.
+        """
         ...
 
     def close(self) -> None: ...
@@ -475,6 +484,10 @@ class Log(Protocol):
 
     def care(self, now_ms: int) -> object:
         """Housekeeping that a log needs from its clients (retention, compaction); nothing if the log does it itself."""
+        ...
+
+    def hasten(self) -> None:
+        """The caller is about to close: from now on all calls together wait no longer than one of them may."""
         ...
 
     def close(self) -> None: ...

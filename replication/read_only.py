@@ -98,6 +98,10 @@ class ReadOnlyLog:
     def care(self, now_ms: int) -> None:
         """Do nothing: the log's writers do its housekeeping."""
 
+    def hasten(self) -> None:
+        """See Log."""
+        self._log.hasten()
+
     def close(self) -> None:
         """Close the log."""
         self._log.close()

@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
@@ -27,6 +28,8 @@ from msgspec.structs import replace as replace
 Count = Annotated[int, msgspec.Meta(ge=0)]
 SHOWN_MAX = 100  # characters of an error, which may repeat a value
 T = TypeVar("T")
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}  # they live as long as their types, which modules define
+_one_at_a_time = Lock()
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
@@ -40,11 +43,12 @@ def read(raw: bytes | str, kind: type[T]) -> T: ...
 def read(raw: bytes | str, kind: Any) -> Any: ...
 def read(raw: bytes | str, kind: Any) -> Any:
     """The value of a JSON text. Raises ValueError, also for text that nests too deep."""
-    return _explained(partial(msgspec.json.decode, raw, type=kind), kind)
+    return _explained(partial(_decoder(kind).decode, raw), kind)
 
 
 def fit(value: object, kind: type[T]) -> T:
     """The typed value of plain JSON values. Raises ValueError."""
+    _decoder(kind)  # `convert` looks the description of the type up, and it is complete now
     return _explained(partial(msgspec.convert, value, kind), kind)
 
 
@@ -61,6 +65,19 @@ def dump(shape: object) -> bytes:
 def line(shape: object) -> bytes:
     """A shape as one line, for a pipe."""
     return dump(shape) + b"\n"
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """The decoder of a type, made once, by one thread at a time.
+
+    msgspec 0.22 keeps its description of a class on the class before it is complete, and evaluates annotations with
+    the interpreter in between: a second thread that decodes the same class for the first time then reads half of it
+    and ends the process with a segmentation fault (4 threads, a class of 20 fields: 8 processes of 8).
+    """
+    if (found := _decoders.get(kind)) is None:
+        with _one_at_a_time:
+            found = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    return found
 
 
 def _explained(made: Callable[[], T], kind: type[T]) -> T:

@@ -46,3 +46,9 @@ def diverged(states: Mapping[str, LogState], tags: Mapping[str, str], reader: Lo
     asked = {states[name].topic_partition: tag for name, tag in tags.items() if tag and name in states}
     ends = reader.epoch_ends(asked)
     return {name: replace(one, diverged_at=ends.get(one.topic_partition)) for name, one in states.items()}
+
+
+def removed_heads(changelogs: Mapping[TopicPartition, TopicInfo], reader: LogReader) -> dict[TopicPartition, int]:
+    """The first offset left of each changelog that is only compacted and lost records at its head."""
+    bounds = reader.bounds(changelogs)
+    return {at: bounds[at].begin for at, info in changelogs.items() if log_state(at, info, bounds[at]).head_removed}

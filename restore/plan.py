@@ -9,14 +9,22 @@
     below begin         holds records                                   Reinitialise    truncated
     above diverged_at   holds records                                   Reinitialise    diverged
     none, below begin   begin > 0, delete only, kept for ever           Refuse          history-missing
-    below begin         begin > 0, compact only                         Refuse          history-missing (if rows here)
     begin..end - 1      compacted, position too old                     Reinitialise    tombstones-expired
+    begin..end - 1      compacted, position ahead of our clock          Reinitialise    time-ahead
     begin..end - 1                                                      Resume          resume
     end                                                                 UpToDate        up-to-date
+
+    any of FromBeginning and Reinitialise above, and
+                        begin > 0, compact only                         Refuse          history-missing
 
 Kafka marks the end of a transaction by an offset of its own, so the position after an owner's commit stands at the
 marker: it counts as seen in the rows "below begin" and "too old", so that a log that retention emptied, or that was
 idle for long, has lost nothing.
+
+A position that was stamped while a clock stood ahead never looks old, and deletes that it has missed would come back as
+rows. So its age counts as unknown once its time lies further ahead of this machine's clock than the share of
+delete.retention.ms that is left as a margin; below that the margin covers it. At the end of the log every delete has
+been read, and opening the store stamps the position with the present time.
 
 A source topic that serves as changelog has a limit, the group's committed offset (0 if none): records beyond it are not
 processed yet. The limit replaces `end` in the last two rows and as the end of reading; a local position above it (at
@@ -31,9 +39,13 @@ Two refusals, because a silent wipe may destroy the last copy:
   their stream time may be years behind, and updates may have been deleted unread. So a person decides.
 - history-missing: records at the head are gone although the topic is neither compacted nor deleted by age, so the
   earlier state is unknown. The same without local state: a store built from the rest would look whole and not be.
-  Compaction removes no head either: if it alone cleans, a begin above the local position means that a person or program
-  removed records unread here, and the local rows may be the last copy of every key that was last written below it.
-  (With `compact,delete` retention does that all the time; and without local rows nothing can be lost.)
+  Compaction removes no head either: if it alone cleans, a begin above 0 means that a person or program removed
+  records, and with them every key that was last written there. A restore from the beginning of such a log makes a store
+  that looks whole and is not, whatever its reason. Positions at or above the begin have read the removed records, so
+  local rows and snapshots there are whole, and go on. (With `compact,delete` retention removes heads all the time.)
+  The content of a source topic is its owner's decision, and it may have begun above 0 before the application did. So of
+  a source topic that serves as changelog only local rows that have not seen its begin, or are damaged, are refused:
+  they may be the last copy.
   Rows that are known to be lost (a damaged block) must come from the whole log: for them any missing head counts.
 
 Rules of this file: pure; times come in as `now_ms`. Reading begins at a plan's `position` (next to read) and ends at
@@ -56,9 +68,13 @@ POSITION_AHEAD = "position-ahead"
 TRUNCATED = "truncated"
 DIVERGED = "diverged"
 TOMBSTONES_EXPIRED = "tombstones-expired"
+TIME_AHEAD = "time-ahead"
 CORRUPT = "corrupt"
 LOG_EMPTY = "log-empty"
 HISTORY_MISSING = "history-missing"
+
+# The log that the rows were made of was replaced by another one: rows of the former may be here alone.
+_REPLACED = frozenset({TOPIC_RECREATED, POSITION_AHEAD, DIVERGED})
 
 # A position older than this share of delete.retention.ms may have missed deletes.
 TOMBSTONE_AGE_MAX_PERCENT = 90
@@ -189,12 +205,21 @@ class Resume(Plan):
 
 @dataclass(frozen=True, slots=True)
 class FromBeginning(Plan):
-    """No local state exists: read the whole log into an empty store."""
+    """No local state exists: read the whole log into an empty store. `accepted` as in Reinitialise."""
+
+    accepted: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Reinitialise(Plan):
-    """Set the local store aside and read the log into an empty one; the old one goes when the new one is whole."""
+    """Set the local store aside and read the log into an empty one; the old one goes when the new one is whole.
+
+    `accepted`: the loss that an operator has accepted, without which this would be a Refuse; "" if there is none.
+    `keep`: the local rows may be nowhere else, so a copy of them stays when the new store is whole, too.
+    """
+
+    accepted: str = field(default="", compare=False)
+    keep: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,30 +258,46 @@ def plan_changelog(
     Raises InternalError for impossible bounds or positions.
     """
     _check(local, log)
+    lost = NO_LOCAL_STATE if local is None else _loss(local, log)
+    if local is not None and lost is None:
+        # Before the test of age: a position at the end has read every delete, however old it is.
+        if local.position >= log.stop:
+            return UpToDate(log.topic_partition, UP_TO_DATE, local.position, local.position)
+        lost = _deletes_missed(local, log, now_ms) if local.seen < log.stop else ""
+    if local is not None and not lost:
+        # The position may be one below the begin: at the marker of its own last transaction.
+        return Resume(log.topic_partition, RESUME, max(local.position, log.begin), log.stop)
+    why = lost or NO_LOCAL_STATE
+    refusals = _refusals(local, log, why)
+    # A store that starts empty beside an empty log loses nothing more by the head of that log.
+    accept_head = accept_missing_history or (accept_empty_log and log.empty)
+    for one in refusals:
+        if not (accept_empty_log if one.reason == LOG_EMPTY else accept_head):
+            return one
+    accepted = "; ".join(one.what for one in refusals)
     if local is None:
-        # A store built from the rest would look whole.
-        if log.head_missing and not accept_missing_history:
-            return _refuse_history(None, log)
-        return FromBeginning(log.topic_partition, NO_LOCAL_STATE, log.begin, log.stop)
-    lost = _loss(local, log)
-    if lost is not None:
-        # First of the refusals: there is no log to restore from, so a wipe would destroy the last copy.
-        if log.empty and local.rows and not accept_empty_log:
-            return _refuse_empty(local, log, lost)
-        if (lost == TRUNCATED or local.lost) and log.head_missing and not accept_missing_history:
-            return _refuse_history(local, log)
+        return FromBeginning(log.topic_partition, why, log.begin, log.stop, accepted=accepted)
+    # The log that the rows were made of is not this one any more, or lacks a part of it by an operator's word.
+    keep = local.rows and (bool(accepted) or why in _REPLACED)
+    return Reinitialise(log.topic_partition, why, log.begin, log.stop, accepted=accepted, keep=keep)
+
+
+def _refusals(local: LocalPosition | None, log: LogState, why: str) -> list[Refuse]:
+    """The losses of a restore from the beginning, each for an operator to accept; `why` is its reason."""
+    found = []
+    rows = local is not None and local.rows
+    # First: there is no log to restore from, so a wipe would destroy the last copy.
+    if local is not None and rows and log.empty:
+        found.append(_refuse_empty(local, log, why))
+    # Without local state, too: a store built from the rest would look whole.
+    if log.head_missing and (local is None or why == TRUNCATED or local.lost):
+        found.append(_refuse_history(local, log))
+    if log.head_removed:
         # A topic of another id counts other offsets: nothing follows from where its begin lies.
-        unread = (local.seen < log.begin or local.lost) and lost != TOPIC_RECREATED and not log.empty
-        if unread and log.head_removed and local.rows and not accept_missing_history:
-            return _refuse_head(local, log)
-        return Reinitialise(log.topic_partition, lost, log.begin, log.stop)
-    # Before the test of age: a position at the end has read every delete, however old it is.
-    if local.position >= log.stop:
-        return UpToDate(log.topic_partition, UP_TO_DATE, local.position, local.position)
-    if local.seen < log.stop and _tombstones_expired(local, log, now_ms):
-        return Reinitialise(log.topic_partition, TOMBSTONES_EXPIRED, log.begin, log.stop)
-    # The position may be one below the begin: at the marker of its own last transaction.
-    return Resume(log.topic_partition, RESUME, max(local.position, log.begin), log.stop)
+        unread = local is not None and why != TOPIC_RECREATED and (local.seen < log.begin or bool(local.lost))
+        if log.limit is None or (unread and rows):
+            found.append(_refuse_head(local, log, why))
+    return found
 
 
 def _loss(local: LocalPosition, log: LogState) -> str | None:
@@ -275,11 +316,20 @@ def _loss(local: LocalPosition, log: LogState) -> str | None:
     return None
 
 
-def _tombstones_expired(local: LocalPosition, log: LogState, now_ms: int) -> bool:
+def age_is_unknown(age_ms: int, delete_retention_ms: int) -> bool:
+    """Whether a position's time lies so far ahead of this clock (a negative age) that its age proves nothing."""
+    return -age_ms * 100 > delete_retention_ms * (100 - TOMBSTONE_AGE_MAX_PERCENT)
+
+
+def _deletes_missed(local: LocalPosition, log: LogState, now_ms: int) -> str:
+    """Why deletes behind the position may be gone, or "" if they are all there."""
     if "compact" not in log.cleanup or log.delete_retention_ms < 0:
-        return False
+        return ""
     # The position's age, not the log's: a delete written just after the position is the first one to expire.
-    return (now_ms - local.at_ms) * 100 > log.delete_retention_ms * TOMBSTONE_AGE_MAX_PERCENT
+    age_ms = now_ms - local.at_ms
+    if age_ms * 100 > log.delete_retention_ms * TOMBSTONE_AGE_MAX_PERCENT:
+        return TOMBSTONES_EXPIRED
+    return TIME_AHEAD if age_is_unknown(age_ms, log.delete_retention_ms) else ""
 
 
 _EMPTY_BECAUSE = {
@@ -288,6 +338,9 @@ _EMPTY_BECAUSE = {
     DIVERGED: "the log is empty and diverged before the local position",
     TRUNCATED: "every record after the local position was deleted before it was read here",
 }
+
+
+KEPT_IN = "in .kept of the application's state directory"
 
 
 def _refuse_empty(local: LocalPosition, log: LogState, lost: str) -> Refuse:
@@ -299,8 +352,8 @@ def _refuse_empty(local: LocalPosition, log: LogState, lost: str) -> Refuse:
         log.end,
         what=f"{because} (begin = end = {log.end}, local position {local.position}), "
         "and the local rows may be the last copy",
-        fix="bring the topic back, or copy the state directory away and accept the empty log (accept_empty_log): "
-        "the local rows are then set aside and the store starts empty",
+        fix="bring the topic back, or accept the empty log (accept_empty_log): the store then starts empty, and a copy "
+        f"of the local rows stays {KEPT_IN}",
     )
 
 
@@ -318,18 +371,32 @@ def _refuse_history(local: LocalPosition | None, log: LogState) -> Refuse:
     )
 
 
-def _refuse_head(local: LocalPosition, log: LogState) -> Refuse:
+_NEEDS_ALL_BECAUSE = {
+    NO_LOCAL_STATE: "there is no local state",
+    TOPIC_RECREATED: "the local rows are of an earlier topic of this name",
+    POSITION_AHEAD: "the local rows are ahead of its end",
+    TRUNCATED: "the local rows end before them",
+    DIVERGED: "it differs from the log that the local rows were made of",
+    TOMBSTONES_EXPIRED: "the local rows are so old that deletes after them may be gone",
+    TIME_AHEAD: "the local rows are of unknown age, so that deletes after them may be gone",
+}
+
+
+def _refuse_head(local: LocalPosition | None, log: LogState, lost: str) -> Refuse:
+    because = _NEEDS_ALL_BECAUSE.get(lost, f"the local rows are {lost}")
+    at = "" if local is None else f" (local position {local.position})"
+    copy = ", and the local rows may be the last copy of the removed ones" if local is not None and local.rows else ""
     return Refuse(
         log.topic_partition,
         HISTORY_MISSING,
-        local.position,
+        0 if local is None else local.position,
         log.end,
-        what=f"records below offset {log.begin} were removed although the topic is only compacted, the local position "
-        f"is {local.position}{', the local rows are ' + local.lost if local.lost else ''}, and the local rows may be "
-        "the last copy of the removed records",
-        fix="bring the log back, restore a snapshot or the state directory of an instance that has read those records, "
-        "or copy this state directory away and accept the loss (accept_missing_history): the local rows are then set "
-        "aside and the store is built from the records that remain",
+        what=f"records below offset {log.begin} were removed although the topic is only compacted, and {because}{at}: "
+        f"a store built from the records that remain would be incomplete{copy}",
+        fix="bring the log back, put the state directory of an instance that has read those records here, give this "
+        "instance the snapshots of one (snapshots=; the task begins with one that has them by itself), or accept the "
+        "loss (accept_missing_history): the store is then built from the records that remain"
+        + (f", and a copy of the local rows stays {KEPT_IN}" if local is not None and local.rows else ""),
     )
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from standfast.replication.log import TopicPolicy
+from standfast.restore.plan import age_is_unknown
 
 Kind = Literal["missing", "extra", "different"]
 Verdict = Literal["equal", "different", "inconclusive"]
@@ -93,9 +94,11 @@ def judge(kind: Kind, facts: LogFacts, *, below: bool, later: bool, versioned: b
 def deletes_expired(policy: TopicPolicy, age_ms: int, *, compacted: bool, gaps: bool) -> bool:
     """Whether a tombstone above a position of this age may be gone; `gaps`: offsets above it hold no record.
 
-    Such a tombstone was appended after the position was written, and is kept for delete.retention.ms.
+    Such a tombstone was appended after the position was written, and is kept for delete.retention.ms. A position whose
+    time lies ahead of the clock may be of any age.
     """
-    old = 0 <= policy.delete_retention_ms <= age_ms
+    kept_ms = policy.delete_retention_ms
+    old = kept_ms >= 0 and (age_ms >= kept_ms or age_is_unknown(age_ms, kept_ms))
     return compacted and old and gaps
 
 

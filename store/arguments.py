@@ -6,7 +6,6 @@ caller raises all of them at once, before anything is changed.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,6 +26,8 @@ def name_problems(given: Iterable[str], known: Sequence[str]) -> list[str]:
     """One problem for each unknown setting, with the nearest known name."""
     problems = []
     for name in sorted(set(given) - set(known)):
+        import difflib  # its modules are for errors alone
+
         near = difflib.get_close_matches(name, known, 1, 0.6)
         problems.append(
             f"there is no setting {name!r}" + (f": did you mean {near[0]!r}?" if near else f": known are {_all(known)}")

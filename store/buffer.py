@@ -1,7 +1,8 @@
 """The write buffer: a task's record cache and uncommitted transaction in one, one per task.
 
     store.put ──> rows     family -> key -> row | None      merged into the task's own reads
-              └─> changes  store  -> log key -> change      written to the changelog by the commit
+              └─> changes  store  -> log key -> change      written to the changelog by the commit; those of a `headed`
+                                                            store are its rows, so that a put is one entry
     commit    ──> recent   family -> key -> row | None      the rows of the last commits, as the database has them
 
     savepoint    begin ──> writes ──> release            they stay
@@ -23,26 +24,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from itertools import islice
-from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 from sortedcontainers import SortedList
 
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError
+from standfast.store.value_timestamp import TIMESTAMP_BYTES, Change, RowChanges
 
 # CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
 ROW_OVERHEAD_BYTES = 100
 CHANGE_OVERHEAD_BYTES = 100
-TIMESTAMP_BYTES = 8  # a row may carry one before its value
-ENTRY_OVERHEAD_BYTES = ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES + TIMESTAMP_BYTES
+ENTRY_BYTES = ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES
+ENTRY_OVERHEAD_BYTES = ENTRY_BYTES + TIMESTAMP_BYTES
 BOUND_DEFAULT_BYTES = 10 << 20
-
-
-# One change for a changelog: key, value (None is a tombstone), timestamp, headers; the shape of an outgoing record. A
-# plain tuple, because one is made for every put (a named one costs 0.2 us more).
-Change: TypeAlias = tuple[bytes, bytes | None, int, tuple[tuple[str, bytes | None], ...]]
 
 
 _ABSENT = object()
@@ -53,8 +49,8 @@ class WriteBuffer:
 
     __slots__ = (
         "__weakref__", "_credit_bytes", "_disk", "_indexes", "_journal", "_marks", "_recent_bytes", "_refuse_bytes",
-        "bound_bytes", "changes", "in_savepoint", "keep_bytes", "read_families", "recent", "rows", "size_bytes",
-        "stop_bytes",
+        "bound_bytes", "changes", "delete_times", "hot", "in_savepoint", "keep_bytes", "read_families", "recent",
+        "rows", "size_bytes", "stop_bytes",
     )  # fmt: skip
 
     def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES, disk: DiskGuard | None = None) -> None:
@@ -68,7 +64,10 @@ class WriteBuffer:
             self._disk, self.stop_bytes = disk, 0
             disk.watch(self)
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
-        self.changes: dict[str, dict[object, Change]] = {}
+        # A store with `delete_times` is headed: its changes are the dictionary of its rows itself.
+        self.changes: dict[str, dict[Any, Any]] = {}
+        self.delete_times: dict[str, dict[bytes, int]] = {}  # of keys whose last change may have been a delete
+        self.hot: dict[str, dict[bytes, bytes | None]] = {}  # rows of headed stores; empty while a savepoint is open
         self.keep_bytes = 0  # the most for recent rows
         self.recent: dict[str, dict[bytes, bytes | None]] = {}
         self._recent_bytes = 0  # at most; a row that several commits wrote is counted with each
@@ -195,43 +194,75 @@ class WriteBuffer:
 
         Row and change have the same key, so one look-up shows whether both replace earlier ones.
         """
-        rows, changes = self.rows.get(family), self.changes.get(store)
-        if rows is None or changes is None:
+        try:
+            rows, changes = self.rows[family], self.changes[store]
+        except KeyError:
             self.put(family, key, row)
             self.log(store, key, value, timestamp, latest_only=True)
             return
         if self._journal is not None:
             self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
             self.remember(changes, key)
-        added = 0 if row is None or value is None else len(row) + len(value)
-        if key not in rows:
-            added += ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES + 2 * len(key)
-        else:
+        if key in rows:
             old = rows[key]
-            added -= 0 if old is None else len(old) + len(changes[key][1] or b"")
+            added = 0 if old is None else -len(old) - len(changes[key][1] or b"")
+        else:
+            added = ENTRY_BYTES + 2 * len(key)
         rows[key] = row
         changes[key] = (key, value, timestamp, ())
-        self.size_bytes += added
+        self.size_bytes += added if row is None or value is None else added + len(row) + len(value)
 
-    def write_all(
-        self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes, store: str, timestamp: int
+    def write_each(
+        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
     ) -> None:
-        """`write` for several pairs, each row being the prefix and the value: a third of the time of single writes."""
-        rows, changes = self.rows.get(family), self.changes.get(store)
-        if rows is None or changes is None or self._journal is not None:
+        """`put` and `log` of every change."""
+        self.put(family, key, row)
+        self.log(store, key, value, timestamp, latest_only=False)
+
+    def write_unlogged(
+        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
+    ) -> None:
+        """`put`."""
+        self.put(family, key, row)
+
+    def write_headed(
+        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
+    ) -> None:
+        """`write` into the one family of a store, whose rows are timestamp and value: the row says its change.
+
+        Only a delete has its timestamp beside it.
+        """
+        rows = self.hot.get(family)
+        if rows is None:
+            rows = self._headed_rows(family)
+            if self._journal is not None:
+                self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
+        size = 0 if row is None else 2 * len(row) - TIMESTAMP_BYTES
+        if key in rows:
+            old = rows[key]
+            self.size_bytes += size if old is None else size - 2 * len(old) + TIMESTAMP_BYTES
+        else:
+            self.size_bytes += ENTRY_BYTES + 2 * len(key) + size
+        rows[key] = row
+        if row is None:
+            self.remember(self.delete_times[family], key)
+            self.delete_times[family][key] = timestamp
+
+    def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes) -> None:
+        """`write_headed` for several pairs, each row being the prefix and the value: a third of their time."""
+        rows = self.hot.get(family)
+        if rows is None:
             for key, value in pairs:
-                self.write(family, key, prefix + value, store, value, timestamp)
+                self.write_headed(family, key, prefix + value, family, value, 0)
             return
-        new = ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES + len(prefix)
         added = 0
         for key, value in pairs:
             if key not in rows:
-                added += new + 2 * (len(key) + len(value))
+                added += ENTRY_OVERHEAD_BYTES + 2 * (len(key) + len(value))
             else:
                 old = rows[key]
-                added += len(prefix) + 2 * len(value) - (0 if old is None else len(old) + len(changes[key][1] or b""))
+                added += TIMESTAMP_BYTES + 2 * len(value) - (0 if old is None else 2 * len(old) - TIMESTAMP_BYTES)
             rows[key] = prefix + value
-            changes[key] = (key, value, timestamp, ())
         self.size_bytes += added
 
     def pending(
@@ -255,14 +286,20 @@ class WriteBuffer:
             index.update(islice(reversed(rows), len(rows) - len(index)))
         return index
 
-    def take_changes(self) -> dict[str, list[Change]]:
+    def take_changes(self) -> dict[str, Sequence[Change]]:
         """Changes by store, in the order in which their keys were first written."""
-        return {store: list(changes.values()) for store, changes in self.changes.items()}
+        return {
+            store: RowChanges(changes, self.delete_times[store])
+            if store in self.delete_times
+            else list(changes.values())
+            for store, changes in self.changes.items()
+        }
 
     def begin(self) -> None:
         """Open a savepoint, nested in the open one if there is one."""
         if self._journal is None:
             self._journal = []
+            self.hot = {}  # writes must enter the journal
         self._marks.append((len(self._journal), self.size_bytes))
         self.in_savepoint = True
 
@@ -302,6 +339,7 @@ class WriteBuffer:
     def drop_family(self, family: str) -> None:
         """Forget buffered rows of an expired family; its changes are still logged."""
         self.rows.pop(family, None)
+        self.hot.pop(family, None)
         self.recent.pop(family, None)
         self.read_families.discard(family)
         self._indexes.pop(family, None)
@@ -329,6 +367,8 @@ class WriteBuffer:
         self.in_savepoint = False
         self.rows = {}
         self.changes = {}
+        self.delete_times = {}
+        self.hot = {}
         self.forget_recent()
         self._indexes = {}
         self.size_bytes = 0
@@ -342,6 +382,18 @@ class WriteBuffer:
         rows: dict[bytes, bytes | None] = {}
         self.rows[family] = rows
         return rows
+
+    def _headed_rows(self, store: str) -> dict[bytes, bytes | None]:
+        if store not in self.delete_times:
+            rows = self.rows.get(store)
+            if rows is None:
+                rows = self._new_rows(store)
+            for kept in (self.changes, self.delete_times):
+                self.remember(kept, store)
+            self.changes[store], self.delete_times[store] = rows, {}
+        if self._journal is None:
+            self.hot[store] = self.rows[store]
+        return self.rows[store]
 
     def _undo_row(self, family: str, key: bytes, old: Any) -> None:
         rows = self.rows[family]
@@ -367,11 +419,6 @@ def _restore(mapping: MutableMapping[Any, Any], key: object, old: object) -> Non
         mapping.pop(key, None)
     else:
         mapping[key] = old
-
-
-def changes_bytes(changes: Sequence[Change]) -> int:
-    """Bytes of keys and values; summed column by column in C, since every commit counts them."""
-    return sum(sum(map(len, filter(None, map(itemgetter(column), changes)))) for column in (0, 1))
 
 
 def merge_pending(stored: Iterator[Row], pending: list[tuple[bytes, bytes | None]], *, reverse: bool) -> Iterator[Row]:

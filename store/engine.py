@@ -65,6 +65,19 @@ class RowScan(Protocol):
     ) -> None: ...
 
 
+class Prepared(Protocol):
+    """Rows of an engine that are ready to be written; see `Engine.prepare`."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of rows by family."""
+        ...
+
+    def write(self, rows: Mapping[str, Rows]) -> None:
+        """Write them together with these rows, once, as `Engine.write` does."""
+        ...
+
+
 class Engine(Protocol):
     """One task's database. Several threads may read; only the owner writes."""
 
@@ -104,6 +117,10 @@ class Engine(Protocol):
 
         Raises UnknownStore for an absent family, and then changes nothing.
         """
+        ...
+
+    def prepare(self, rows: Mapping[str, Rows]) -> Prepared | None:
+        """The part of `write` that changes nothing, to be done ahead, by any thread; None if there is no such part."""
         ...
 
     def approximate_rows(self, family: str) -> int:

@@ -18,8 +18,11 @@
     stores.forgotten  a lost store is out of the record, its rows are still there
     mending.copied    readable rows of a damaged store are copied back, its mark is still there
     mending.aside     a lost directory is set aside, its replacement is not in its place
+    opener.exchanged  refused state is set aside for a snapshot, which is not in its place
     worker.run        a worker of a bulk restore has written files and not reported them
+    worker.spilled    a worker of a bulk restore has moved rows from memory to the disk
     rebuild.written   every file of a rebuild on Spark is written, its manifest is not
+    snapshot.probe    a storage has one object of a test of put-if-absent, and was not asked for the second
     snapshot.intent   an upload has announced itself, none of its files is there
     snapshot.file     a file of a snapshot is uploaded, others are not
     snapshot.files    all files of a snapshot are uploaded, its manifest is not
@@ -55,6 +58,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 
 from standfast.store.errors import BadConfig
 
@@ -75,8 +79,11 @@ NAMES = (
     "stores.forgotten",
     "mending.copied",
     "mending.aside",
+    "opener.exchanged",
     "worker.run",
+    "worker.spilled",
     "rebuild.written",
+    "snapshot.probe",
     "snapshot.intent",
     "snapshot.file",
     "snapshot.files",
@@ -127,4 +134,5 @@ def reach(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         elif left == -1:
             del _armed[name]  # before the stop: the process goes on after it, and must not stop here again
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: another one that got it might stop the process only after some more steps of this one.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -100,6 +100,9 @@ class MemoryEngine:
             for family, changes in rows.items():
                 self._sizes[family] += _apply(self._tables[family], changes)
 
+    def prepare(self, rows: Mapping[str, Rows]) -> None:
+        """None: a write to memory is one step."""
+
     def approximate_rows(self, family: str) -> int:
         """Number of rows, exactly."""
         with self._lock:

@@ -62,9 +62,16 @@ class RowLimits:
     value_bytes: int = VALUE_MAX_BYTES
     least_timestamp_ms: int = 0  # the least that the changelog's log takes
     record_bytes: int = field(init=False)
+    any_bytes: int = field(init=False)  # key and value of so many bytes together are within each limit
 
     def __post_init__(self) -> None:
         self.record_bytes = max(self.value_bytes, VALUE_MAX_BYTES) + BESIDE_VALUE_BYTES
+        self.any_bytes = min(self.key_bytes, self.value_bytes, self.record_bytes)
+
+    def limit_keys(self, key_bytes: int) -> None:
+        """Set the largest key, in bytes."""
+        self.key_bytes = key_bytes
+        self.__post_init__()
 
 
 class StoreIterator(Closing, Generic[T]):
@@ -135,8 +142,23 @@ class StoreRows:
     on_damage: Callable[[Corruption], None] = lambda damage: None  # called beside the error that is raised
     get_seconds: Histogram | None = None  # seconds of gets that reach the engine, one in 64
     scan_seconds: Histogram | None = None  # seconds until a scan has found its first row
+    headed: bool = False  # see `head`
     closed: bool = False
     fenced: str = ""  # the new owner of the task, if a take-over closed the store
+    enter: Callable[[str, bytes, bytes | None, str, bytes | None, int], None] = field(init=False)  # into the buffer
+
+    def __post_init__(self) -> None:
+        if not self.logging:
+            self.enter = self.buffer.write_unlogged
+        else:
+            self.enter = self.buffer.write if self.caching else self.buffer.write_each
+
+    def head(self) -> None:
+        """All rows lie in the family of the store's name, and are timestamp and value: the buffered row is the change,
+        too, where the store is cached and logged.
+        """
+        if self.logging and self.caching:
+            self.headed, self.enter = True, self.buffer.write_headed
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The row as this task sees it: the buffered one, else the stored one."""
@@ -218,17 +240,15 @@ class StoreRows:
     def write(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
         """`check`, `put` and `log` in one call, for stores whose row key is also the changelog's key.
 
-        This is the hottest path, so one condition tests for the usual case.
+        This is a hot path, so one condition tests for the usual case.
         """
-        size = 0 if raw is None else len(raw)
+        size = len(key) if raw is None else len(key) + len(raw)
         buffer, limits = self.buffer, self.limits
         if (
             self.closed
             or self.read_only
-            or len(key) > limits.key_bytes
-            or size > limits.value_bytes
-            or size + len(key) > limits.record_bytes
-            or buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes
+            or size > limits.any_bytes
+            or buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
             self.check(key, raw, timestamp)
@@ -236,22 +256,25 @@ class StoreRows:
             self.counters.delete += 1
         else:
             self.counters.put += 1
-        if self.logging and self.caching:
-            buffer.write(family, key, row, self.name, raw, timestamp)
-            return
-        buffer.put(family, key, row)
-        if self.logging:
-            buffer.log(self.name, key, raw, timestamp, latest_only=False)
+        self.enter(family, key, row, self.name, raw, timestamp)
+
+    def write_checked(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
+        """`write` after `check`."""
+        if row is None:
+            self.counters.delete += 1
+        else:
+            self.counters.put += 1
+        self.enter(family, key, row, self.name, raw, timestamp)
 
     def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes, timestamp: int) -> bool:
-        """`write` of several values, each row being the prefix and the value, if all are within limits and the buffer
-        has room for all. Otherwise, and for a store that is not both cached and logged, False and no change.
+        """`write` of several values into a headed store, each row being the prefix (its timestamp) and the value, if
+        all are within limits and the buffer has room for all. Otherwise, and for another store, False and no change.
         """
         buffer, limits = self.buffer, self.limits
         keys, values = [len(key) for key, _ in pairs], [len(value) for _, value in pairs]
         most = 2 * (sum(keys) + sum(values)) + len(pairs) * ENTRY_OVERHEAD_BYTES
         if (
-            not (self.logging and self.caching)
+            not self.headed
             or self.closed
             or self.read_only
             or max(keys, default=0) > limits.key_bytes
@@ -262,7 +285,7 @@ class StoreRows:
         ):
             return False
         self.counters.put += len(pairs)
-        buffer.write_all(family, pairs, prefix, self.name, timestamp)
+        buffer.write_all(family, pairs, prefix)
         return True
 
     def put(self, family: str, key: bytes, row: bytes | None) -> None:

@@ -25,8 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest_plugins = [
     "support.serve",
     *(
+        "support.needs",
         "support.groups",
         "support.tiers",
+        "support.rewriting",
         "support.embedded",
         "support.kafka",
         "support.java",
@@ -39,6 +41,7 @@ pytest_plugins = [
         "support.resp",
         "support.disk",
         "support.clients",
+        "support.storages.fixtures",
         "support.promtool",
         "support.page",
         "support.lease",
@@ -67,6 +70,7 @@ settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
 
 def pytest_configure() -> None:
     """Keep the files of tests in memory where there is room: a run would wait for a disk some 250,000 times."""
+    gc.disable()  # until the tests are collected: all that is made by then lives to the end
     # A killed process loses nothing there either. `make crash` names a disk, whose delays are chances for kills.
     if "TMPDIR" in os.environ or not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < MEMORY_FREE_MIN:
         return
@@ -84,6 +88,7 @@ def pytest_collection_finish() -> None:
     """Take the collected tests out of the garbage collector: they live to the end, and a collection took seconds."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The command bench: how fast this machine writes, reads and restores: one process, RocksDB, embedded log or Kafka.
 
-    standfast bench write      put + commit in batches
+    standfast bench write      put + commit in batches, on Kafka beside the bare loops of its client
     standfast bench read       point gets and whole scans of committed rows
     standfast bench restore    an empty directory until the gate is open: distinct keys, and several versions a key
     standfast bench standby    standbys follow the changelogs of several tasks, then take them over
@@ -129,9 +129,9 @@ def show(document: Json, out: Output) -> None:
         f"RocksDB, {where}"
     )
     out.line(", ".join(f"{name} {version}" for name, version in versions.items()))
-    columns = ("measure", "median", "slowest", "fastest", "unit", "waited for CPU", "what")
+    columns = ("measure", "median", "slowest", "fastest", "unit", "CPU us a record", "waited for CPU", "what")
     rows = [_cells(one) for one in document["measures"]]
-    numbers = ("median", "slowest", "fastest", "waited for CPU")
+    numbers = ("median", "slowest", "fastest", "CPU us a record", "waited for CPU")
     out.table(columns, rows, right=numbers, fold=("what",), wide=("waited for CPU", "what"))
     for one in document["measures"]:
         if one.get("p90") is not None:
@@ -152,7 +152,8 @@ def _cells(one: Json) -> list[str]:
     slowest, fastest = ("max", "min") if one["unit"] == "ms" else ("min", "max")
     figures = [f"{one[name]:,.0f}" for name in ("median", slowest, fastest)]
     waited = "" if one["waited_share"] is None else f"{one['waited_share']:.0%}"
-    return [one["name"], *figures, one["unit"], waited, one["what"]]
+    used = "" if one.get("cpu_us") is None else f"{one['cpu_us']:.1f}"
+    return [one["name"], *figures, one["unit"], used, waited, one["what"]]
 
 
 def _settings(args: argparse.Namespace) -> Json:

@@ -5,9 +5,10 @@
     write      put + commit in batches through a session        fill     write a changelog, as fast as the log takes it
     read       point gets and scans of committed rows           log      read that changelog and do nothing with it
     restore    open a session on an empty directory, wait       bare     the same with the Kafka client alone
-               until its restore gate opens
+               until its restore gate opens            produce  write the same records with the Kafka client alone
     source     write a source topic                         count    an application counts it per key and window
     idle       the same application with a processor that does nothing
+    transact   write them in transactions of the Kafka client alone
     failover   an application, until it is killed
     pace       how much work is 100 us                      turns    bare processes do that work for each record
     scale      an application with workers does it in front of a count
@@ -94,6 +95,57 @@ def write(step: Step) -> Measured:
                 task.commit({(source, 0): first + len(batch)})
 
         return timed(run, step.records)
+
+
+def produce_bare(step: Step) -> Measured:
+    """Write the records of `write` with the Kafka client alone, and wait for their answers after each batch."""
+    from standfast.replication.kafka.bare import BareProducer
+
+    keys = [key_of(number, step.key_bytes) for number in range(step.records)]
+    values = values_of(step.value_bytes)
+    with closing(open_log(address_of(step))) as log:
+        log.admin.create_topic(step.changelog.topic, 1, changelog_policy(bench_store()))
+        with closing(BareProducer(address_of(step), step.changelog.topic)) as producer:
+
+            def run() -> None:
+                for first in range(0, len(keys), step.batch):
+                    batch = enumerate(keys[first : first + step.batch], first)
+                    producer.produce(
+                        step.changelog, ((key, values[number % VALUES], START_MS + number) for number, key in batch)
+                    )
+
+            measured = timed(run, step.records)
+        end = log.reader().bounds([step.changelog])[step.changelog].end
+        assert end == step.records, f"{end} of {step.records} records are in the log"
+        return measured
+
+
+def transact_bare(step: Step) -> Measured:
+    """Write the records of `write` in transactions of the Kafka client alone, each with its source offset."""
+    from standfast.replication.kafka.bare import BareTransactions
+
+    keys = [key_of(number, step.key_bytes) for number in range(step.records)]
+    values = values_of(step.value_bytes)
+    read = TopicPartition(step.source, 0)
+    with closing(open_log(address_of(step))) as log:
+        log.admin.create_topic(step.source, 1, TopicPolicy())
+        log.admin.create_topic(step.changelog.topic, 1, changelog_policy(bench_store()))
+        with closing(BareTransactions(address_of(step), step.changelog.topic, step.app)) as producer:
+
+            def run() -> None:
+                for first in range(0, len(keys), step.batch):
+                    batch = keys[first : first + step.batch]
+                    records = (
+                        (key, values[number % VALUES], START_MS + number) for number, key in enumerate(batch, first)
+                    )
+                    producer.transact(step.changelog, records, read, first + len(batch))
+
+            measured = timed(run, step.records)
+        end = log.reader().written_ends([step.changelog])[step.changelog]
+        commits = -(-step.records // step.batch)
+        # Each transaction leaves a marker there, the last one a moment after it was acknowledged.
+        assert 0 <= step.records + commits - end <= 1, f"{end} is not the end of {step.records} records"
+        return measured
 
 
 def read(step: Step) -> Measured:
@@ -232,6 +284,8 @@ def main(arguments: list[str]) -> int:
 
 STEPS: dict[str, Callable[[Step], Measured]] = {
     "write": write,
+    "produce": produce_bare,
+    "transact": transact_bare,
     "read": read,
     "fill": fill,
     "log": read_log,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.bench.log import SQLITE, BenchLog
 from standfast.ops.bench.step import APP, Step, start
+from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -29,6 +30,7 @@ GUARANTEES = {
     "exactly_once": "one log transaction over changelog and source offset, then the local batch",
     "at_least_once": "changelog acknowledged, then the local batch, then the source offset",
 }
+WRITES = ("write", "produce", "transact")  # steps that write to topics of their own
 READS = {
     "get": "get of present keys, in random order",
     "get_absent": "get of absent keys",
@@ -47,16 +49,27 @@ class Bench:
     out: Output
 
     def write(self) -> tuple[list[Json], list[Json]]:
-        """Put and commit; on Kafka under both guarantees."""
+        """Put and commit; on Kafka under both guarantees, beside the client's bare produce loop and transactions."""
         puts = f"store.put, and task.commit with a source offset every {self.step.batch:,} records"
         if self.log.kind == SQLITE:
             (runs,) = self._rounds([("write", replace(self.step, step="write"))])
             return [self._measure("put_commit", puts, runs)], []
         steps = [(name, replace(self.step, step="write", guarantee=name)) for name in GUARANTEES]
-        return [
+        steps += [("the bare produce loop", replace(self.step, step="produce"))]
+        steps += [("the bare transactions", replace(self.step, step="transact"))]
+        *found, bare, transacted = self._rounds(steps)
+        measures = [
             self._measure(f"put_commit_{name}", f"{puts}; {what}", runs)
-            for (name, what), runs in zip(GUARANTEES.items(), self._rounds(steps), strict=True)
-        ], []
+            for (name, what), runs in zip(GUARANTEES.items(), found, strict=True)
+        ]
+        loop = f"produce of the Kafka client alone, and flush every {self.step.batch:,} records"
+        produced = self._measure("produce_bare", loop, bare)
+        share = "share of the speed at which the client alone writes the same records"
+        alone = f"transactions of the Kafka client alone, each of {self.step.batch:,} records and the source offset"
+        wholes = self._measure("transact_bare", alone, transacted)
+        ratios = [self._ratio(one, produced, share) for one in (*measures, wholes)]
+        ratios.append(self._ratio(measures[0], wholes, "share of the speed of the client's own transactions"))
+        return [*measures, produced, wholes], ratios
 
     def read(self) -> tuple[list[Json], list[Json]]:
         """Point gets and scans."""
@@ -215,12 +228,13 @@ class Bench:
             order = list(enumerate(sides))
             for at, (what, step) in order if number % 2 == 0 else reversed(order):
                 own = replace(step, run=number)
-                if step.step == "write":
+                writes = step.step in WRITES
+                if writes:
                     # Topics of its own: a run must not find the rows of the one before.
-                    own = replace(own, app=f"{self.log.prefix}-{step.guarantee}-{number}")
+                    own = replace(own, app=f"{self.log.prefix}-{step.step}-{step.guarantee}-{number}")
                 found[at].append(self._run(own, f"{what}, run {number + 1} of {runs}"))
                 shutil.rmtree(Path(step.folder) / f"{step.step}-{number}", ignore_errors=True)
-                if step.step == "write":
+                if writes:
                     self.log.forget(own.app)
         return found
 
@@ -243,6 +257,7 @@ class Bench:
         figures = [run["rate" if unit == "records/s" else "elapsed_ms"] for run in runs]
         waited = [run["waited_for_cpu_ms"] for run in runs]
         elapsed_ms = sum(run["elapsed_ms"] for run in runs)
+        used = [run.get("cpu_ms") for run in runs]
         return {
             "name": name,
             "what": what,
@@ -251,6 +266,10 @@ class Bench:
             "median": median(figures),
             "min": min(figures),
             "max": max(figures),
+            # Of all threads of the process: other work on the machine moves it less than the rate.
+            "cpu_us": None
+            if unit == "ms" or None in used
+            else median(run["cpu_ms"] * 1_000 / run["records"] for run in runs),
             # Time that threads spent ready but without a processor: how busy the machine was with other work.
             "waited_share": None if None in waited else sum(waited) / elapsed_ms,
             "runs": runs,
@@ -258,6 +277,11 @@ class Bench:
 
     def _ratio(self, measure: Json, other: Json, what: str) -> Json:
         """The median over the rounds: sides of one round meet the same other work of the machine, runs apart do not."""
+        if not all(run["rate"] for run in other["runs"]):
+            raise InvalidRequest(
+                f"{other['name']}: no record was processed in the time that counts, so nothing stands beside it: give "
+                "more --records, or run it while the machine is less busy"
+            )
         rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
         return {
             "name": f"{measure['name']} / {other['name']}",

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from standfast.replication.topics.rules import Finding
+from standfast.restore.accepted import ACCEPTED_FILE, Accepted, read_accepted
+from standfast.restore.report.text import moment_text
 from standfast.store.errors import InvalidRequest
-from standfast.store.task.state_dir import MARKER, check_marker, kept_instance
+from standfast.store.task.state_dir import ASIDE_FOLDER, KEPT_FOLDER, MARKER, check_marker, kept_instance
 
 FILES_BESIDE = 256  # sockets, logs, files of the application itself
 FILES_A_TASK = 64  # WAL, manifest, and the output files of a compaction
@@ -22,13 +24,18 @@ FILES_A_TASK = 64  # WAL, manifest, and the output files of a compaction
 
 @dataclass(frozen=True, slots=True)
 class LocalFacts:
-    """A state directory at one moment. `unreadable` are (directory, reason), `aside` are (directory, bytes)."""
+    """A state directory at one moment. `unreadable` are (directory, reason), `aside` and `kept` are (directory, bytes).
+
+    `accepted` are the losses that an operator has accepted.
+    """
 
     path: str
     tasks: int = 0
     sst_files: int = 0
     unreadable: tuple[tuple[str, str], ...] = ()
     aside: tuple[tuple[str, int], ...] = ()
+    kept: tuple[tuple[str, int], ...] = ()
+    accepted: tuple[Accepted, ...] = ()
     temporary: bool = False
     files_limit: int = 0  # 0: no limit
     bad_instance: str = ""  # reason for which the file of the instance's id would be refused
@@ -47,7 +54,10 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
         if task is not None:
             tasks += 1
             sst_files += sum(path.suffix == ".sst" for path in directory.iterdir())
-    aside = tuple((str(path), _size(path)) for path in sorted((state_path / ".aside").glob("*")))
+    aside, kept = (
+        tuple((str(path), _size(path)) for path in sorted((state_path / folder).glob("*")))
+        for folder in (ASIDE_FOLDER, KEPT_FOLDER)
+    )
     bad_instance = ""
     try:
         kept_instance(state_path)
@@ -60,6 +70,8 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
         sst_files,
         tuple(problems.items()),
         aside,
+        kept,
+        tuple(read_accepted(state_path)),
         # Resolved: a link elsewhere may lead to the temporary folder, and the folder itself may be a link.
         state_path.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()),
         0 if soft == resource.RLIM_INFINITY else soft,
@@ -93,6 +105,7 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
         )
         for path, size in facts.aside
     ]
+    found += _left_findings(facts)
     wanted = facts.sst_files + facts.tasks * FILES_A_TASK + FILES_BESIDE
     if facts.files_limit and facts.files_limit < wanted:
         found.append(
@@ -132,6 +145,36 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
             )
         )
     return found
+
+
+def _left_findings(facts: LocalFacts) -> list[Finding]:
+    """Traces of losses: kept rows, and consents."""
+    found = [
+        Finding(
+            "kept-rows",
+            "warning",
+            f"directory {path}",
+            f"has the former rows of a task, in {size} bytes",
+            "its changelog was replaced or lost records, so they may be nowhere else; nothing removes them by itself",
+            "compare them with the task (standfast scan STORE --offline DIR), keep a copy if they are of use, then "
+            "remove them",
+            f"rm -r {path}",
+        )
+        for path, size in facts.kept
+    ]
+    return found + [
+        Finding(
+            "loss-accepted",
+            "warning",
+            f"task {one.task} in {facts.path}, store {one.store!r}",
+            f"was built with an accepted loss: changelog {one.changelog}: {one.loss}",
+            f"an operator accepted it at {moment_text(one.at_ms)}; rows may be missing from the store",
+            "turn the consent off again (accept_missing_history, accept_empty_log); remove the record once the loss is "
+            "of no account",
+            f"rm {Path(facts.path) / ACCEPTED_FILE}",
+        )
+        for one in facts.accepted
+    ]
 
 
 def _size(path: Path) -> int:

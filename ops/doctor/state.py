@@ -10,19 +10,22 @@ the moment they were opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.embedded.look import locked_now
-from standfast.replication.log import Log, TopicInfo
+from standfast.replication.log import Log, TopicInfo, TopicSurvey
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.topics.rules import Finding
-from standfast.restore.log_states import log_state
-from standfast.restore.plan import Plan, Refuse, Reinitialise, local_position, plan_changelog
+from standfast.replication.topics.rules import Changelog, Finding
+from standfast.restore.log_states import log_state, removed_heads
+from standfast.restore.plan import TIME_AHEAD, Plan, Refuse, Reinitialise, local_position, plan_changelog
 from standfast.store.errors import Corruption, StandfastError
 from standfast.store.task.commit_record import Position
+
+PARTITIONS_MAX = 5  # that a finding lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,47 @@ def state_findings(log: Log, app: str, kept: Iterable[Kept], now_ms: int) -> lis
     return found
 
 
+def head_findings(log: Log, changelogs: Iterable[Changelog], topics: Mapping[str, TopicSurvey | None]) -> list[Finding]:
+    """Changelogs that are only compacted and lost records at their head. Raises Unavailable."""
+    found = []
+    with closing(log.reader()) as reader:
+        for need in changelogs:
+            topic = topics.get(need.topic)
+            if topic is None:
+                continue
+            every = {TopicPartition(need.topic, number): topic.info for number in range(topic.info.partitions)}
+            heads = {at.partition: begin for at, begin in removed_heads(every, reader).items()}
+            if heads:
+                found.append(_headless(need, heads))
+    return found
+
+
+def _headless(need: Changelog, heads: Mapping[int, int]) -> Finding:
+    first = ", ".join(f"partition {number} at {begin}" for number, begin in list(heads.items())[:PARTITIONS_MAX])
+    more = f" and {len(heads) - PARTITIONS_MAX} more" if len(heads) > PARTITIONS_MAX else ""
+    what = f"begins above offset 0 although it is only compacted ({first}{more})"
+    if need.from_source:
+        return Finding(
+            "head-removed",
+            "warning",
+            need.where,
+            what,
+            "compaction removes no head, so a person or program removed records; a table that is built without local "
+            "state has only the keys that were written since",
+            "write the missing keys to the topic again, if the table needs them",
+        )
+    return Finding(
+        "head-removed",
+        "warning",
+        need.where,
+        what,
+        "compaction removes no head, so a person or program removed records; a store that is built from the rest would "
+        "be incomplete, so an instance without local state or a snapshot is refused",
+        "keep the state directories, and make snapshots; a restore under another name (standfast snapshot restore "
+        "--as NAME) makes changelogs that are whole again",
+    )
+
+
 def _finding(one: Kept, plan: Plan) -> Finding | None:
     # Only these two plans take rows away from a reader; a resume or a restore from the beginning is ordinary.
     where = f"task {one.task} in {one.path}, store {one.store!r}"
@@ -113,6 +157,16 @@ def _finding(one: Kept, plan: Plan) -> Finding | None:
             f"will not be opened: changelog {plan.where}: {plan.what}",
             "standfast removes no rows that the log cannot give back; the task stays closed until the operator decides",
             plan.fix,
+        )
+    if plan.reason == TIME_AHEAD:
+        return Finding(
+            plan.reason,
+            "warning",
+            where,
+            f"will be set aside and read again: position {one.position.offset} of changelog {plan.topic_partition} was "
+            "written by a clock that stood ahead of this machine's, so its age is unknown",
+            "rows whose deletes compaction has removed since would come back, so the restore reads the whole changelog",
+            "compare this machine's clock with others before the start: if it is behind, set it, and the store stays",
         )
     if isinstance(plan, Reinitialise):
         return Finding(

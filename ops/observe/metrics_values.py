@@ -17,6 +17,7 @@ from standfast.restore.plan import (
     NO_LOCAL_STATE,
     POSITION_AHEAD,
     RESUME,
+    TIME_AHEAD,
     TOMBSTONES_EXPIRED,
     TOPIC_RECREATED,
     TRUNCATED,
@@ -48,7 +49,7 @@ RESTORED_FOR = ("assign", "promote")
 # No phase for checkpoints: a position is written in the batch of its rows.
 PHASES = ("fetch", "decode", "write", "ingest", "compact", "idle")
 READS = ("get", "scan")
-WIPE_REASONS = ("corrupt", DIVERGED, POSITION_AHEAD, TRUNCATED, TOMBSTONES_EXPIRED, TOPIC_RECREATED)
+WIPE_REASONS = ("corrupt", DIVERGED, POSITION_AHEAD, TIME_AHEAD, TRUNCATED, TOMBSTONES_EXPIRED, TOPIC_RECREATED)
 PUNCTUATIONS = tuple((kind.value, outcome) for kind in PunctuationType for outcome in ("fired", "failed"))
 
 

@@ -79,11 +79,24 @@ class Feed:
         self._seen = secrets.token_hex(8)  # names the current page; random, so that no name of a former process fits
         self._lock = asyncio.Lock()
         self._ticker: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
 
-    async def html(self, *, actions: bool = False) -> str:
-        """The whole page; `actions` adds buttons."""
-        page = await self.page()
+    async def html(self, *, actions: bool = False) -> str | None:
+        """The whole page, None if the feed closes meanwhile; `actions` adds buttons."""
+        page = await self.page_unless_closed()
+        if page is None:
+            return None
         return document(self._status, page, self._clock.wall_ms(), seen=self._seen, actions=actions)
+
+    async def page_unless_closed(self) -> Page | None:
+        """The current page; None if the feed closes before it is read, which may take as long as the status takes."""
+        reading, closed = asyncio.create_task(self.page()), asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait({reading, closed}, return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else None
+        finally:
+            reading.cancel()
+            closed.cancel()
 
     async def page(self) -> Page:
         """The current page; readings within half a second are shared."""
@@ -97,21 +110,30 @@ class Feed:
                 self._page, self._page_ms = page, now_ms
             return self._page
 
-    async def subscribe(self, seen: str = "") -> Stream | None:
-        """A new stream; it begins with the whole page, unless the reader has `seen` it. None if there are too many."""
+    def open(self) -> Stream | None:
+        """A new stream, to be begun. None if there are too many; it is ended already if the feed is closed."""
         if len(self._streams) >= self._streams_max:
             return None
         stream = Stream()
-        self._streams.add(stream)  # before the first await, so that the limit holds
+        if self._closed.is_set():
+            stream.end()
+        else:
+            self._streams.add(stream)
+        return stream
+
+    async def begin(self, stream: Stream, seen: str = "") -> None:
+        """Put the whole page into a new stream, unless its reader has `seen` it; changes follow.
+
+        If the status cannot be read for another reason than the library's errors, ends the stream and raises that.
+        """
         try:
             page = await self.page()
         except BaseException:
-            self._streams.discard(stream)
+            stream.end()
             raise
         stream.put(json.dumps({} if seen == self._seen else whole(page)))
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(page))
-        return stream
 
     def unsubscribe(self, stream: Stream) -> None:
         """Remove a stream whose reader is gone."""
@@ -123,7 +145,8 @@ class Feed:
         return len(self._streams)
 
     def close(self) -> None:
-        """End every stream."""
+        """End every stream, those that are opened later, and the wait of readers for a page."""
+        self._closed.set()
         for stream in self._streams:
             stream.end()
         self._streams.clear()

@@ -82,15 +82,20 @@ class OpsPage:
             self.routes.append(Route("/peek/{store}/{partition:int}", Peek(peek, HEADERS).page, methods=["GET"]))
 
     def close(self) -> None:
-        """End the streams when the server stops."""
+        """End the streams when the server stops, and answer the requests that wait for a reading."""
         self.feed.close()
 
     async def _page(self, request: Request) -> Response:
         html = await self.feed.html(actions=self._acts(request.scope))
+        if html is None:
+            return _closing()
         return Response(html, headers=HEADERS, media_type="text/html; charset=utf-8")
 
     async def _json(self, request: Request) -> Response:
-        return Response(json.dumps(whole(await self.feed.page())), headers=HEADERS, media_type="application/json")
+        page = await self.feed.page_unless_closed()
+        if page is None:
+            return _closing()
+        return Response(json.dumps(whole(page)), headers=HEADERS, media_type="application/json")
 
     async def _file(self, request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
@@ -108,18 +113,24 @@ class _Events:
             await Response("this only reads", 405, {**HEADERS, "Allow": "GET"})(scope, receive, send)
             return
         seen = scope["query_string"].removeprefix(b"seen=").decode("latin-1")
-        stream = await self._feed.subscribe(seen)
+        stream = self._feed.open()
         if stream is None:
             await Response("too many streams are open", 503, {**HEADERS, "Retry-After": "5"})(scope, receive, send)
             return
         gone = asyncio.create_task(_disconnected(receive))
+        # Beside the headers and not before them: a status that takes long must keep no stream from its end, and a
+        # server that closes would answer a request without headers by a 500.
+        begun = asyncio.create_task(self._feed.begin(stream, seen))
         try:
             # X-Accel-Buffering: nginx would hold events back until its buffer is full.
             headers = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
             raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
             await self._pump(stream, gone, send)
+            if begun.done():
+                begun.result()  # raises what kept the page from being read, for the server's log
         finally:
+            begun.cancel()
             gone.cancel()
             self._feed.unsubscribe(stream)
 
@@ -137,6 +148,10 @@ class _Events:
                 await send({"type": "http.response.body", "body": b""})
                 return
             await _send(send, f"data: {told}\n\n")
+
+
+def _closing() -> Response:
+    return Response("the server is closing", 503, {**HEADERS, "Retry-After": "5"})
 
 
 async def _send(send: Send, text: str) -> None:

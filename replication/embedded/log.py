@@ -181,6 +181,9 @@ class EmbeddedLog:
         self._check_open()
         return self._care.run(now_ms)
 
+    def hasten(self) -> None:
+        """Nothing: no call waits for another machine."""
+
     def integrity_check(self) -> list[str]:
         """All damage found in the file, in sentences; empty if all is well."""
         self._check_open()

@@ -22,6 +22,7 @@ from standfast.replication.embedded.sums import Cells, Sums, block_records, summ
 from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.value_timestamp import RowChanges
 
 # One integer per record: SQLite's row id is the B-tree's own key, so offsets need neither an index nor a column.
 OFFSET_BITS = 40
@@ -65,7 +66,7 @@ def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> Prepared:
     if not len(batch):
         return Prepared([], 3, 0, 0, False, Cells((), (), ()), [])
     try:
-        columns = list(zip(*batch, strict=True))
+        columns: list[Any] = list(batch.columns() if isinstance(batch, RowChanges) else zip(*batch, strict=True))
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{source}: records of one batch need equal shape ({error})") from error
     if len(columns) not in (3, 4):

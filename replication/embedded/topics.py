@@ -6,7 +6,6 @@ deleted topic, and care.py purges them in chunks. It must not know of readers, w
 
 from __future__ import annotations
 
-import difflib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -318,6 +317,8 @@ def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:
     names = [name for (name,) in run.execute("SELECT name FROM topics ORDER BY name").fetchall()]
     if not names:
         return UnknownStore(f"there is no topic {topic!r}, the log has no topics yet: create it first")
+    import difflib  # its modules are for errors alone
+
     near = difflib.get_close_matches(str(topic), names, 1)
     shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
     return UnknownStore(

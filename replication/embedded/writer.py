@@ -71,11 +71,16 @@ class EmbeddedWriter:
         """False: a transaction here is one of SQLite and adds no marker record."""
         return False
 
-    def append(self, batches: Batches) -> dict[TopicPartition, int]:
-        """Write and wait for the acknowledgement. Returns next offset per partition; here it is all or nothing too."""
+    def append(self, batches: Batches, *, meanwhile: Callable[[], None] | None = None) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement. Returns next offset per partition; here it is all or nothing too.
+
+        `meanwhile` is not called: nothing waits for another process here.
+        """
         return self._write(batches, None)
 
-    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
+    def transact(
+        self, batches: Batches, commit: GroupCommit | None = None, *, meanwhile: Callable[[], None] | None = None
+    ) -> dict[TopicPartition, int]:
         """Write records and commit group offsets, all or nothing. Returns the next offset per partition.
 
         Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record; in

@@ -13,7 +13,6 @@ of these lists go to every client, since a newer librdkafka may know them; the c
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -217,5 +216,7 @@ def options_of(options: Mapping[str, str], *, consumer: bool = False, producer: 
 
 def nearest_setting(name: str) -> str:
     """`, did you mean 'x'?` for the nearest known setting, or an empty text."""
+    import difflib  # its modules are for errors alone
+
     near = difflib.get_close_matches(name, _OFFERED, 1, 0.6)
     return f", did you mean {near[0]!r}?" if near else ""

@@ -21,7 +21,7 @@ from confluent_kafka import admin as _admin
 
 from standfast.replication.checks import check_partitions, check_policy
 from standfast.replication.kafka.cluster import Cluster
-from standfast.replication.kafka.errors import UNKNOWN_TOPIC, error_of
+from standfast.replication.kafka.errors import BROKEN, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
 from standfast.replication.kafka.survey import FOR_EVER_MS, consumer_groups, consumers, survey, surveyed
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy
@@ -79,6 +79,23 @@ class KafkaAdmin:
         return made
 
     def _create(self, name: str, partitions: int, settings: dict[str, str], what: str) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
+        while True:
+            try:
+                self._create_once(name, partitions, settings, what)
+            except KafkaException as error:
+                if error_of(error).code() not in BROKEN or self._clock.monotonic_ms() >= deadline_ms:
+                    raise
+            else:
+                return
+            # The connection broke, so the brokers may have made it: look first. A second request harms nothing: it
+            # makes the same topic, or finds it there. Other changes are not repeated: since the first request another
+            # client may have made a topic of this name, changed the same setting, or joined the group.
+            self._clock.sleep_ms(POLL_MS)
+            if self.describe_topic(name) is not None:
+                return
+
+    def _create_once(self, name: str, partitions: int, settings: dict[str, str], what: str) -> None:
         new = _api.NewTopic(name, num_partitions=partitions, replication_factor=-1, config=settings)
         answer: dict[str, Future[None]] = self._cluster.run(
             what, lambda: self._cluster.admin.create_topics([new], request_timeout=self._cluster.timeout_s)

@@ -11,7 +11,6 @@ file keeps, so that nothing is printed. It must not know of records.
 
 from __future__ import annotations
 
-import difflib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from standfast.replication.kafka.callbacks import Callbacks, Functions
 from standfast.replication.kafka.clients import Clients
 from standfast.replication.kafka.errors import (
     AUTHENTICATION,
+    BROKEN,
     PASSING,
     PERMISSION,
     UNKNOWN_TOPIC,
@@ -55,13 +55,14 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
 from standfast.store.log import logger
 
+Key = TypeVar("Key")
 Result = TypeVar("Result")
 _Asked: TypeAlias = dict[KafkaPartition, Future[Any]]
 _Led: TypeAlias = "dict[str, _Leaders]"  # by topic
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 
 RETRY_MS = 20
-FIRST_ANSWER_S = 3.0  # wait for the first client that describes a topic; then a new client asks
+FIRST_ANSWER_MS = 3_000  # wait for the admin client; then a new one asks
 ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved machine it may be late
 GROWING_MS = 200
 KNOWN_MS = 1_000  # how long a partition that was found counts as present
@@ -70,7 +71,7 @@ INTERNAL = "__"  # Kafka's own topics
 QUEUE_SETTING = "queued.max.messages.kbytes"
 _NAMED_MAX = 8
 NOT_SET = "OAuth token not set"  # in the error of a client whose `oauth_cb` did not return in time
-_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
+_NO_ANSWER = BROKEN | {KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
 
 # Measured: the default back-off of a full queue stalls a fast reader for a second at a time.
 _CONSUMER = {
@@ -91,6 +92,7 @@ _CONSUMER = {
 # Each write flushes, which sends the collected records at once. Measured: 1,000 records took 3 ms and a third of the
 # processor time, instead of 10 ms when the client sent each record as soon as it got it.
 LINGER_MS = 20
+LAST_MS = 100  # for each call after the time of the last ones is over: brokers that answer do so within it
 _PRODUCER = {
     "enable.idempotence": "true",
     "acks": "all",
@@ -136,8 +138,8 @@ class Cluster:
         self._callbacks = Callbacks(functions or {}, lambda error: None if (note := noted()) is None else note(error))
         self.where = str(KafkaAddress(address.servers))
         self._address = address
-        self.timeout_s = address.timeout_ms / 1_000
-        self.timeout_ms = address.timeout_ms
+        self._timeout_ms = address.timeout_ms
+        self._last_ms: int | None = None  # when all waits end, once the log is about to be closed
         self._options = {**_COMMON, **address.options}
         self._options |= {"bootstrap.servers": address.servers, **address.read_secrets()}
         self._transaction_ms = _whole(self._options.get("transaction.timeout.ms", "10000"), self.where)
@@ -153,8 +155,29 @@ class Cluster:
         self._led: _Led = {}  # what that client knows; a new one knows nothing
         self._retired: list[tuple[int, AdminClient]] = []
         self._check_settings()
-        self.run("connecting", lambda: self.admin.list_topics(topic=INTERNAL, timeout=self.timeout_s))
+        self.reading("connecting", lambda left_s: self.admin.list_topics(topic=INTERNAL, timeout=left_s), renews=True)
         self._logged_in = True
+
+    @property
+    def timeout_ms(self) -> int:
+        """The longest wait for an answer, for a call that begins now."""
+        if self._last_ms is None:
+            return self._timeout_ms
+        return min(max(self._last_ms - self._clock.monotonic_ms(), LAST_MS), self._timeout_ms)
+
+    @property
+    def timeout_s(self) -> float:
+        """`timeout_ms` in seconds."""
+        return self.timeout_ms / 1_000
+
+    def patience_s(self, wanted_s: float) -> float:
+        """A wait of `wanted_s` seconds, which may be longer than that for an answer, but ends with the last calls."""
+        return wanted_s if self._last_ms is None else min(wanted_s, self.timeout_s)
+
+    def hasten(self) -> None:
+        """Let all calls from now on share the time of one: brokers that hang keep a close for no longer."""
+        if self._last_ms is None:
+            self._last_ms = self._clock.monotonic_ms() + self._timeout_ms
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -180,12 +203,16 @@ class Cluster:
         """Keep a client that was made elsewhere until `release`, or until this log is gone; returns it."""
         return self._clients.keep(client)
 
-    def producer(self, **settings: str) -> Producer:
-        """A producer; `settings` have _ for the dots."""
+    def producer_options(self) -> dict[str, str]:
+        """Settings of a producer without callbacks."""
         options = _PRODUCER | _NO_REBOOTSTRAP | options_of(self._options, producer=True)
         if "delivery.timeout.ms" not in options:
-            options.setdefault("message.timeout.ms", str(min(self.timeout_ms, self._transaction_ms)))
-        options |= _dotted(settings)
+            options.setdefault("message.timeout.ms", str(min(self._timeout_ms, self._transaction_ms)))
+        return options
+
+    def producer(self, **settings: str) -> Producer:
+        """A producer; `settings` have _ for the dots."""
+        options = self.producer_options() | _dotted(settings)
         if native().module is None or refused_by(self._callbacks.named()):
             return self._make(PythonProducer, options)
         return self._made(lambda: NativeProducer(options, self._callbacks))
@@ -202,7 +229,7 @@ class Cluster:
         """
         with self.released_on_error(producer):
             for _ in range(2):
-                self.run("connecting", lambda: producer.learn(INTERNAL, self.timeout_s))
+                self.reading("connecting", lambda left_s: producer.learn(INTERNAL, left_s))
         return producer
 
     def release(self, *clients: object) -> None:
@@ -261,16 +288,84 @@ class Cluster:
         except KafkaException as error:
             raise self.translate(error, what, *needs) from error
 
-    def patiently(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
-        """Like `run`, but repeat a call that a broker refuses while it takes over a partition or a group."""
-        deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
+    def patiently(
+        self, what: str, call: Callable[[], Result], *needs: Need, passing: frozenset[int] = PASSING
+    ) -> Result:
+        """Like `run`, but repeat a call that a broker refuses while it takes over a partition or a group.
+
+        `passing` are the errors after which it is repeated: those of `BROKEN`, too, only for a call that reads.
+        """
+        whole_ms = self.timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + whole_ms
         while True:
             try:
                 return call()
             except KafkaException as error:
-                if error_of(error).code() not in PASSING or self._clock.monotonic_ms() > deadline_ms:
-                    raise self.translate(error, what, *needs) from error
-            self._clock.sleep_ms(RETRY_MS)
+                if not self._passes(error, passing, deadline_ms):
+                    raise self.translate(error, what, *needs, waited_ms=whole_ms if passing >= BROKEN else 0) from error
+
+    def reading(self, what: str, call: Callable[[float], Result], *needs: Need, renews: bool = False) -> Result:
+        """Like `run`, for a call that changes nothing: repeated while its connection breaks.
+
+        `call` gets the time for its answer, in seconds. `renews`: it asks the admin client, and after a part of the
+        time without an answer a new one: the old one may be stuck (see `answer`), or know of no broker any more.
+        """
+        began_ms = self._clock.monotonic_ms()
+        whole_ms = self.timeout_ms  # once, because it shrinks while the log is about to be closed
+        deadline_ms = began_ms + whole_ms
+        first_ms = began_ms + min(FIRST_ANSWER_MS, whole_ms // 2)
+        while True:
+            asked = self.admin
+            end_ms = first_ms if renews else deadline_ms
+            try:
+                return call(max(end_ms - self._clock.monotonic_ms(), 1) / 1_000)
+            except KafkaException as error:
+                code, now_ms = error_of(error).code(), self._clock.monotonic_ms()
+                silent = code == KafkaError._TIMED_OUT or (code in _NO_ANSWER and now_ms >= first_ms)
+                if renews and silent and now_ms < deadline_ms and not self._login_refused():
+                    renews = False
+                    if self.admin is asked:
+                        self._renew()
+                elif not self._passes(error, BROKEN, deadline_ms):
+                    raise self.translate(error, what, *needs, waited_ms=whole_ms) from error
+
+    def answers(
+        self, what: str, ask: Callable[[float], Mapping[Key, Future[Result]]]
+    ) -> dict[Key, Result | KafkaException]:
+        """The answers of the admin client to a request that changes nothing: a result or the brokers' refusal, by key.
+
+        `ask` makes the request, with the time for its answer in seconds, and again as in `reading`. Raises Unavailable.
+        """
+        return self.reading(what, lambda left_s: self._outcomes(ask(left_s)), renews=True)
+
+    def _outcomes(self, futures: Mapping[Key, Future[Result]]) -> dict[Key, Result | KafkaException]:
+        """The result, or the refusal of the brokers, by key. Raises the client's error if they gave no answer."""
+        found: dict[Key, Result | KafkaException] = {}
+        for key, future in futures.items():
+            try:
+                answer = self.answer(future)
+                found[key] = answer
+            except KafkaException as error:
+                if error_of(error).code() in _NO_ANSWER:
+                    raise
+                found[key] = error
+        return found
+
+    def _passes(self, error: KafkaException, passing: frozenset[int], deadline_ms: int) -> bool:
+        """Whether a call may be repeated after this error; if so, waits a moment."""
+        if error_of(error).code() not in passing or self._clock.monotonic_ms() >= deadline_ms:
+            return False
+        if error_of(error).code() in BROKEN and self._login_refused():
+            return False
+        self._clock.sleep_ms(RETRY_MS)
+        return True
+
+    def _login_refused(self) -> bool:
+        """Whether brokers break the connections because they refuse the login: only another setting helps then."""
+        self.admin.poll(0)  # runs the callbacks that bring complaints
+        complaint = self._complaint
+        refused = complaint is not None and complaint.code() in AUTHENTICATION
+        return refused and not self._callbacks.gives_tokens
 
     def wait(self, what: str, future: Future[Result], *needs: Need) -> Result:
         """Wait for the result of a request under way; errors as in `run`."""
@@ -297,7 +392,7 @@ class Cluster:
         now_ms = self._clock.monotonic_ms()
         with self._mutex:
             # Another thread may be in a call of the old one, and no call lasts for so long.
-            last_ms = now_ms + self.timeout_ms + round(ANSWER_EXTRA_S * 1_000)
+            last_ms = now_ms + self._timeout_ms + round(ANSWER_EXTRA_S * 1_000)
             retired = [*self._retired, (last_ms, self.admin)]
             self.admin, self._led = made, {}
             self._retired = [one for one in retired if one[0] > now_ms]
@@ -305,10 +400,13 @@ class Cluster:
             if last_ms <= now_ms:
                 self._clients.release(client)
 
-    def translate(self, error: KafkaException | KafkaError, what: str, *needs: Need) -> StandfastError:
+    def translate(
+        self, error: KafkaException | KafkaError, what: str, *needs: Need, waited_ms: int = 0
+    ) -> StandfastError:
         """The port's error for the client's, with the client's last complaint if no broker answered.
 
-        `needs` are the permissions that the call takes; the error names the missing ones.
+        `needs` are the permissions that the call takes; the error names the missing ones. `waited_ms` is the time for
+        which a call was repeated; 0: it was made once.
         """
         found = error_of(error)
         if (tokenless := self._tokenless(what, found)) is not None:
@@ -324,7 +422,17 @@ class Cluster:
         if complaint is not None and complaint.code() in AUTHENTICATION:
             return self._tokenless(what, complaint) or translated(complaint, f"{self.where}: {what}")
         said = f" ({complaint.str()})" if complaint is not None else ""
-        return Unavailable(f"{self.where}: {what}: no answer within {self.timeout_ms} ms{said}: try again")
+        return Unavailable(f"{self.where}: {what}: {self._silence(found, waited_ms)}{said}: try again")
+
+    def _silence(self, error: KafkaError, waited_ms: int) -> str:
+        """How a call got no answer."""
+        code = error.code()
+        if code == KafkaError._ALL_BROKERS_DOWN:
+            return "no broker can be reached"
+        if waited_ms or code == KafkaError._TIMED_OUT:
+            broke = f", and its connections broke ({error.name()})" if code in BROKEN else ""
+            return f"no answer within {waited_ms or self._timeout_ms} ms{broke}"
+        return f"the connection broke before an answer, so the brokers may have done it or not ({error.name()})"
 
     def _tokenless(self, what: str, error: KafkaError) -> Unavailable | None:
         """The error of a client without a good token of the user's `oauth_cb`; None if that is not the reason.
@@ -396,19 +504,22 @@ class Cluster:
         wanted = sorted(set(names))
         if not wanted:
             return {}
-        answer: dict[str, Future[Any]] = self.admin.describe_topics(
-            TopicCollection(wanted), include_authorized_operations=True, request_timeout=self.timeout_s
+        answers = self.answers(
+            "describing permissions",
+            lambda left_s: self.admin.describe_topics(
+                TopicCollection(wanted), include_authorized_operations=True, request_timeout=left_s
+            ),
         )
         found: dict[str, frozenset[str] | None] = {}
-        for name, future in answer.items():
-            try:
-                operations = self.answer(future).authorized_operations
-                found[name] = None if operations is None else frozenset(one.name for one in operations)
-            except KafkaException as error:
-                code = error_of(error).code()
+        for name, answer in answers.items():
+            if isinstance(answer, KafkaException):
+                code = error_of(answer).code()
                 if code not in UNKNOWN_TOPIC and code not in PERMISSION:
-                    raise self.translate(error, f"describing topic {name!r}") from error
+                    raise self.translate(answer, f"describing topic {name!r}") from answer
                 found[name] = _NOT_IMPLYING if code in PERMISSION else None
+                continue
+            operations = answer.authorized_operations
+            found[name] = None if operations is None else frozenset(one.name for one in operations)
         return found
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -416,12 +527,24 @@ class Cluster:
     def describe(self, names: Iterable[str], operation: str | Mapping[str, str] = "DESCRIBE") -> dict[str, Any | None]:
         """Topics by name; None for one that does not exist. `operation`: see `check`."""
         wanted = sorted(set(names))
-        first_s = min(FIRST_ANSWER_S, self.timeout_s / 2)
-        try:
-            return self._described(*self._describing(wanted, first_s), operation)
-        except Unavailable:
-            # Almost every operation begins with this request, so a stuck client shows here first (see `answer`).
-            return self._described(*self._describing(wanted, self.timeout_s - first_s), operation)
+        led: _Led = {}
+
+        def ask(left_s: float) -> Mapping[str, Future[Any]]:
+            nonlocal led
+            futures, led = self._describing(wanted, left_s)
+            return futures
+
+        what = f"describing topics {', '.join(map(repr, wanted[:_NAMED_MAX]))}"
+        found: dict[str, Any | None] = {}
+        for name, answer in self.answers(what, ask).items():
+            found[name] = answer
+            if isinstance(answer, KafkaException):
+                if error_of(answer).code() not in UNKNOWN_TOPIC:
+                    need = Need(TOPIC, name, operation if isinstance(operation, str) else operation[name])
+                    raise self.translate(answer, f"describing topic {name!r}", need) from answer
+                found[name] = None
+            self._note_leaders(led, name, found[name])
+        return found
 
     def describe_later(self, names: Iterable[str], timeout_s: float | None = None) -> dict[str, Future[Any]]:
         """Like `describe`, without waiting: futures by name."""
@@ -436,29 +559,14 @@ class Cluster:
         )
         return answer, led
 
-    def _described(
-        self, futures: Mapping[str, Future[Any]], led: _Led, operation: str | Mapping[str, str]
-    ) -> dict[str, Any | None]:
-        found: dict[str, Any | None] = {}
-        for name, future in futures.items():
-            try:
-                found[name] = self.answer(future)
-            except KafkaException as error:
-                if error_of(error).code() not in UNKNOWN_TOPIC:
-                    need = Need(TOPIC, name, operation if isinstance(operation, str) else operation[name])
-                    raise self.translate(error, f"describing topic {name!r}", need) from error
-                found[name] = None
-            self._note_leaders(led, name, found[name])
-        return found
-
     def names(self) -> list[str]:
         """Names of all topics except Kafka's own."""
-        found = self.run("listing topics", lambda: self.admin.list_topics(timeout=self.timeout_s))
+        found = self.reading("listing topics", lambda left_s: self.admin.list_topics(timeout=left_s), renews=True)
         return sorted(name for name in found.topics if not name.startswith(INTERNAL))
 
     def partitions(self) -> list[TopicPartition]:
         """All partitions of all topics except Kafka's own."""
-        found = self.run("listing topics", lambda: self.admin.list_topics(timeout=self.timeout_s))
+        found = self.reading("listing topics", lambda left_s: self.admin.list_topics(timeout=left_s), renews=True)
         names = sorted(name for name in found.topics if not name.startswith(INTERNAL))
         return [TopicPartition(name, number) for name in names for number in sorted(found.topics[name].partitions)]
 
@@ -509,6 +617,8 @@ class Cluster:
         names = self.names()
         if not names:
             return UnknownStore(f"there is no topic {topic!r}, {self.where} has no topics yet: create it first")
+        import difflib  # its modules are for errors alone
+
         near = difflib.get_close_matches(str(topic), names, 1)
         shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
         hint = f", did you mean {near[0]!r}?" if near else "."
@@ -558,9 +668,10 @@ class Cluster:
     def _answered(
         self, asked: _Asked, spec: Any, level: IsolationLevel, operation: str = "DESCRIBE"
     ) -> dict[TopicPartition, int]:
-        """The answers; asks again for partitions that a broker refuses for a moment."""
+        """The answers; asks again for partitions that a broker refuses for a moment, or whose connection broke."""
         found: dict[TopicPartition, int] = {}
-        deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
+        whole_ms = self.timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + whole_ms
         while asked:
             refused = []
             for at, future in asked.items():
@@ -570,10 +681,10 @@ class Cluster:
                 except KafkaException as error:
                     code = error_of(error).code()
                     # No leader: the client keeps for a while that its user might not describe the topic.
-                    passes = code in PASSING or code == KafkaError._NOENT
+                    passes = code in PASSING or code in BROKEN or code == KafkaError._NOENT
                     if not passes or self._clock.monotonic_ms() > deadline_ms:
                         need = Need(TOPIC, source.topic, operation)
-                        raise self.translate(error, f"offsets of {source}", need) from error
+                        raise self.translate(error, f"offsets of {source}", need, waited_ms=whole_ms) from error
                     refused.append(source)
             asked = {}
             if refused:

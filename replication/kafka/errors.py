@@ -62,6 +62,14 @@ PASSING = frozenset(
         *(_E.COORDINATOR_LOAD_IN_PROGRESS, _E.COORDINATOR_NOT_AVAILABLE, _E.NOT_COORDINATOR, _E.OFFSET_NOT_AVAILABLE),
     }
 )
+# The connection of a request ended before its answer, as brokers went away or came back. Whether a broker has carried
+# the request out is not known, so only requests that change nothing are repeated.
+BROKEN = frozenset(
+    {
+        *(_E._TRANSPORT, _E.NETWORK_EXCEPTION, _E.BROKER_NOT_AVAILABLE),
+        getattr(_E, "_DESTROY_BROKER", -137),  # librdkafka before 2.12 has no such name, and _TRANSPORT instead
+    }
+)
 _NO_SETTING = re.compile(r'No such configuration property: "([^"]+)"')
 
 

@@ -26,7 +26,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.cluster import Cluster
-from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
+from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.records import kafka_offsets
 from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, WriterClaim
@@ -124,7 +124,8 @@ class KafkaGroup:
         operation = "READ" if self._joined else "DESCRIBE"
         needs = (Need(GROUP, self._name, operation), *topic_needs((at.topic for at in wanted or ()), operation))
         what = f"offsets of group {self._name!r}"
-        return self._cluster.patiently(what, lambda: self._offsets(wanted, only), *needs)
+        again = PASSING | BROKEN
+        return self._cluster.patiently(what, lambda: self._offsets(wanted, only), *needs, passing=again)
 
     def commit(
         self,
@@ -153,6 +154,7 @@ class KafkaGroup:
             self._consumer = self._cluster.consumer(self._name)
         commit = GroupCommit(self._name, offsets)
         what = f"committing offsets of group {self._name!r}"
+        # Not repeated after a broken connection: by then a newer owner may have committed larger offsets.
         if not self._cluster.patiently(what, lambda: self._commit(offsets), *commit_needs(commit)):
             # The group has live consumers: the broker then takes offsets of other clients only in a transaction.
             self._transact(commit)
@@ -236,8 +238,8 @@ class KafkaGroup:
             f"{self._cluster.where}: offsets of group {self._name!r} are in a transaction that is not over after "
             f"{waited_s:.0f} s, so its committed offsets are not known yet: the read is tried again. If this persists, "
             "another client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, "
-            "as Kafka may where all replicas of a partition restart at once: kafka-transactions.sh finds it "
-            "(find-hanging) and ends it (abort); verify the stores after that"
+            "as Kafka may where a partition has no leader when a transaction ends (KAFKA-20734): kafka-transactions.sh "
+            "finds it (find-hanging) and ends it (abort); verify the stores after that"
         )
 
     def _offsets(
@@ -247,7 +249,7 @@ class KafkaGroup:
         asked = [KafkaPartition(*source) for source in sources if only is None or only(source)]
         # No less than the transaction timeout: a killed broker writes the markers of committed transactions when it is
         # back.
-        stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
+        stable_s = self._cluster.patience_s(self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S)
         answer = self._ask(asked, stable_s) if asked else []
         found = {}
         for at in answer:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -68,7 +67,7 @@ def refused_by(functions: frozenset[str]) -> str:
 def _module() -> Native:
     if sys.platform != "linux":
         return Native(None, reason=f"the compiled reader is for Linux, and this is {sys.platform}")
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if sys.implementation.name != "cpython" or "t" in sys.abiflags:
         return Native(None, reason="the compiled reader needs CPython with its interpreter lock")
     try:
         return Native(import_module(MODULE))

@@ -50,6 +50,11 @@ class NativeProducer:
         """See Producer."""
         self._call(self._client.learn, topic, _ms(timeout_s))
 
+    def end(self, source: TopicPartition, timeout_s: float) -> int | None:
+        """See Producer."""
+        found: int = self._call(self._client.end, *source, _ms(timeout_s))
+        return found
+
     def init_transactions(self, timeout_s: float) -> None:
         """See Producer."""
         self._call(self._client.init_transactions, _ms(timeout_s))

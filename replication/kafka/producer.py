@@ -50,6 +50,10 @@ class Producer(Protocol):
         """Ask for a topic's leaders."""
         ...
 
+    def end(self, source: TopicPartition, timeout_s: float) -> int | None:
+        """The offset after a partition's last committed record, asked of its leader; None if this client cannot ask."""
+        ...
+
     def init_transactions(self, timeout_s: float) -> None:
         """Fence every older producer of the transactional id."""
         ...
@@ -111,6 +115,10 @@ class PythonProducer:
         """See Producer."""
         self.client.list_topics(topic, timeout_s)
 
+    def end(self, source: TopicPartition, timeout_s: float) -> int | None:
+        """None: the producer of confluent_kafka asks for no offsets."""
+        return None
+
     def init_transactions(self, timeout_s: float) -> None:
         """See Producer."""
         self.client.init_transactions(timeout_s)
@@ -131,7 +139,7 @@ class PythonProducer:
         # Arguments by position (callback, its other name, timestamp, headers): keywords cost a third of the call.
         produce: Any = self.client.produce
         at = start
-        rows = zip(columns.keys, columns.values, columns.timestamps, columns.headers or repeat(None), strict=False)
+        rows = zip(columns.keys, *columns.plain(), columns.headers or repeat(None), strict=False)
         for key, value, timestamp, headers in islice(rows, start, None):
             while True:
                 try:

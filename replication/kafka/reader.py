@@ -27,7 +27,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.cluster import Cluster
-from standfast.replication.kafka.errors import AUTHENTICATION, PERMISSION, UNKNOWN_TOPIC, error_of, translated
+from standfast.replication.kafka.errors import AUTHENTICATION, BROKEN, PERMISSION, UNKNOWN_TOPIC, error_of, translated
 from standfast.replication.kafka.feed import Event, Feed, News, Piece
 from standfast.replication.kafka.native_feed import open_feed
 from standfast.replication.kafka.slot import ReaderSlot
@@ -345,6 +345,8 @@ class KafkaReader:
         except KafkaException as error:
             if not slots:
                 return
+            if error_of(error).code() in BROKEN:
+                return  # the next check asks again, and waits for brokers that are away
             if error_of(error).code() in UNKNOWN_TOPIC:
                 gone = self._cluster.unknown(topic)
                 gone.sources = tuple(slot.source for slot in slots)
@@ -426,7 +428,7 @@ class KafkaReader:
         if slots:
             feed = self._client()
             for topic in {slot.source.topic for slot in slots} - self._asked:
-                self._cluster.run(f"describing topic {topic!r}", partial(feed.learn, topic, self._cluster.timeout_s))
+                self._cluster.reading(f"describing topic {topic!r}", partial(feed.learn, topic))
                 self._asked.add(topic)
             positions = {slot.source: slot.position for slot in slots}
             self._cluster.run("assigning", lambda: feed.assign(positions))

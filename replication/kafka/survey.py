@@ -10,13 +10,13 @@ can still be reported.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as _admin
 
-from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.cluster import INTERNAL, Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.permissions import GROUP, TOPIC, Need
@@ -30,9 +30,9 @@ _MAPPED = frozenset({CLEANUP, RETENTION, DELETE_RETENTION, MIN_LAG})
 def survey(cluster: Cluster, names: Iterable[str]) -> LogSurvey:
     """Brokers and topics; None for a topic that does not exist."""
     wanted = list(dict.fromkeys(names))
-    what = "describing the cluster"
-    answer: Future[Any] = cluster.run(what, lambda: cluster.admin.describe_cluster(request_timeout=cluster.timeout_s))
-    brokers = tuple(sorted(node.id for node in cluster.wait(what, answer).nodes))
+    # Not `describe_cluster`: where brokers answer without any live broker, as just after a stall, librdkafka 2.16 takes
+    # that for a result that it has not made, and its assertion ends the process (`rd_kafka_admin_response_parse`).
+    brokers = tuple(sorted(cluster.reading("describing the cluster", partial(_brokers, cluster), renews=True)))
     found = surveyed(cluster, wanted)
     return LogSurvey(brokers, _broker_settings(cluster, brokers), {name: found.get(name) for name in wanted})
 
@@ -44,25 +44,26 @@ def surveyed(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicSurvey]:
         return {}
     asked = [_api.ConfigResource(_api.ResourceType.TOPIC, name) for name in described]
     found = {}
-    for resource, future in _configs(cluster, asked, "describing topics").items():
-        try:
-            settings = cluster.answer(future)
-        except KafkaException as error:
-            if error_of(error).code() in UNKNOWN_TOPIC:
-                continue  # deleted between the two requests
+    for resource, answer in _configs(cluster, asked, "describing topics").items():
+        if not isinstance(answer, KafkaException):
+            found[resource.name] = _topic(described[resource.name], answer)
+        elif error_of(answer).code() not in UNKNOWN_TOPIC:  # else deleted between the two requests
             need = Need(TOPIC, resource.name, "DESCRIBE_CONFIGS")
-            raise cluster.translate(error, f"describing topic {resource.name!r}", need) from error
-        found[resource.name] = _topic(described[resource.name], settings)
+            raise cluster.translate(answer, f"describing topic {resource.name!r}", need) from answer
     return dict(sorted(found.items()))
 
 
 def consumer_groups(cluster: Cluster) -> list[str]:
     """Names of the groups that the brokers know."""
     what = "listing groups"
-    answer: Future[Any] = cluster.run(
-        what, lambda: cluster.admin.list_consumer_groups(request_timeout=cluster.timeout_s)
-    )
-    return sorted(group.group_id for group in cluster.wait(what, answer).valid)
+
+    def ask(left_s: float) -> Any:
+        listed = cluster.answer(cluster.admin.list_consumer_groups(request_timeout=left_s))
+        if listed.errors:  # the groups of a broker that did not answer are missing
+            raise listed.errors[0]
+        return listed.valid
+
+    return sorted(group.group_id for group in cluster.reading(what, ask, renews=True))
 
 
 def consumers(cluster: Cluster, group: str) -> tuple[str, ...]:
@@ -70,29 +71,35 @@ def consumers(cluster: Cluster, group: str) -> tuple[str, ...]:
     if group not in consumer_groups(cluster):
         return ()
     what = f"describing group {group!r}"
-    answer: dict[str, Future[Any]] = cluster.run(
-        what, lambda: cluster.admin.describe_consumer_groups([group], request_timeout=cluster.timeout_s)
-    )
-    members = cluster.wait(what, answer[group], Need(GROUP, group, "DESCRIBE")).members
-    return tuple(sorted(f"{one.client_id} at {one.host.lstrip('/')}" for one in members))
+    answer = cluster.answers(
+        what, lambda left_s: cluster.admin.describe_consumer_groups([group], request_timeout=left_s)
+    )[group]
+    if isinstance(answer, KafkaException):
+        raise cluster.translate(answer, what, Need(GROUP, group, "DESCRIBE")) from answer
+    return tuple(sorted(f"{one.client_id} at {one.host.lstrip('/')}" for one in answer.members))
 
 
-def _configs(cluster: Cluster, asked: list[Any], what: str) -> dict[Any, Future[Any]]:
-    answer: dict[Any, Future[Any]] = cluster.run(
-        what, lambda: cluster.admin.describe_configs(asked, request_timeout=cluster.timeout_s)
-    )
-    return answer
+def _brokers(cluster: Cluster, timeout_s: float) -> Iterable[int]:
+    """Ids of the live brokers. Just after a stall a broker that answers knows of none, which is no answer."""
+    found = cluster.admin.list_topics(topic=INTERNAL, timeout=timeout_s).brokers
+    if not found:
+        raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
+    return found
+
+
+def _configs(cluster: Cluster, asked: list[Any], what: str) -> dict[Any, Any]:
+    """The settings by resource, or the error of the brokers."""
+    return cluster.answers(what, lambda left_s: cluster.admin.describe_configs(asked, request_timeout=left_s))
 
 
 def _broker_settings(cluster: Cluster, brokers: tuple[int, ...]) -> dict[str, str]:
     asked = [_api.ConfigResource(_api.ResourceType.BROKER, str(number)) for number in brokers[:1]]
     settings: dict[str, str] = {}
-    for future in _configs(cluster, asked, "describing brokers").values() if asked else ():
-        try:
-            settings |= _values(cluster.answer(future))
-        except KafkaException as error:
-            if error_of(error).code() not in PERMISSION:
-                raise cluster.translate(error, "describing brokers") from error
+    for answer in _configs(cluster, asked, "describing brokers").values() if asked else ():
+        if not isinstance(answer, KafkaException):
+            settings |= _values(answer)
+        elif error_of(answer).code() not in PERMISSION:
+            raise cluster.translate(answer, "describing brokers") from answer
     return settings
 
 

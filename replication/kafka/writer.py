@@ -6,8 +6,9 @@
     append     acks from all replicas, waits for every record's delivery; no transaction, so the broker cannot fence
                it: before each append the writer reads the id's owner from the members topic
 
-Offsets go first because the broker refuses the next transaction's first step for the few milliseconds in which it
-still ends the last one, and that step is the one that the client repeats soonest.
+A transaction's records are on their way while its offsets are. A moment after the last transaction offsets go first,
+because the broker refuses the next transaction's first step for the few milliseconds in which it still ends the last
+one, and that step is the one that the client repeats soonest.
 
 Rules of this file: every check comes before the client gets the first record. The end of a commit that got no answer
 is unknown: the writer reports that, and the next call settles it before it does anything else.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +38,11 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
+
+# The brokers end a transaction in the background, in a few milliseconds, after they have acknowledged its commit.
+SETTLE_MS = 50
+# The client collects records until a flush (see LINGER_MS), so a short one sends them before the caller's own work.
+SEND_S = 0.001
 
 Rows = Mapping[TopicPartition, Columns]
 
@@ -109,6 +116,7 @@ class KafkaWriter:
         self._transactional: Producer | None = None
         self._fenced = False
         self._closed = False
+        self._ended_ms = self._clock.monotonic_ms()  # the last commit, or the opening
         self._using = threading.RLock()  # of the producers, by a call that is under way
         self._depth = 0
 
@@ -133,8 +141,8 @@ class KafkaWriter:
             self._ready()
         self._fence.check()  # again: a newer claim may have come while the broker fenced for this one
 
-    def append(self, batches: Batches) -> dict[TopicPartition, int]:
-        """Write and wait for the acknowledgement. Returns next offset per partition.
+    def append(self, batches: Batches, *, meanwhile: Callable[[], None] | None = None) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement, and do `meanwhile` before. Returns next offset per partition.
 
         When it raises CommitUnknown, or an error that is `in_doubt`, some of the records may have been written.
         """
@@ -144,15 +152,15 @@ class KafkaWriter:
         self._fence.check()
         self._check_exist(rows)
         with self._use():
-            return self._append(rows)
+            return self._append(rows, meanwhile)
 
-    def _append(self, rows: Rows) -> dict[TopicPartition, int]:
+    def _append(self, rows: Rows, meanwhile: Callable[[], None] | None) -> dict[TopicPartition, int]:
         if self._plain is None:
             self._plain = self._cluster.connected(self._cluster.producer())
         plain = self._plain
         others = self._ends_of_empty(rows)
         try:
-            ends = self._deliver(plain, rows)
+            ends = self._deliver(plain, rows, meanwhile=meanwhile)
         except BaseException as error:
             self._plain = None  # its sequence numbers of records may be off
             what = f"writing to {', '.join(map(str, rows))}"
@@ -167,7 +175,9 @@ class KafkaWriter:
                 self._cluster.release(plain)
         return ends | others
 
-    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
+    def transact(
+        self, batches: Batches, commit: GroupCommit | None = None, *, meanwhile: Callable[[], None] | None = None
+    ) -> dict[TopicPartition, int]:
         """Write records and commit group offsets, all or nothing. Returns the position after each partition's records.
 
         Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record: in
@@ -184,21 +194,25 @@ class KafkaWriter:
         if not offsets and not any(rows.values()):
             return others
         with self._use():
-            return self._transact(rows, commit) | others
+            return self._transact(rows, commit, meanwhile) | others
 
-    def _transact(self, rows: Rows, commit: GroupCommit | None) -> dict[TopicPartition, int]:
+    def _transact(
+        self, rows: Rows, commit: GroupCommit | None, meanwhile: Callable[[], None] | None
+    ) -> dict[TopicPartition, int]:
         producer = self._ready()
         asked = False  # whether the broker was asked to commit
         try:
             producer.begin()
-            if commit is not None and commit.offsets:
-                metadata = self._metadata_of(commit.group)
-                if commit.member is not None:
-                    metadata = member_metadata(metadata, commit.member)
-                producer.offsets(commit.offsets, metadata, self._cluster.timeout_s)
-            ends = self._deliver(producer, rows)
+            if commit is not None and commit.offsets and self._settled():
+                # Before its offsets, so that the brokers get both at the same time.
+                ends = self._deliver(producer, rows, partial(self._send_offsets, producer, commit), meanwhile)
+            else:
+                if commit is not None and commit.offsets:
+                    self._send_offsets(producer, commit)
+                ends = self._deliver(producer, rows, meanwhile=meanwhile)
             asked = True
             self._commit(producer)
+            self._ended_ms = self._clock.monotonic_ms()
         except BaseException as error:
             if not isinstance(error, KafkaException):
                 self._abort(producer)
@@ -243,6 +257,10 @@ class KafkaWriter:
         finally:
             self._using.release()
 
+    def _settled(self) -> bool:
+        """Whether the brokers are likely to have ended the last transaction."""
+        return self._clock.monotonic_ms() - self._ended_ms >= SETTLE_MS
+
     # -- one transaction ----------------------------------------------------------------------------------------------
 
     def _ready(self) -> Producer:
@@ -270,6 +288,12 @@ class KafkaWriter:
                 f"{self._cluster.where}: {what}: another producer of this id was initialised at the same time, "
                 "though no owner claimed it since: try again"
             ) from error
+
+    def _send_offsets(self, producer: Producer, commit: GroupCommit) -> None:
+        metadata = self._metadata_of(commit.group)
+        if commit.member is not None:
+            metadata = member_metadata(metadata, commit.member)
+        producer.offsets(commit.offsets, metadata, self._cluster.timeout_s)
 
     def _commit(self, producer: Producer) -> None:
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
@@ -330,14 +354,34 @@ class KafkaWriter:
         empty = [source for source, batch in rows.items() if not batch]
         return {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
 
-    def _deliver(self, producer: Producer, rows: Rows) -> dict[TopicPartition, int]:
-        """Give all records to the client and wait for each; returns the next offset of each partition."""
+    def _deliver(
+        self,
+        producer: Producer,
+        rows: Rows,
+        offsets: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[TopicPartition, int]:
+        """Give all records to the client, send `offsets`, do `meanwhile`, and wait for each record.
+
+        Returns the next offset of each partition.
+        """
         written = {source: batch for source, batch in rows.items() if batch}
         # A second after the client's own time-out, whose errors name the reason.
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
         for source, batch in written.items():
             self._produce(producer, source, batch, deadline_ms)
-        producer.flush(max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000)
+        if offsets is not None:
+            offsets()
+        if meanwhile is not None:
+            producer.flush(SEND_S)
+            meanwhile()
+        # The client counts events, such as a token that is due, among its records. One that came behind the last
+        # acknowledgement is served by the next flush; taken for a record, it would put all of them in doubt.
+        while True:
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            producer.flush(max(left_ms, 1) / 1_000)
+            if left_ms <= 0 or not len(producer):
+                break
         ends: dict[TopicPartition, int] = {}
         for source, found in producer.delivered().items():
             if found.error is not None:
@@ -375,7 +419,7 @@ class KafkaWriter:
 
     def _learn_partitions(self, producer: Producer, source: TopicPartition) -> None:
         """Refresh the producer's metadata: the partition exists, but was added after this client's last request."""
-        self._cluster.run(f"writing to {source}", lambda: producer.learn(source.topic, self._cluster.timeout_s))
+        self._cluster.reading(f"writing to {source}", partial(producer.learn, source.topic))
         self._clock.sleep_ms(RETRY_MS)
 
     def _delivery_error(self, source: TopicPartition, error: KafkaError, size: int) -> Exception:

@@ -178,6 +178,11 @@ def order_records(order: Order, timestamp_ms: int, pointer: Pointer | None = Non
     return records
 
 
+def order_text(order: Order) -> str:
+    """An order as the text of its record, for another process of this instance; `read_order` reads it."""
+    return (order_records(order, 0)[0].value or b"").decode()
+
+
 def request_record(request: Request) -> Outgoing:
     """The record of a request."""
     shape = _Request(FORMAT, request.id, request.at_ms, request.patience_ms)

@@ -185,8 +185,8 @@ class CheckpointRound:
             if task in one.failed:
                 return f"task {task} has no part: {one.failed[task]}"
         kept = {task for task, one in mine.items() if task in one.stopped}
-        kept_stored = {task for task, one in mine.items() if task in one.stored}
-        lost = sorted((self._stopped - kept) | (self._stored - kept_stored))
+        # A part that is stored is one that stopped, and a report that has lost it has lost both.
+        lost = sorted(self._stopped - kept)
         if lost:
             # A process that was killed and started again has no part of its former life.
             return f"the owner of task {lost[0]} does not know its part any more: it was started again"

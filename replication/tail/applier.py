@@ -128,6 +128,12 @@ class ChangelogApplier:
         self.stage(changelog, records, next_offset)
         return self.write()
 
+    def confirm(self, changelog: TopicPartition) -> None:
+        """Give the position of a changelog the present time, since it is the log's end now; nothing else moves."""
+        name, cut = self._store(changelog), self.stores.cut
+        confirmed = cut.positions[name]._replace(at_ms=self._clock.wall_ms())
+        self.stores.apply({}, replace(cut, positions={**cut.positions, name: confirmed}))
+
     def ingest(
         self,
         changelog: TopicPartition,

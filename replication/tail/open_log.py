@@ -9,7 +9,6 @@ the given address.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,5 +97,7 @@ def open_log(
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
+    import difflib  # its modules are for errors alone
+
     near = difflib.get_close_matches(name, known, 1, 0.4)
     return f", did you mean {near[0]!r}?" if near else f", known are {', '.join(known)}"

@@ -24,11 +24,15 @@ KEY = b"restoring"
 
 
 class RestoredPosition(Shape, frozen=True):
-    """The position of a store's new changelog after its rows. `marker` as in a task's record."""
+    """The position of a store's new changelog after its rows. `marker` as in a task's record.
+
+    `replayed`: it is before the rows, which the local state gets from the log, since those of its files differ.
+    """
 
     topic_id: str
     offset: Count
     marker: bool
+    replayed: bool = False
 
 
 class Restoring(Shape, frozen=True, tag_field="format", tag="standfast.restoring/1"):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.plan import (
     CORRUPT,
+    HISTORY_MISSING,
     NO_LOCAL_STATE,
     LocalPosition,
     LogState,
@@ -29,6 +30,7 @@ from standfast.restore.plan import (
 from standfast.restore.snapshot.manifest import Snapshot
 
 LOCAL, SNAPSHOT, CHANGELOG, EMPTY, REFUSED = "local", "snapshot", "changelog", "empty", "refused"
+BEHIND_ITS_HEAD = "its changelog lost records that the local state has not read"
 NO_CHANGELOG = "no-changelog"  # the reason of a store that no log can give back
 
 
@@ -163,6 +165,13 @@ def of_changelogs(
     # As an opening: of a damaged directory no position is known, and its rows may be the last copy.
     found = LocalPosition(0, "", at_ms=0, rows=True, lost=CORRUPT) if damaged else None
     return TaskForecast(task, CHANGELOG, _stores(CHANGELOG, definitions, logs, lambda name: found, (), now_ms))
+
+
+def gives_way(found: TaskForecast, definitions: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether refused local state may give way to a snapshot: a changelog lost its head, and every store has one."""
+    reasons = [one.reason for one in found.stores if one.source == REFUSED]
+    logged = all(one.get("logging", True) or one.get("engine") == "memory" for one in definitions.values())
+    return HISTORY_MISSING in reasons[:1] and logged
 
 
 def with_bytes(found: TaskForecast, average: Mapping[str, float]) -> TaskForecast:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from standfast.replication.log import Group, Log, LogReader, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.restore.forecast.forecast import (
+    BEHIND_ITS_HEAD,
     CHANGELOG,
     SNAPSHOT,
     Local,
     Missing,
     TaskForecast,
+    gives_way,
     of_changelogs,
     of_local,
     of_snapshot,
@@ -177,15 +179,17 @@ class Look:
         logs = self._logs(task, definitions, reader, group)
         local = None if directory is None else directory.local
         states = {name: log for name, log in logs.items() if isinstance(log, LogState)}
+        kept: TaskForecast | None = None
         if directory is not None and not directory.local.damage:
             logs |= diverged(states, directory.tags, reader)
-            found = of_local(task, directory.local, definitions, logs, now_ms=self._now_ms)
-            return self._refilled(found, definitions, states, reader) if manifests.get(task) else found
-        why = "there is no directory with a database" if local is None else local.damage
+            kept = of_local(task, directory.local, definitions, logs, now_ms=self._now_ms)
+            if not gives_way(kept, definitions):
+                return self._refilled(kept, definitions, states, reader) if manifests.get(task) else kept
+        why = "there is no directory with a database" if local is None else local.damage or BEHIND_ITS_HEAD
         passed_over: dict[str, str] = {}
         # As an opening: nothing on disk to begin with, or an empty log by which no snapshot can be judged.
         on_disk = any(one.get("engine") != "memory" for one in definitions.values())
-        logged = any(state.stop > state.begin for state in states.values())
+        logged = any(state.stop > state.begin or state.head_removed for state in states.values())
         if self._storage is not None and manifests.get(task) and on_disk and logged:
             done = find_usable(
                 self._storage, task, judge=lambda snapshot: self._judge(snapshot, task, definitions, states, reader)
@@ -194,6 +198,8 @@ class Look:
             if done.snapshot is not None:
                 found = of_snapshot(task, done.snapshot, definitions, logs, now_ms=self._now_ms)
                 return replace(found, local=why, passed_over=passed_over)
+        if kept is not None:
+            return replace(kept, passed_over=passed_over)
         found = of_changelogs(task, definitions, logs, now_ms=self._now_ms, damaged=local is not None)
         return replace(found, local=why, passed_over=passed_over)
 

@@ -38,7 +38,10 @@ COLD_RECORDS = 50_000
 WARM_RECORDS = 150_000
 FETCH_RECORDS = 4_000  # measured: as fast as fewer, a twentieth faster than 10,000
 TAIL_RECORDS = 2_000
-LEVEL0_FILES_MAX = 3  # RocksDB compacts from four on by itself; with fewer, the tree is as it always is
+# A run of 16 times the memory that a worker may hold: with 256 MiB, 16,000,000 rows of 124 bytes. With more spills a
+# restore that is cut short would lose more, since its position moves only with runs.
+SPILLS_MAX = 15
+LEVEL0_FILES_MAX = 3  # RocksDB compacts from eight on by itself; up to here a get looks into few files
 
 # Why a store is never loaded in bulk.
 BATCHES = {
@@ -56,6 +59,8 @@ class BulkSettings:
     cold_records, warm_records: a cold or warm store with so many records or more is loaded in bulk. fetch_records:
     folded at once, between two checks of the memory in use.
     disk_floor_bytes: files are written only while they leave so much disk free.
+    spills_max: how often a worker's rows may go to the disk, each time it holds its share of the memory, before all of
+    them are merged to a run.
     """
 
     workers: int
@@ -64,6 +69,7 @@ class BulkSettings:
     warm_records: int = WARM_RECORDS
     fetch_records: int = FETCH_RECORDS
     disk_floor_bytes: int = 0
+    spills_max: int = SPILLS_MAX
 
 
 @dataclass(frozen=True, slots=True)

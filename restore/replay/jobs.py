@@ -26,6 +26,7 @@ class Job:
     topic_id        the topic as the owner knows it: offsets of a recreated one stand for other records
     drop_deletes    deletes of the first run may go, because the store has no rows below it
     budget_bytes    bytes of rows that the worker may hold; checked after every `fetch_records`
+    spills_max      how often the rows may go to the disk before they become a run
     disk_floor_bytes    a run waits until it leaves so much disk free
     """
 
@@ -40,6 +41,7 @@ class Job:
     fetch_records: int
     drop_deletes: bool = False
     disk_floor_bytes: int = 0
+    spills_max: int = 0
 
     @property
     def prefix(self) -> str:

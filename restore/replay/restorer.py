@@ -14,7 +14,7 @@ goes on with records that are not processed yet.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -114,10 +114,18 @@ class Restorer:
     """All restoring tasks of one process."""
 
     def __init__(
-        self, log: Log, listener: Listener, reader: LogReader | None = None, bulk: BulkSettings | None = None
+        self,
+        log: Log,
+        listener: Listener,
+        reader: LogReader | None = None,
+        bulk: BulkSettings | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
-        """`reader`: a lane of the fetch pipeline, or None for a reader of its own. `bulk`: None for batches only."""
-        self.bulk = BulkLoader(log, bulk) if bulk is not None else None
+        """`reader`: a lane of the fetch pipeline, or None for a reader of its own. `bulk`: None for batches only.
+
+        `wake` is called, by any thread, when the next round has something to ingest; None for a caller that polls.
+        """
+        self.bulk = BulkLoader(log, bulk, wake) if bulk is not None else None
         self._log = log
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._listener = listener
@@ -150,7 +158,7 @@ class Restorer:
             applier.write()
         self.tasks[applier.task] = RestoringTask(applier, changelogs)
         if sum(one.end - one.position for one in changelogs.values() if not one.done) >= SHAPE_LATER_RECORDS_MIN:
-            # No reads before the gate opens, so RocksDB may compact later: at 16 files of level 0 instead of 4.
+            # No reads before the gate opens, so RocksDB may compact later: at 16 files of level 0 instead of 8.
             applier.stores.restoring(True)
         self._begin_bulk(applier, changelogs)
         read_here = {at: one.position for at, one in changelogs.items() if not (one.done or one.in_bulk)}
@@ -203,6 +211,11 @@ class Restorer:
             for restoring in self.tasks.values()
             for changelog in restoring.changelogs.values()
         )
+
+    @property
+    def waits_for_threads(self) -> bool:
+        """Whether threads of this process build or compact the files of a bulk restore."""
+        return self.bulk is not None and self.bulk.loading
 
     def bulk_statistics(self) -> BulkStatistics:
         """Counts of the bulk restore's workers."""

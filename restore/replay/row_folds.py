@@ -13,8 +13,10 @@ Rules of this file: it knows no log, thread or file. Records come in offset orde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -46,6 +48,9 @@ from standfast.store.types.typed import FamilyRows
 ROW_OVERHEAD_BYTES = 200
 
 FILE_ROWS = 50_000  # fewer rows are not worth a thread
+MERGED_FILE_BYTES = 64 << 20  # of rows: files as large as those of RocksDB's own compactions
+MERGED_FILES_MAX = 4_000
+NO_SEGMENT = -(1 << 63)  # all segments are at or above it
 
 Look: TypeAlias = Callable[[], None]  # called every few thousand rows; may raise to end a file
 
@@ -53,7 +58,8 @@ Look: TypeAlias = Callable[[], None]  # called every few thousand rows; may rais
 class Family(NamedTuple):
     """Rows of one family: their number, deletes, and the rows in key order, to be read once.
 
-    `dropped` deletes are in none of these.
+    `dropped` deletes are in none of these. If rows have left memory (`RowFold.spill`), both numbers are upper bounds,
+    and no delete is counted as dropped yet.
     """
 
     name: str
@@ -69,11 +75,20 @@ class RowFold(Protocol):
     records, expired, skipped    records so far; those that were or are dead; those without a key
     observed_ms, sequence        stream time and largest sequence number, of all records since the start
     used_bytes                   bytes of memory at most
+    dropped                      deletes that the files written so far do not have, because `families` was to drop them
+    spills, spilled_bytes        how often rows left memory, and how many bytes they take on the disk
     """
 
     records: int
     expired: int
     skipped: int
+    dropped: int
+
+    @property
+    def spills(self) -> int: ...
+
+    @property
+    def spilled_bytes(self) -> int: ...
 
     @property
     def observed_ms(self) -> int: ...
@@ -92,11 +107,23 @@ class RowFold(Protocol):
         """Bytes of memory, counted now: replaced rows are left out, if that can be found out."""
         ...
 
+    def spill(self, path: Path, look: Look) -> bool:
+        """Move all rows to a file without a name, in the folder of `path`; False if this fold cannot.
+
+        The next files hold them again, below the rows that were folded later. Raises Unavailable if the disk refuses,
+        and what `look` raises.
+        """
+        ...
+
     def families(self, *, drop_deletes: bool) -> list[Family]:
         """Families with rows, by name, without those that have expired since; with `drop_deletes` without deletes."""
         ...
 
-    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+    def files(self, family: Family, threads: int) -> int:
+        """Number of paths that `write` takes for a family, if it may use so many threads."""
+        ...
+
+    def write(self, family: Family, paths: Sequence[Path], look: Look, threads: int = 1) -> list[SortedFile]:
         """Write the rows of one of `families`, at least one, as files at some of these paths, in key order.
 
         In place of reading its batches. Raises Unavailable if the disk refuses, and what `look` raises.
@@ -105,6 +132,10 @@ class RowFold(Protocol):
 
     def clear(self) -> None:
         """Forget rows and counts of records; the stream time stays."""
+        ...
+
+    def close(self) -> None:
+        """Free the disk: the rows that were spilled are no longer needed."""
         ...
 
 
@@ -148,7 +179,8 @@ class StoreFold:
         self._segmented = spec.traits.times is not None
         self._rows: FamilyRows = {}
         self._used_bytes = 0
-        self.records = self.expired = self.skipped = 0
+        self.records = self.expired = self.skipped = self.dropped = 0
+        self.spills = self.spilled_bytes = 0
 
     @property
     def observed_ms(self) -> int:
@@ -194,6 +226,14 @@ class StoreFold:
         self._used_bytes = sum(map(_size, self._rows.values()))
         return self._used_bytes
 
+    def spill(self, path: Path, look: Look) -> bool:
+        """See RowFold: rows of Python stay in memory until they become a run."""
+        return False
+
+    def files(self, family: Family, threads: int) -> int:
+        """See RowFold."""
+        return 1
+
     def families(self, *, drop_deletes: bool) -> list[Family]:
         """See RowFold."""
         for family in self._store.expired_families():
@@ -204,16 +244,20 @@ class StoreFold:
             dropped = deletes if drop_deletes else 0
             kept = {key: row for key, row in rows.items() if row is not None} if dropped else rows
             found.append(Family(family, len(kept), deletes - dropped, dropped, sorted_batches(kept)))
+        self.dropped = sum(family.dropped for family in found)
         return found
 
-    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+    def write(self, family: Family, paths: Sequence[Path], look: Look, threads: int = 1) -> list[SortedFile]:
         """See RowFold."""
         return [write_batches(paths[0], _looking(family.batches, look))]
 
     def clear(self) -> None:
         """See RowFold."""
         self._rows = {}
-        self._used_bytes = self.records = self.expired = self.skipped = 0
+        self._used_bytes = self.records = self.expired = self.skipped = self.dropped = 0
+
+    def close(self) -> None:
+        """See RowFold: it has nothing on the disk."""
 
 
 class NativeFold:
@@ -229,8 +273,20 @@ class NativeFold:
         self._fold: Any = self._module.Fold(
             rule.stamped, rule.suffix, rule.numbered, rule.retention_ms, rule.interval_ms, observed_ms
         )
-        self._places: dict[str, int] = {}  # of the families, in the fold
-        self.records = self.expired = self.skipped = 0
+        self._segments: dict[str, int] = {}  # of the families
+        self._spills: list[Any] = []  # oldest first
+        self._dropping = False
+        self.records = self.expired = self.skipped = self.dropped = 0
+
+    @property
+    def spills(self) -> int:
+        """See RowFold."""
+        return len(self._spills)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """See RowFold."""
+        return sum(spill.size for spill in self._spills)
 
     @property
     def observed_ms(self) -> int:
@@ -282,47 +338,109 @@ class NativeFold:
         """See RowFold. A value that outgrew its place leaves it unused, and the place still counts."""
         return self.used_bytes
 
+    def spill(self, path: Path, look: Look) -> bool:
+        """See RowFold."""
+        least = self._least
+        expired = sum(stop - start for segment, start, stop, _ in self._fold.sort() if segment < least)
+        try:
+            spill = self._module.Spill(self._fold, str(path), least, look)
+        except OSError as error:
+            raise translate(error, f"writing rows beside {path}") from error
+        # First here and only then out of memory: whatever ends this thread in between, no row is lost.
+        self._spills.append(spill)
+        self._fold.clear()
+        self.expired += expired
+        return True
+
+    @property
+    def _least(self) -> int:
+        """The first segment that is alive."""
+        rule = self._rule
+        return (self.observed_ms - rule.retention_ms) // rule.interval_ms if rule.suffix else NO_SEGMENT
+
     def families(self, *, drop_deletes: bool) -> list[Family]:
         """See RowFold."""
-        rule, found = self._rule, []
-        self._places = {}
-        least = (self.observed_ms - rule.retention_ms) // rule.interval_ms if rule.suffix else 0
-        for place, (segment, start, stop, deletes) in enumerate(self._fold.sort()):
-            if rule.suffix and segment < least:  # died since its rows were folded
-                self.expired += stop - start
+        found, least = [], self._least
+        self._segments, self._dropping, self.dropped = {}, drop_deletes, 0
+        rows, deletes = Counter[int](), Counter[int]()
+        for segment, count, removed in self._counts():
+            rows[segment] += count
+            deletes[segment] += removed
+        for segment, count in rows.items():
+            if segment < least:  # died since its rows were folded
+                self.expired += count
                 continue
-            name = self._spec.name
-            if rule.suffix:
-                name = family_name(name, segment_start_ms(segment, rule.interval_ms))
-            dropped = deletes if drop_deletes else 0
-            rows = self._batches(start, stop, not drop_deletes)
-            found.append(Family(name, stop - start - dropped, deletes - dropped, dropped, rows))
-            self._places[name] = place
+            name = self._name_of(segment)
+            dropped = deletes[segment] if drop_deletes and not self._spills else 0
+            self._segments[name] = segment
+            self.dropped += dropped
+            batches = self._batches(segment, not drop_deletes)
+            found.append(Family(name, count - dropped, deletes[segment] - dropped, dropped, batches))
         return sorted(found, key=lambda one: one.name)
 
-    def write(self, family: Family, paths: Sequence[Path], look: Look) -> list[SortedFile]:
+    def _counts(self) -> Iterator[tuple[int, int, int]]:
+        """Segments with their rows and deletes: of each spill, and of the rows in memory."""
+        for spill in self._spills:
+            yield from spill.segments
+        for segment, start, stop, deletes in self._fold.sort():
+            yield segment, stop - start, deletes
+
+    def _name_of(self, segment: int) -> str:
+        rule, name = self._rule, self._spec.name
+        return family_name(name, segment_start_ms(segment, rule.interval_ms)) if rule.suffix else name
+
+    def files(self, family: Family, threads: int) -> int:
+        """See RowFold: merged rows go to files of a bounded size, and all others to one for each thread."""
+        if not self._spills:
+            return threads
+        rows: int = sum(count for spill in self._spills for _, count, _ in spill.segments)
+        sized = round(family.entries * (self.spilled_bytes / max(rows, 1)) / MERGED_FILE_BYTES)
+        return min(max(sized, min(threads, family.entries // FILE_ROWS), 1), MERGED_FILES_MAX)
+
+    def write(self, family: Family, paths: Sequence[Path], look: Look, threads: int = 1) -> list[SortedFile]:
         """See RowFold: many rows go to all files at once. Too long keys go through RocksDB's writer, row by row."""
-        if not self._fold.short_keys:
-            return [write_batches(paths[0], _looking(family.batches, look))]
-        place, deletes = self._places[family.name], not family.dropped
+        if not (self._fold.short_keys and all(spill.short_keys for spill in self._spills)):
+            batches = _looking(family.batches, look)
+            first = next((batch for batch in batches if batch[0]), None)
+            return [] if first is None else [write_batches(paths[0], chain([first], batches))]
+        segment, deletes = self._segments[family.name], not self._dropping
 
         def write(unfinished: list[Path], where: str) -> list[Written | None]:
+            names = tuple(map(str, unfinished))
             try:
-                files = self._fold.write(tuple(map(str, unfinished)), place, deletes, BLOCK_BYTES, look)
+                # The tuple has no name: the frame of a kept error would keep the files as well.
+                files, dropped = self._module.merge(
+                    names, threads, tuple(self._spills), self._fold, segment, deletes, BLOCK_BYTES, look
+                )
             except OSError as error:
                 raise translate(error, where) from error
+            if self._spills:  # else `families` has counted them
+                self.dropped += dropped
             return [None if file is None else Written(*file) for file in files]
 
-        return placed(paths[: max(family.entries // FILE_ROWS, 1)], write)
+        return placed(paths if self._spills else paths[: max(family.entries // FILE_ROWS, 1)], write)
 
-    def _batches(self, start: int, stop: int, deletes: bool) -> Iterator[Batch]:
-        for first in range(start, stop, TOUCH_ROWS):
-            yield self._fold.rows(first, min(first + TOUCH_ROWS, stop), deletes)
+    def _batches(self, segment: int, deletes: bool) -> Iterator[Batch]:
+        after, begun = None, False
+        while after is not None or not begun:
+            keys, rows, after = self._module.merged_rows(tuple(self._spills), self._fold, segment, after, TOUCH_ROWS)
+            begun = True
+            if not deletes and None in rows:
+                if self._spills:  # else `families` has counted them
+                    self.dropped += rows.count(None)
+                kept = [(key, row) for key, row in zip(keys, rows, strict=True) if row is not None]
+                keys, rows = [key for key, _ in kept], [row for _, row in kept]
+            yield keys, rows
 
     def clear(self) -> None:
         """See RowFold."""
         self._fold.clear()
-        self.records = self.expired = self.skipped = 0
+        self.close()
+        self.records = self.expired = self.skipped = self.dropped = 0
+
+    def close(self) -> None:
+        """See RowFold."""
+        self._spills.clear()  # a file without a name ends with its last handle
 
 
 def _looking(batches: Iterator[Batch], look: Look) -> Iterator[Batch]:

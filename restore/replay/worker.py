@@ -25,7 +25,7 @@ from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Ru
 from standfast.restore.replay.run_builder import RunBuilder, quick_digest
 from standfast.store.clock import SystemClock, measured_ns
 from standfast.store.disk import DiskGuard
-from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable
+from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 
@@ -59,9 +59,11 @@ class Worker:
         try:
             peak_bytes = self._do()
         except Stopped:
-            for path in job.folder.glob(f"{job.prefix}-*"):
-                with suppress(OSError):  # the owner removes the folder meanwhile
-                    path.unlink()
+            pass  # its files go below
+        except UnknownStore as error:
+            # The topic went away since `_do` saw it. Batches would read one of the same name, whose offsets stand for
+            # other records, and wait for an end that it may never reach.
+            self._say(Failed(job.number, StateLost(str(error), reason="topic-recreated")))
         except StandfastError as error:
             self._say(Failed(job.number, error))
         except Exception as error:  # noqa: BLE001  the owner hears of every error: batches restore the rest
@@ -69,6 +71,12 @@ class Worker:
             self._say(Failed(job.number, InternalError(f"{type(error).__name__}: {error}")))
         else:
             self._say(Done(job.number, peak_bytes, dict(self._phases_ns)))
+        finally:
+            # Also after the last look at the flag: the owner has removed the folder already, and files may be younger.
+            if self._stop.is_set():
+                with suppress(OSError):  # the owner removes the folder meanwhile
+                    for path in list(job.folder.glob(f"{job.prefix}-*")):
+                        path.unlink(missing_ok=True)
 
     def _do(self) -> int:
         job = self._job
@@ -90,8 +98,10 @@ class Worker:
                 check=self._check,
                 digest=quick_digest,
                 writers=WRITERS,
+                spills_max=job.spills_max,
             )
-            self._build(builder, reader)
+            with closing(builder):
+                self._build(builder, reader)
         return builder.peak_bytes
 
     def _survey(self, reader: LogReader) -> tuple[int, int]:
@@ -141,7 +151,7 @@ class Worker:
                 self._say(Progress(job.number, position, records, size))
                 records, size, said_ms = 0, 0, now_ms
             if position < job.end and builder.full:  # the last run follows the loop
-                self._write(builder, position)
+                self._relieve(builder, position)
             phases_ns["fetch"] += fetched_ns - done_ns
             phases_ns["decode"] += folded_ns - fetched_ns
             done_ns = measured_ns()
@@ -173,8 +183,24 @@ class Worker:
                 position = min(batch.next_offset, job.end)
                 yield below(batch.records, job.end), position
 
+    def _relieve(self, builder: RunBuilder, position: int) -> None:
+        """Move the rows out of memory."""
+        self._await_disk(builder)
+        if builder.spill():
+            reach("worker.spilled")
+        else:
+            self._write(builder, position)
+
     def _write(self, builder: RunBuilder, end: int) -> None:
-        """Write a run once its files leave the disk floor free. The owner stops a worker that waits for too long."""
+        """Write a run once its files leave the disk floor free."""
+        self._await_disk(builder)
+        run = builder.run(end)
+        reach("worker.run")
+        self._say(Run(self._job.number, run))
+        builder.forget()  # only now: the owner ingests meanwhile
+
+    def _await_disk(self, builder: RunBuilder) -> None:
+        """Wait until the next files leave the disk floor free. The owner stops a worker that waits for too long."""
         job = self._job
         disk = DiskGuard({"folder of a bulk restore": job.folder}, job.disk_floor_bytes + builder.used_bytes)
         while job.disk_floor_bytes:
@@ -183,9 +209,6 @@ class Worker:
                 break
             self._stop.wait(RETRY_MS / 1_000)
             self._check()
-        run = builder.run(end)
-        reach("worker.run")
-        self._say(Run(job.number, run))
 
     def _check(self) -> None:
         if self._stop.is_set():

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from queue import Empty, SimpleQueue
 
 from standfast.replication.log import Log
-from standfast.restore.replay.jobs import Done, Event, Failed, Job
+from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress
 from standfast.restore.replay.worker import Worker
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
@@ -24,11 +24,15 @@ JOIN_S = 10.0
 
 
 class WorkerPool:
-    """At most `workers` threads at once, which read `log`. Used by one thread."""
+    """At most `workers` threads at once, which read `log`. Used by one thread.
 
-    def __init__(self, log: Log, workers: int) -> None:
+    `wake` is called, by any thread, when there is a report to act on: every kind but `Progress`.
+    """
+
+    def __init__(self, log: Log, workers: int, wake: Callable[[], None]) -> None:
         self._log = log
         self._limit = workers
+        self._wake = wake
         self._waiting: deque[Job] = deque()
         self._running: dict[int, tuple[threading.Thread, threading.Event]] = {}  # by job
         self._said: SimpleQueue[Event] = SimpleQueue()
@@ -72,21 +76,24 @@ class WorkerPool:
                 self.phases_ns.update(event.phases_ns)
             found.append(event)
 
-    def hand_out(self) -> list[Failed]:
-        """Start threads for queued jobs, up to the limit."""
-        failed: list[Failed] = []
+    def hand_out(self) -> None:
+        """Start threads for queued jobs, up to the limit; one that cannot be started is reported as `Failed`."""
         while self._waiting and len(self._running) < self._limit:
             job = self._waiting.popleft()
             stop = threading.Event()
-            worker = Worker(self._log, job, self._said.put, stop)
+            worker = Worker(self._log, job, self._say, stop)
             thread = threading.Thread(target=worker.run, name=f"standfast-build-{job.changelog}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # the machine allows no more threads
-                failed.append(Failed(job.number, Unavailable(f"its thread could not be started: {error}")))
+                self._say(Failed(job.number, Unavailable(f"its thread could not be started: {error}")))
                 continue
             self._running[job.number] = thread, stop
-        return failed
+
+    def _say(self, event: Event) -> None:
+        self._said.put(event)
+        if not isinstance(event, Progress):
+            self._wake()
 
     def close(self) -> None:
         """End all threads."""

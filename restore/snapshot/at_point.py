@@ -11,16 +11,17 @@ rename, or not at all, and never over another.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from standfast.restore.files.manifest_files import fsync_folder
-from standfast.restore.snapshot.catalogue import listed, read_snapshot
-from standfast.restore.snapshot.fetch import fetch
+from standfast.restore.snapshot.catalogue import Listed, listed, read_own
+from standfast.restore.snapshot.fetch import fetch, warn_of_pass
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
+from standfast.restore.snapshot.planning import newest
 from standfast.restore.snapshot.points import Candidate, Refused, Span, choose
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.snapshot.tails import Tails, advance, logged
@@ -66,17 +67,20 @@ def choose_task(storage: Storage, task: str, wanted: Wanted, tails: Tails | None
 
     Raises InvalidRequest with the reason and the nearest points, Corruption for a damaged manifest.
     """
+    found = Listed((), {}) if task in wanted.snapshots else listed(storage, task)
+    snapshots = [one.snapshot for one in found.whole]  # the newest first
+    for name, fault in found.broken.items():
+        warn_of_pass(storage, task, name, fault)
     if task in wanted.snapshots:
-        snapshots = [read_snapshot(storage, wanted.snapshots[task])]
-    else:
-        snapshots = [one.snapshot for one in listed(storage, task).whole]  # the newest first
+        snapshots = [read_own(storage, wanted.snapshots[task])]
     if not snapshots:
         raise InvalidRequest(
             f"{storage.where} has no whole snapshot of task {task}: `standfast snapshot list` shows them"
         )
     if wanted.own:
-        newest = snapshots[0]
-        return AtPoint(newest, {name: at.offset for name, at in logged(newest).items()}, 0)
+        ids = () if tails is None else tails.topic_ids(snapshots)
+        own = newest(found.whole, ids) if found.whole else snapshots[0]
+        return AtPoint(own, {name: at.offset for name, at in logged(own).items()}, 0)
     if tails is None:
         raise InvalidRequest("a point of the changelogs needs their log: name it with --log ADDRESS")
     # One point for all snapshots: a time is looked up once, so that each is judged for the same offsets.
@@ -84,9 +88,9 @@ def choose_task(storage: Storage, task: str, wanted: Wanted, tails: Tails | None
     by_name = {one.name: one for one in snapshots}
     candidates: list[Candidate] = []
     for snapshot in snapshots:
-        found = _own(tails, snapshot) if exact else tails.candidate(snapshot, point)
-        candidates.append(found)
-        if found.reaches(point):
+        one = _own(tails, snapshot) if exact else tails.candidate(snapshot, point)
+        candidates.append(one)
+        if one.reaches(point):
             break
     chosen = choose(point, candidates)
     if isinstance(chosen, Refused):
@@ -101,26 +105,37 @@ def restore_folder(storage: Storage, chosen: Sequence[AtPoint], output: Path, ta
     app = chosen[0].snapshot.app
     target, shared, applied = output / app, RocksShared(MEMORY_BYTES), {}
     refuse_folder(output, app)
-    with closing(StateDir(output / BUILDING, app)) as state:  # its lock keeps another restore out
-        for left in state.tasks():
-            shutil.rmtree(state.task_path(left))  # of a run that was killed
-        for one in chosen:
-            directory = state.task_path(one.snapshot.task)
-            fetch(storage, one.snapshot, directory, shared)
-            applied[one.snapshot.task] = 0
-            if one.tail:
-                assert tails is not None  # the point was chosen with them
-                applied[one.snapshot.task] = advance(tails, one.snapshot, directory, one.point, shared)
-            reach("snapshot.pointed")
-        # Again: another process may have made it during the download, and a rename replaces an empty directory.
-        refuse_folder(output, app)
-        with told("putting restored tasks in place", target):
-            state.path.rename(target)
-            fsync_folder(output)
-    with told("removing the folder of a restore", output):
-        if not any((output / BUILDING).iterdir()):  # another application may be restored into this folder
+    try:
+        with closing(StateDir(output / BUILDING, app)) as state, _removed_unless_whole(state):
+            for left in state.tasks():
+                shutil.rmtree(state.task_path(left))  # of a run that was killed
+            for one in chosen:
+                directory = state.task_path(one.snapshot.task)
+                fetch(storage, one.snapshot, directory, shared)
+                applied[one.snapshot.task] = 0
+                if one.tail:
+                    assert tails is not None  # the point was chosen with them
+                    applied[one.snapshot.task] = advance(tails, one.snapshot, directory, one.point, shared)
+                reach("snapshot.pointed")
+            # Again: another process may have made it during the download, and a rename replaces an empty directory.
+            refuse_folder(output, app)
+            with told("putting restored tasks in place", target):
+                state.path.rename(target)
+                fsync_folder(output)
+    finally:
+        with suppress(OSError):  # another application may be restored into this folder
             (output / BUILDING).rmdir()
     return applied
+
+
+@contextmanager
+def _removed_unless_whole(state: StateDir) -> Iterator[None]:
+    """Remove a folder that an error leaves half built: its files may be many. Its lock keeps another restore out."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(state.path, ignore_errors=True)
+        raise
 
 
 def refuse_folder(output: Path, app: str) -> None:

@@ -10,20 +10,21 @@ by a removal by hand, or by a kill at the worst moment: it is never listed, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile, parse_snapshot
 from standfast.restore.snapshot.names import FILES, TASKS, SnapshotName, file_key, name_of_key, sha_of_key
-from standfast.restore.snapshot.planning import Kept, Stored
+from standfast.restore.snapshot.planning import Kept, Stored, newest_first
 from standfast.store.errors import Corruption, InvalidRequest
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.storage import Storage  # imports the library of the extra
 
 READS_AT_ONCE = 8
+LISTINGS_MAX = 3  # where snapshots go faster than they can be read, a task is restored from its log
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,30 @@ class Listed:
     whole: tuple[Kept, ...]
     broken: dict[SnapshotName, str]
 
+    @property
+    def tasks(self) -> set[str]:
+        """All tasks; of some of them every snapshot may be broken, and a command must not leave those out unsaid."""
+        return {one.snapshot.task for one in self.whole} | {name.task for name in self.broken}
+
 
 def names(storage: Storage, task: str | None = None) -> list[SnapshotName]:
     """Names of all manifests, or of those of a task, in order; their files may be missing."""
     found = storage.list(TASKS if task is None else f"{TASKS}/{task}")
     return sorted(name for one in found if (name := name_of_key(one.key)) is not None)
+
+
+def to_try(storage: Storage, task: str) -> Iterator[SnapshotName]:
+    """Names of a task's snapshots in the order in which a restore tries them, the newest first.
+
+    Those stored meanwhile follow at the end: a prune may have removed the others while the first one was read.
+    """
+    tried: set[SnapshotName] = set()
+    for _ in range(LISTINGS_MAX):
+        found = [name for name in newest_first(names(storage, task)) if name not in tried]
+        tried.update(found)
+        yield from found
+        if not found:
+            return
 
 
 def read_snapshot(storage: Storage, name: SnapshotName) -> Snapshot:
@@ -49,6 +69,19 @@ def read_snapshot(storage: Storage, name: SnapshotName) -> Snapshot:
     snapshot = parse_snapshot(text, where)
     if snapshot.name != name:
         raise Corruption(f"{where} is that of {snapshot.name}: it was copied there; use another snapshot")
+    return snapshot
+
+
+def foreign(storage: Storage, snapshot: Snapshot) -> str:
+    """Why a snapshot is none of the storage's application, such as one that was copied there; "" if it is."""
+    return "" if snapshot.app == storage.app else f"it is of application {snapshot.app!r}, and not of {storage.app!r}"
+
+
+def read_own(storage: Storage, name: SnapshotName) -> Snapshot:
+    """As `read_snapshot`; Corruption for a manifest of another application, too."""
+    snapshot = read_snapshot(storage, name)
+    if why := foreign(storage, snapshot):
+        raise Corruption(f"snapshot {name} in {storage.where} cannot be used: {why}; use another snapshot")
     return snapshot
 
 
@@ -81,7 +114,7 @@ def listed(storage: Storage, task: str | None = None) -> Listed:
         if isinstance(found, str):
             broken[name] = found
             continue
-        faults = missing(found.snapshot.files, sizes)
+        faults = [why] if (why := foreign(storage, found.snapshot)) else missing(found.snapshot.files, sizes)
         if faults:
             broken[name] = "; ".join(faults[:3])
         else:

@@ -7,10 +7,12 @@
 A part names the snapshot of a task with rows on disk; a task without has no snapshot, and its part is the cut alone.
 The outcome is created once: either complete, with all parts, or abandoned. A leader that comes after one that died in
 the middle writes "abandoned", so that the former, if it lives after all, can complete nothing; if it was faster, the
-checkpoint is complete, because every part was stored before.
+checkpoint is complete, because every part was stored before. A prune that takes one for dead writes "abandoned", too,
+before it removes any part, and removes that last: a leader that was stopped meanwhile finds it, or finds the beginning
+gone. So no outcome is ever followed by another one.
 
-Rules of this file: a checkpoint without the outcome "complete" is never used. A field is never renamed or given another
-meaning within a version.
+Rules of this file: a checkpoint without the outcome "complete" and its beginning is never used. A field is never
+renamed or given another meaning within a version.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.shapes import Count, Shape, plain, read
-from standfast.restore.snapshot.catalogue import missing, present, read_snapshot
+from standfast.restore.snapshot.catalogue import missing, present, read_own, read_snapshot
 from standfast.restore.snapshot.manifest import Cut, Snapshot
 from standfast.restore.snapshot.names import CHECKPOINTS, SnapshotName, parse_name
 from standfast.restore.snapshot.planning import Retention
@@ -38,6 +40,7 @@ from standfast.store.task.commit_record import parse_source_key, source_key
 BEGUN_FORMAT = "standfast.checkpoint-begun/1"
 PART_FORMAT = "standfast.checkpoint-part/1"
 FORMAT = "standfast.checkpoint/1"
+REMOVED = "a prune took it for dead and removed its parts before it was complete"
 T = TypeVar("T")
 _KEY = re.compile(r"checkpoints/([0-9]{10})/(begun|outcome|parts/[0-9_]{1,20})\.json")
 
@@ -144,9 +147,22 @@ def plan_checkpoints(found: Iterable[Checkpoint], retention: Retention, *, now_m
 
 
 def remove(storage: Storage, one: Checkpoint) -> None:
-    """Remove the notes of a checkpoint; its outcome goes first, so that it is never listed without its parts."""
-    for key in sorted(one.keys, key=lambda key: ("outcome" not in key, "begun" in key, key)):
+    """Remove the notes of a checkpoint that has an outcome.
+
+    That of a complete one goes first, so that it is never listed without its parts. That of another one goes last,
+    after the beginning, so that its leader, if it was stopped and lives after all, can complete nothing.
+    """
+    complete = one.state is State.COMPLETE
+    for key in sorted(one.keys, key=lambda key: (("outcome" in key) is not complete, "begun" in key, key)):
         storage.delete(key)
+
+
+def abandon_dead(storage: Storage, found: Iterable[Checkpoint], at_ms: int) -> bool:
+    """Abandon those checkpoints that have no outcome; returns whether there were any. One may be complete by now."""
+    dead = [one for one in found if one.state is State.UNFINISHED]
+    for one in dead:
+        conclude(storage, Outcome(one.number, State.ABANDONED, "it had no outcome after the grace", "", at_ms, 0, ()))
+    return bool(dead)
 
 
 def begin(storage: Storage, least: int, leader: str, at_ms: int) -> int:
@@ -204,7 +220,7 @@ def seal(
     """Complete a checkpoint of which every task has stored its part; `outcome` has no parts yet.
 
     `limits` are the ends of internal topics that its parts must have consumed, `readers` the groups that read each
-    topic; `in_time`: whether no prune can have taken the checkpoint for a dead one yet. Returns the outcome that
+    topic; `in_time`: whether no prune may take the checkpoint for a dead one yet. Returns the outcome that
     stands. Raises InvalidRequest for parts that are missing, broken, or no consistent cut, Unavailable.
     """
     # From the storage and not from reports: only parts that are there count.
@@ -219,13 +235,16 @@ def seal(
         parts.append(part)
         _check_whole(storage, part)
     reach("checkpoint.seal")
+    if not in_time():
+        raise InvalidRequest(f"checkpoint {outcome.number} took too long, so that a prune may have removed its parts")
     made = Outcome(outcome.number, State.COMPLETE, "", outcome.leader, outcome.at_ms, outcome.pause_ms, tuple(parts))
     stands = conclude(storage, made)
     reach("checkpoint.sealed")
-    if stands == made and not in_time():
-        # This process was stopped for so long that the parts may have gone after they were looked at.
+    if stands == made and not _has_begun(storage, outcome.number):
+        # This process was stopped for so long that a prune has removed all notes, its word "abandoned" included. By
+        # time alone nothing is taken back: the next leader may have found the outcome, and its pointer is in the log.
         storage.delete(_key(outcome.number, "outcome"))
-        raise InvalidRequest(f"checkpoint {outcome.number} took too long, so that a prune may have removed its parts")
+        raise InvalidRequest(f"checkpoint {outcome.number} took too long: a prune has removed its parts")
     return stands
 
 
@@ -250,6 +269,8 @@ def read_checkpoint(storage: Storage, number: int) -> Outcome:
     outcome = _read(text, Outcome, key)
     if outcome.state is not State.COMPLETE:
         raise InvalidRequest(f"checkpoint {number} of {storage.where} was {outcome.state}: {outcome.why}")
+    if not _has_begun(storage, number):
+        raise InvalidRequest(f"checkpoint {number} of {storage.where} is not usable: {REMOVED}")
     return outcome
 
 
@@ -262,7 +283,7 @@ def parts_of(storage: Storage, outcome: Outcome) -> tuple[list[Snapshot], dict[T
     for part in outcome.parts:
         name = part.name
         if name is not None:
-            snapshots.append(read_snapshot(storage, name))
+            snapshots.append(read_own(storage, name))
             continue
         cut = part.cut
         if cut.positions:
@@ -285,10 +306,10 @@ def _checkpoint(storage: Storage, number: int, keys: Mapping[str, int]) -> Check
         text = storage.read(key) if key in keys else None
         if text is not None:
             outcome = _read(text, Outcome, key)
-            held = _named(outcome.parts)
-            return Checkpoint(
-                number, outcome.state, outcome.why, outcome.at_ms, modified_ms, begun_ms, outcome, held, "", ordered
-            )
+            held, state, why = _named(outcome.parts), outcome.state, outcome.why
+            if state is State.COMPLETE and base not in keys:
+                held, state, why = (), State.ABANDONED, REMOVED
+            return Checkpoint(number, state, why, outcome.at_ms, modified_ms, begun_ms, outcome, held, "", ordered)
         begun = storage.read(base) if base in keys else None
         at_ms = begun_ms if begun is None else _read(begun, Begun, base).at_ms
         parts = [_read(one, Part, key) for key in ordered if "/parts/" in key and (one := storage.read(key))]
@@ -333,6 +354,10 @@ def _check_whole(storage: Storage, part: Part) -> None:
     faults = missing(snapshot.files, present(storage, snapshot.contents))
     if faults:
         raise InvalidRequest(f"files of snapshot {name} are gone ({'; '.join(faults[:3])})")
+
+
+def _has_begun(storage: Storage, number: int) -> bool:
+    return storage.head(_key(number, "begun")) is not None
 
 
 def _key(number: int, name: str) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed, GroupCommit, Log, LogWriter, Outgoing
-from standfast.replication.offsets import TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topics.restoring import (
     POLICY,
     RestoredPosition,
@@ -34,16 +34,17 @@ from standfast.replication.topics.restoring import (
     read_mark,
 )
 from standfast.restore.files.manifest_files import fsync_folder
+from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.clone_plan import ClonePlan, Part, plan_clone, refuse_used
 from standfast.restore.snapshot.fetch import fetch, holds_database, place
-from standfast.restore.snapshot.logged_rows import records_of
+from standfast.restore.snapshot.logged_rows import drop_rows, lifted, records_of
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.verify.at_rest import cut_of
 from standfast.store.clock import Clock
 from standfast.store.engine import DEFAULT_FAMILY
-from standfast.store.errors import InvalidRequest, StandfastError
+from standfast.store.errors import Fenced, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
@@ -112,6 +113,25 @@ def clone_app(
         return _Run(storage, plan, Restoring(plan.app, ids), log, state, clock).run()
 
 
+def begun_parts(log: Log, app: str, name: str, storage: Storage) -> list[Snapshot] | None:
+    """The snapshots of an unfinished restore of `app` as `name`; None if there is none.
+
+    Raises InvalidRequest if one of them is gone from the storage.
+    """
+    if log.admin.describe_topic(mark_of(name).topic) is None:
+        return None
+    mark = read_mark(log, name)
+    if mark is None or mark.app != app:
+        return None
+    by_id = {one.snapshot.id: one.snapshot for one in listed(storage).whole}
+    if gone := sorted(task for task, wanted in mark.parts.items() if wanted not in by_id):
+        raise InvalidRequest(
+            f"the unfinished restore as {name!r} began with a snapshot of task {gone[0]} that {storage.where} does not "
+            f"have any more: give it up with `standfast reset` of {name!r}; nothing was changed"
+        )
+    return [by_id[mark.parts[task]] for task in sorted(mark.parts, key=TaskId.parse)]
+
+
 class _Run:
     """One run, which begins a restore or completes it."""
 
@@ -127,6 +147,7 @@ class _Run:
         self._shared = RocksShared(MEMORY_BYTES)
         self._scratches: dict[str, Path] = {}
         self._rows: dict[str, int] = {}
+        self._begun = False  # whether the mark is this run's
 
     def run(self) -> Cloned:
         """Carry the plan out."""
@@ -137,49 +158,72 @@ class _Run:
             where, owner = mark_of(self._plan.name), self._state.instance_id
             found = _marked(self._log, self._plan, self._mark.parts)
             resumed = found is not None
-            if found is None:
-                self._log.admin.create_topic(where.topic, 1, POLICY)
-                try:
-                    # Again: an instance that started meanwhile has seen no mark before it created its topics.
-                    refuse_used(self._log, self._plan, self._state.path.parent)
-                except InvalidRequest:
-                    # Another run writes its record before it creates a topic: then the mark is that run's.
-                    if read_mark(self._log, self._plan.name) is None:
-                        self._log.admin.delete_topic(where.topic)
-                    raise
-            with closing(self._log.writer(where.topic, group=self._plan.name, owner=owner)) as writer:
-                return self._with(writer, resumed=resumed)
+            try:
+                if found is None:
+                    self._begin()
+                with closing(self._log.writer(where.topic, group=self._plan.name, owner=owner)) as writer:
+                    return self._with(writer, resumed=resumed)
+            except (StandfastError, KeyboardInterrupt) as error:
+                # Two runs at once: the other one may end, and remove the topic of the mark, before this one begins.
+                if isinstance(error, UnknownStore) and not self._begun:
+                    raise self._completed() from error
+                self._warn(error)
+                raise
         finally:
             for scratch in self._scratches.values():
                 shutil.rmtree(scratch, ignore_errors=True)
 
+    def _begin(self) -> None:
+        """Make the mark's topic. Raises InvalidRequest if the name is in use after all."""
+        where = mark_of(self._plan.name)
+        self._log.admin.create_topic(where.topic, 1, POLICY)
+        try:
+            # Again: an instance that started meanwhile has seen no mark before it created its topics.
+            refuse_used(self._log, self._plan, self._state.path.parent)
+        except InvalidRequest:
+            # Another run writes its record before it creates a topic: then the mark is that run's.
+            if read_mark(self._log, self._plan.name) is None:
+                self._log.admin.delete_topic(where.topic)
+            raise
+
+    def _completed(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"another run has completed the restore as {self._plan.name!r} meanwhile: nothing is left to do"
+        )
+
+    def _warn(self, error: BaseException) -> None:
+        """Warn of a run that ends before its mark is gone."""
+        if isinstance(error, Fenced):
+            left = "another run of the same restore has taken over; if that one does not complete it, run it again"
+        elif isinstance(error, InvalidRequest) and not self._begun:
+            return  # refused: nothing is left of this run
+        else:
+            left = "it does not start until the same restore has run again and completed it"
+        logger.warning(
+            "application %s is not restored as %s: %s; %s",
+            self._plan.app,
+            self._plan.name,
+            "interrupted" if isinstance(error, KeyboardInterrupt) else error,
+            left,
+            extra=as_event("clone_unfinished", app=self._plan.app, name=self._plan.name),
+        )
+
     def _with(self, writer: LogWriter, *, resumed: bool) -> Cloned:
         where = mark_of(self._plan.name)
-        try:
-            # By the writer that fences all others: from here on no other run can say that the log is whole.
-            mark = _marked(self._log, self._plan, self._mark.parts)
-            if mark is None:
-                raise InvalidRequest(
-                    f"another run has completed the restore as {self._plan.name!r} meanwhile: nothing is left to do"
-                )
-            if not mark.whole:
-                writer.transact({where: [as_record(self._mark, self._clock.wall_ms())]})
-                reach("clone.marked")
-                mark = self._fill(writer)
-            for part in self._plan.parts:
-                self._place(part, mark.positions.get(part.snapshot.task, {}))
-                reach("clone.placed")
-            self._log.admin.delete_topic(where.topic)
-        except StandfastError as error:
-            logger.warning(
-                "application %s is not restored as %s: %s; it does not start until the same restore has run again and "
-                "completed it",
-                self._plan.app,
-                self._plan.name,
-                error,
-                extra=as_event("clone_unfinished", app=self._plan.app, name=self._plan.name),
-            )
-            raise
+        # By the writer that fences all others: from here on no other run can say that the log is whole.
+        mark = _marked(self._log, self._plan, self._mark.parts)
+        if mark is None and self._log.admin.describe_topic(where.topic) is None:
+            raise self._completed()
+        self._begun = mark is not None
+        if mark is None or not mark.whole:
+            writer.transact({where: [as_record(self._mark, self._clock.wall_ms())]})
+            self._begun = True
+            reach("clone.marked")
+            mark = self._fill(writer)
+        for part in self._plan.parts:
+            self._place(part, mark.positions.get(part.snapshot.task, {}))
+            reach("clone.placed")
+        self._log.admin.delete_topic(where.topic)
         return _outcome(self._plan, mark.positions, self._rows, dry_run=False, resumed=resumed)
 
     def _fill(self, writer: LogWriter) -> Restoring:
@@ -221,12 +265,17 @@ class _Run:
             at = TopicPartition(spec.changelog_of(self._plan.name), task.partition)
             times = record.stores.get(store, StoreTimes())
             # A store without rows begins at the end, too: an unfinished run may have left its own records below.
-            end, marker = self._end(at), False
-            for batch in _batches(records_of(engine, spec, times, self._clock.wall_ms(), self._log.least_timestamp_ms)):
-                end, marker = writer.transact({at: batch})[at], writer.marks_transactions
+            begin = end = self._end(at)
+            marker, differs, least_ms = False, False, self._log.least_timestamp_ms
+            for batch in _batches(records_of(engine, spec, times, self._clock.wall_ms(), least_ms)):
+                changed = lifted(batch, least_ms)
+                differs = differs or changed is not None
+                end, marker = writer.transact({at: changed or batch})[at], writer.marks_transactions
                 self._rows[str(task)] += len(batch)
                 reach("clone.rows")
-            found[store] = RestoredPosition(topic_ids[at.topic], end, marker)
+            # Before the rows, if those of the files differ from them: see `_place`.
+            after = RestoredPosition(topic_ids[at.topic], end, marker)
+            found[store] = RestoredPosition(after.topic_id, begin, marker=False, replayed=True) if differs else after
         return found
 
     def _end(self, at: TopicPartition) -> int:
@@ -245,7 +294,12 @@ class _Run:
         scratch, target = self._scratches[task], self._state.task_path(task)
         # In the scratch directory, so that the task's own never holds positions of the old topics.
         with closing(RocksEngine(scratch, shared=self._shared)) as engine:
-            record = self._moved(part, cut_of(engine, str(scratch)), positions)
+            record = cut_of(engine, str(scratch))
+            # The rows of such a store come from the log alone, where some have other timestamps than in the files.
+            times = dict(record.stores)
+            for store in (store for store, at in positions.items() if at.replayed):
+                drop_rows(engine, part.specs[store], times.pop(store, StoreTimes()))
+            record = self._moved(part, replace(record, stores=times), positions)
             engine.write({DEFAULT_FAMILY: {CUT_KEY: record.encode()}})
             engine.flush()
         if holds_database(target):
@@ -288,12 +342,18 @@ def _marked(log: Log, plan: ClonePlan, ids: Mapping[str, str]) -> Restoring | No
     """The mark of an earlier run, None if there is none. Raises InvalidRequest for one of other snapshots."""
     if log.admin.describe_topic(mark_of(plan.name).topic) is None:
         return None
-    # A mark without a record is that of a run killed right after it made the topic, and nothing else is there.
-    found = read_mark(log, plan.name) or Restoring(plan.app, ids)
+    try:
+        found = read_mark(log, plan.name)
+    except UnknownStore:  # another run completes the restore at this moment
+        return None
+    if found is None:
+        # Of a run killed right after it made the topic: it had not looked yet whether the name was still free.
+        return None
     if (found.app, found.parts) != (plan.app, ids):
         raise InvalidRequest(
-            f"an unfinished restore of {found.app!r} as {plan.name!r} has other snapshots: run that one again, or give "
-            f"it up with `standfast reset` of {plan.name!r}; nothing was changed"
+            f"an unfinished restore of {found.app!r} as {plan.name!r} has other snapshots: run that one again (without "
+            f"--snapshot it goes on with its own), or give it up with `standfast reset` of {plan.name!r}; nothing was "
+            "changed"
         )
     return found
 

@@ -142,7 +142,7 @@ def _with_state(path: Path) -> Path | None:
     """The first directory of a task, or one set aside, in an application's state directory."""
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         return path
-    kept = (*path.glob("*_*/CURRENT"), *path.glob(".aside/*"))
+    kept = (*path.glob("*_*/CURRENT"), *path.glob(".aside/*"), *path.glob(".kept/*"))
     return next((one.parent for one in kept), None)
 
 

@@ -13,20 +13,21 @@ Rules of this file: the task's directory appears whole, by a rename, or not at a
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from standfast.restore.files.manifest_files import fsync_folder
-from standfast.restore.snapshot.catalogue import missing, names, present, read_snapshot
+from standfast.restore.snapshot.catalogue import missing, present, read_snapshot, to_try
 from standfast.restore.snapshot.checkpoint import cut_of, read_cut
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import SnapshotName, file_key
-from standfast.restore.snapshot.planning import Judged, newest_first
-from standfast.store.errors import Corruption, InvalidRequest
+from standfast.restore.snapshot.planning import Judged
+from standfast.store.errors import Corruption, InvalidRequest, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
@@ -40,7 +41,8 @@ DOWNLOADS_AT_ONCE = 8
 _DATABASE = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", "*.blob")
 
 
-Step = Callable[[Snapshot, int], None]  # called with the snapshot and the bytes of each part that has arrived
+# Called with the snapshot and the bytes of each part that has arrived; its errors end the download.
+Step = Callable[[Snapshot, int], None]
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ def _first_usable(
 ) -> Restored:
     """The newest snapshot that `judge` accepts and for which `take` raises neither Corruption nor InvalidRequest."""
     done = Restored()
-    for name in newest_first(names(storage, task)) if wanted is None else [wanted]:
+    for name in to_try(storage, task) if wanted is None else [wanted]:
         try:
             snapshot = read_snapshot(storage, name)
             judged = judge(snapshot)
@@ -158,18 +160,25 @@ def fetch(
         write_marker(scratch, app or snapshot.app, snapshot.task)
 
     step(snapshot, 0)
+    over = threading.Event()
+
+    def arrived(count: int) -> None:
+        if over.is_set():
+            raise Unavailable(f"the download of snapshot {snapshot.name} was broken off")
+        step(snapshot, count)
 
     def download(file: SnapshotFile) -> None:
-        storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256, partial(step, snapshot))
+        storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256, arrived)
         reach("snapshot.download")
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:
         running = [pool.submit(download, file) for file in snapshot.files]
         try:
-            for future in running:
+            for future in wait(running, return_when=FIRST_EXCEPTION).done:
                 future.result()
         except BaseException:
-            # The first damaged file decides: the others need not be downloaded.
+            # The first damaged file decides, or an interrupt: those under way end with their next part.
+            over.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     # Opened once before it counts: files may be whole and yet no database, if they were damaged when they were stored.

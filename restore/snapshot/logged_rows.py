@@ -3,6 +3,9 @@
     key-value, window, session    one record a row, in the order of the rows
     versioned                     one record a version and one a delete, in the order of their times
 
+A log may take no timestamp as low as that of a row, such as 0 on Kafka, whose client reads 0 as the present time: the
+record gets the least that the log takes (`lifted`), never a late one, and the local state must not keep the row.
+
 Rules of this file: reads only. A versioned store refuses versions older than its history at the moment of their replay,
 so its records come in the order of their times, and are held in memory for that. The logical rows lack its deletes: a
 replay of them alone would give deleted keys back.
@@ -16,6 +19,7 @@ from typing import Any
 from standfast.replication.log import Outgoing
 from standfast.restore.verify.at_rest import view
 from standfast.store.engine import Engine
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import StoreTimes
 from standfast.store.types.typed import NO_TIMESTAMP
@@ -45,6 +49,21 @@ def records_of(engine: Engine, spec: StoreSpec, times: StoreTimes, now_ms: int, 
         # A delete of nothing: the stream time may be that of a row which is deleted, and rows expire by it.
         second = times.observed_ms if key_times.second == "end" else 0
         yield Outgoing(key_times.pack(b"", times.observed_ms, second), None, max(times.observed_ms, least_ms))
+
+
+def drop_rows(engine: RocksEngine, spec: StoreSpec, times: StoreTimes) -> None:
+    """Remove all rows of a store from a database that nothing else has open."""
+    present = engine.families()
+    for family in view(engine, spec, times).families():
+        if family in present:
+            engine.drop_family(family)
+
+
+def lifted(batch: list[Outgoing], least_ms: int) -> list[Outgoing] | None:
+    """The batch with no timestamp below `least_ms`; None if it has none."""
+    if all(one.timestamp >= least_ms for one in batch):
+        return None
+    return [one._replace(timestamp=max(one.timestamp, least_ms)) for one in batch]
 
 
 def _versions(store: Any, kept_after: int) -> Iterator[Outgoing]:

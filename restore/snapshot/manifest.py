@@ -47,7 +47,7 @@ class SnapshotFile(Shape, frozen=True):
     """One file of the task's directory."""
 
     name: str
-    bytes: Count
+    bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     sha256: Sha256
 
 

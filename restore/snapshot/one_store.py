@@ -20,12 +20,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.restore.snapshot.catalogue import names, read_snapshot
+from standfast.restore.snapshot.catalogue import read_snapshot, to_try
 from standfast.restore.snapshot.checkpoint import read_cut
 from standfast.restore.snapshot.fetch import Step, fetch, warn_of_pass
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
-from standfast.restore.snapshot.planning import Judged, newest_first
+from standfast.restore.snapshot.planning import Judged
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.rocks.engine import RocksEngine, RocksShared
@@ -74,7 +74,7 @@ def refill(
     Raises Unavailable if the storage does not answer, or the disk is full; errors of an ingest poison the task.
     """
     done, left = Refilled(), set(lost)
-    for name in newest_first(names(storage, stores.task)):
+    for name in to_try(storage, stores.task):
         if not left:
             break
         try:

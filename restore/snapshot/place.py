@@ -16,10 +16,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.restore.snapshot.catalogue import listed, missing, present, read_snapshot
+from standfast.restore.snapshot.catalogue import listed, missing, present, read_own
 from standfast.restore.snapshot.fetch import fetch
 from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address, parse_name, split_address
 from standfast.restore.snapshot.opening import open_existing
+from standfast.restore.snapshot.planning import Kept, newest
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 
@@ -56,31 +57,38 @@ def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
         )
     storage = open_existing(found[0], app)
     if found[1] != LATEST:
-        snapshot = read_snapshot(storage, parse_name(found[1]))
+        snapshot = read_own(storage, parse_name(found[1]))
         faults = missing(snapshot.files, present(storage, snapshot.contents))
         if faults:
             raise Corruption(f"snapshot {snapshot.name} in {storage.where} is not whole: {'; '.join(faults[:3])}")
         return [(text, snapshot)]
     # Broken ones are left out, so that the newest of a task is one that can be read.
-    newest: dict[str, Snapshot] = {}
-    for kept in listed(storage).whole:  # the newest of each task first
-        newest.setdefault(kept.snapshot.task, kept.snapshot)
-    if not newest:
+    by_task: dict[str, list[Kept]] = {}
+    snapshots = listed(storage)
+    for kept in snapshots.whole:
+        by_task.setdefault(kept.snapshot.task, []).append(kept)
+    if not by_task:
         raise InvalidRequest(f"{storage.where} has no whole snapshot: `standfast snapshot list` shows all")
-    return [(join_address(found[0], str(one.name)), one) for one in newest.values()]
+    # A job over the others would answer for a part of the application as if it were all of it.
+    if lacking := sorted(snapshots.tasks - by_task.keys()):
+        raise Corruption(
+            f"{storage.where} has no whole snapshot of task {', '.join(lacking)}: `standfast snapshot list` says why; "
+            "name the snapshots of the others, or make new ones"
+        )
+    return [(join_address(found[0], str(one.name)), one) for one in map(newest, by_task.values())]
 
 
 def manifest_at(text: str, app: str) -> Snapshot:
     """The manifest of `ADDRESS/NAME`."""
     storage, name = _named(text, app)
-    return read_snapshot(storage, name)
+    return read_own(storage, name)
 
 
 @contextmanager
 def fetched(text: str, app: str) -> Iterator[Path]:
     """The snapshot's files in a folder named as its task, removed at the end. Raises Corruption for a damaged file."""
     storage, name = _named(text, app)
-    snapshot = read_snapshot(storage, name)
+    snapshot = read_own(storage, name)
     scratch = Path(tempfile.mkdtemp(prefix="standfast-snapshot-"))
     try:
         target = scratch / snapshot.task

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from standfast.restore.plan import (
-    TOMBSTONE_AGE_MAX_PERCENT,
+    TIME_AHEAD,
     LogState,
     Refuse,
     Reinitialise,
-    Resume,
     StoredPosition,
     local_position,
     plan_changelog,
@@ -215,21 +214,28 @@ def judge_store(
 def fits(stored: StoredPosition, log: LogState, now_ms: int) -> Judged:
     """Whether a snapshot's position of a changelog fits the log."""
     plan = plan_changelog(local_position(stored, rows=True), log, now_ms=now_ms)
-    if isinstance(plan, Reinitialise | Refuse):
-        return Judged(f"its position {stored.offset} of {log.topic_partition} does not fit the log ({plan.reason})")
-    if isinstance(plan, Resume) and _ahead(stored.at_ms, log, now_ms):
+    if plan.reason == TIME_AHEAD:
         return Judged(
             f"it was made {(stored.at_ms - now_ms) // 1_000} s ahead of this machine's clock, so its age is "
             f"unknown, and deletes behind its position {stored.offset} of {log.topic_partition} may be gone"
         )
+    if isinstance(plan, Reinitialise | Refuse):
+        return Judged(f"its position {stored.offset} of {log.topic_partition} does not fit the log ({plan.reason})")
     return Judged(tail=plan.records_max)
 
 
-def _ahead(at_ms: int, log: LogState, now_ms: int) -> bool:
-    """Whether a position's time lies further ahead of this clock than the margin by which the plan judges its age."""
-    if "compact" not in log.cleanup or log.delete_retention_ms < 0:
-        return False
-    return (at_ms - now_ms) * 100 > log.delete_retention_ms * (100 - TOMBSTONE_AGE_MAX_PERCENT)
+def newest(kept: Collection[Kept], topic_ids: Collection[str] = ()) -> Snapshot:
+    """The newest snapshot of one task, of those that count in the log's topics as they are now (`topic_ids`).
+
+    Where none does, or the log is not known, of the lineage that was stored last: a log that was recreated begins with
+    low numbers again, beside which those of the old one would look newer for ever.
+    """
+    now = frozenset(topic_ids)
+    own = [one for one in kept if one.snapshot.lineage and one.snapshot.lineage <= now]
+    if not own:
+        last = max(kept, key=lambda one: (one.modified_ms, one.snapshot.name.order))
+        own = [one for one in kept if one.snapshot.lineage == last.snapshot.lineage]
+    return max(own, key=lambda one: one.snapshot.name.order).snapshot
 
 
 def newest_first(names: Iterable[SnapshotName]) -> list[SnapshotName]:

@@ -3,7 +3,8 @@
     note (new) ──> manifests, checkpoints, intents, files ──> old checkpoints, then old manifests go ──> old intents go
                ──> manifests and intents once more: newer ones keep their files ──> files go ──> note goes
 
-Snapshots that are parts of a checkpoint stay as long as that does, those of one under way included.
+Snapshots that are parts of a checkpoint stay as long as that does, those of one under way included. Probes older than
+the grace, of processes that died, go first: nothing relies on them.
 
 Rules of this file: it removes less rather than more. A manifest that cannot be read, or an intent, may name any file:
 then no file is removed. A prune that takes longer than half the grace gives up, because uploads then no longer regard
@@ -15,12 +16,12 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from standfast.restore.snapshot.catalogue import missing, present, read_all
-from standfast.restore.snapshot.checkpoints import Checkpoint, checkpoints, plan_checkpoints, remove
+from standfast.restore.snapshot.checkpoints import Checkpoint, abandon_dead, checkpoints, plan_checkpoints, remove
 from standfast.restore.snapshot.manifest import PruneNote, dump_note, parse_intent
-from standfast.restore.snapshot.names import FILES, INTENTS, PRUNES, TASKS, SnapshotName, file_key, sha_of_key
+from standfast.restore.snapshot.names import FILES, INTENTS, PROBES, PRUNES, TASKS, SnapshotName, file_key, sha_of_key
 from standfast.restore.snapshot.planning import Kept, PrunePlan, Retention, plan_prune
 from standfast.restore.snapshot.policy import GRACE_DEFAULT_MS
 from standfast.restore.snapshot.storage import Storage
@@ -35,12 +36,24 @@ Intents = Mapping[str, tuple[int, frozenset[str]]]
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """Removed snapshots and files, or those that would be (`dry_run`); `unread` are manifests that keep every file,
-    `unread_checkpoints` checkpoints that keep every snapshot."""
+    `unread_checkpoints` checkpoints that keep every snapshot. `probes` counts those of a test of the storage that a
+    dead process left."""
 
     plan: PrunePlan
     unread: Mapping[SnapshotName, str]
     checkpoints: tuple[Checkpoint, ...] = ()
     unread_checkpoints: Mapping[int, str] = field(default_factory=dict)
+    probes: int = 0
+
+    @property
+    def stays(self) -> list[str]:
+        """Reasons for which objects stay until a person mends the storage."""
+        return [
+            *(f"no file is removed, since the manifest of {one} cannot be read: {why}"
+              for one, why in self.unread.items()),
+            *(f"no snapshot is removed, since checkpoint {one} cannot be read: {why}"
+              for one, why in self.unread_checkpoints.items()),
+        ]  # fmt: skip
 
 
 def prune(
@@ -54,7 +67,9 @@ def prune(
     """Remove what retention and the grace allow. With `dry_run` nothing is written or removed, and this machine's wall
     clock stands for the storage's time."""
     if dry_run:
-        return _look(storage, retention, now_ms=clock.wall_ms(), grace_ms=grace_ms)
+        now_ms = clock.wall_ms()
+        seen = _look(storage, retention, now_ms=now_ms, grace_ms=grace_ms)
+        return replace(seen, probes=len(_old(storage, PROBES, now_ms, grace_ms)))
     storage.prove()
     started_ms = clock.monotonic_ms()
 
@@ -65,9 +80,11 @@ def prune(
             )
 
     # The first look only says which files the note must name: an upload that begins after it must see them.
-    first = _look(storage, retention, now_ms=_now_ms(storage), grace_ms=grace_ms)
+    now_ms = _now_ms(storage)
+    probes = _drop_old(storage, PROBES, now_ms, grace_ms)
+    first = _look(storage, retention, now_ms=now_ms, grace_ms=grace_ms)
     if not (first.plan.snapshots or first.plan.files or first.checkpoints or storage.list(INTENTS)):
-        return first
+        return replace(first, probes=probes)
     key = f"{PRUNES}/{uuid.uuid4().hex}.json"
     storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, tuple(sorted(first.plan.files)))))
     reach("snapshot.prune")
@@ -75,6 +92,10 @@ def prune(
         note = storage.head(key)
         now_ms = 0 if note is None else note.modified_ms
         seen = _look(storage, retention, now_ms=now_ms, grace_ms=grace_ms)
+        as_found = {one.number: one for one in seen.checkpoints}
+        if abandon_dead(storage, seen.checkpoints, clock.wall_ms()):
+            # A leader that was stopped may have completed one just before: then that keeps its snapshots.
+            seen = _look(storage, retention, now_ms=now_ms, grace_ms=grace_ms)
         for one in seen.checkpoints:
             check_time()
             remove(storage, one)
@@ -102,7 +123,8 @@ def prune(
             storage.where,
             extra=as_event("snapshots_pruned", snapshots=len(seen.plan.snapshots), files=len(files)),
         )
-    return Pruned(PrunePlan(seen.plan.snapshots, files), last.unread, seen.checkpoints, last.unread_checkpoints)
+    removed = tuple(as_found.get(one.number, one) for one in seen.checkpoints)
+    return Pruned(PrunePlan(seen.plan.snapshots, files), last.unread, removed, last.unread_checkpoints, probes)
 
 
 def _now_ms(storage: Storage) -> int:
@@ -152,18 +174,23 @@ def _intents(storage: Storage) -> tuple[Intents, bool]:
     """Intents by key, and whether one is there that cannot be read."""
     found, unread = {}, False
     for one in storage.list(INTENTS):
-        text = storage.read(one.key)
-        if text is None:
-            continue  # its upload has ended meanwhile
         try:
-            found[one.key] = (one.modified_ms, frozenset(parse_intent(text, one.key).files))
+            text = storage.read(one.key)
+            if text is not None:  # else its upload has ended meanwhile
+                found[one.key] = (one.modified_ms, frozenset(parse_intent(text, one.key).files))
         except Corruption:
             unread = True
     return found, unread
 
 
-def _drop_old(storage: Storage, folder: str, now_ms: int, grace_ms: int) -> None:
-    """Remove notes whose process is dead, or has given up by its own clock."""
-    for one in storage.list(folder):
-        if now_ms - one.modified_ms > grace_ms:
-            storage.delete(one.key)
+def _old(storage: Storage, folder: str, now_ms: int, grace_ms: int) -> list[str]:
+    """Keys of notes whose process is dead, or has given up by its own clock."""
+    return [one.key for one in storage.list(folder) if now_ms - one.modified_ms > grace_ms]
+
+
+def _drop_old(storage: Storage, folder: str, now_ms: int, grace_ms: int) -> int:
+    """Remove old notes; returns their number."""
+    old = _old(storage, folder, now_ms, grace_ms)
+    for key in old:
+        storage.delete(key)
+    return len(old)

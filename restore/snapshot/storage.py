@@ -17,7 +17,9 @@ import hashlib
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -27,54 +29,77 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
 from obstore.store import LocalStore, from_url
 
-from standfast.restore.snapshot.address import Address
+from standfast.restore.snapshot.address import AZURE, GCS, S3, Address
 from standfast.restore.snapshot.names import PROBES
 from standfast.restore.snapshot.planning import Stored
 from standfast.store.errors import BadConfig, Corruption, StandfastError, Unavailable
+from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 
 if TYPE_CHECKING:
+    from obstore import Bytes
     from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
 
 PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 4
 PIECE_BYTES = 1 << 20
+RANGE_BYTES = 4 << 20
+# Ranges of one file that are read while one before them is hashed and written: eight downloads hold 96 MiB at most.
+RANGES_AHEAD = 2
+NOTE_BYTES_MAX = 64 << 20  # a manifest has about 120 bytes a file
 REQUEST_MIN_S, REQUEST_MAX_S = 10, 60
 CONNECT_TIMEOUT = "5s"
+UPLOAD_SILENCE_S = 300
+REQUEST_TIMEOUT = "600s"  # of one request, a part or a range: also one that gives a byte now and then ends
 RETRIES_MAX = 10  # the patience ends before
 PATIENCE_S = 60
-SHOWN_MAX = 300
+SHOWN_MAX = 400
 CHECK = "check address, network, rights and credentials"
+CREDENTIALS = {
+    S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    GCS: "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS",
+    AZURE: "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
+CREATE = "it is not there: create it, since snapshots create none, or correct the address"
 CHECK_REMOVAL = f"{CHECK}, and whether an object lock keeps the bucket's objects"
 _SECRET_VARIABLES = re.compile(r"(?:AWS|AZURE|GOOGLE)_.*(?:KEY|SECRET|TOKEN|PASSWORD)", re.IGNORECASE)
 _QUERY = re.compile(r"\?\S+")
 _XML = re.compile(r"<\?xml.*|<Error>.*", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,80})</Code>")
+# S3 and Google Cloud Storage; Azure; Azure's answer to a removal, which has no code.
+_NO_BUCKET = re.compile(r"<Code>(?:NoSuchBucket|ContainerNotFound)</Code>|The specified container does not exist")
 
 
 class Storage:
     """One application's part of a storage. Any number of threads may use it."""
 
     def __init__(self, address: Address, app: str, *, patience_s: int = PATIENCE_S) -> None:
+        self.app = app
         self.where = f"{address.text.rstrip('/')}/{app}"
         self.patience_s = patience_s
+        self._address = address
         self._folder = None if address.folder is None else address.folder / app
         self._proved = False
+        # For silence, and not for the whole of an answer: up to 24 ranges share a line, which may be a slow one.
+        silence_s = max(REQUEST_MIN_S, min(self.patience_s, REQUEST_MAX_S))
         with self._told("opening"):
-            self._store = self._open(address, app)
+            self._store = self._open(address, app, silence_s)
+            # The silence of an upload lasts until a part is sent, and up to 16 parts share the line.
+            self._uploads = self._store if self._folder else self._open(address, app, max(silence_s, UPLOAD_SILENCE_S))
 
-    def _open(self, address: Address, app: str) -> ObjectStore:
+    def _open(self, address: Address, app: str, silence_s: int) -> ObjectStore:
         if self._folder is not None:
             with told("opening the storage of snapshots", self._folder):
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return LocalStore(self._folder)
         config: dict[str, Any] = dict(address.options)
-        plain_http = str(config.get("endpoint", "")).startswith("http://")
-        # The time-out is that of one request: a part or a range, never a whole file.
-        timeout_s = max(REQUEST_MIN_S, min(self.patience_s, REQUEST_MAX_S))
-        client: ClientConfig = {"timeout": f"{timeout_s}s", "connect_timeout": CONNECT_TIMEOUT}
-        if plain_http:
+        client: ClientConfig = {
+            "read_timeout": f"{silence_s}s",
+            "timeout": REQUEST_TIMEOUT,
+            "connect_timeout": CONNECT_TIMEOUT,
+        }
+        if address.plain_http:
             client["allow_http"] = True
         backoff: BackoffConfig = {
             "init_backoff": timedelta(milliseconds=100),
@@ -98,15 +123,8 @@ class Storage:
         """Raise BadConfig unless the storage refuses a second object under a key; Unavailable if it does not answer."""
         if self._proved:
             return
-        # A new key each time: instances that start together probe beside each other.
-        key = f"{PROBES}/{uuid.uuid4().hex}"
-        first = self.put_new(key, b"first")
-        try:
-            refused = not self.put_new(key, b"second")
-            kept = self.read(key) == b"first"
-        finally:
-            self._drop_probe(key)
-        if not (first and refused and kept):
+        # Twice, since a prune takes a probe that was stopped for longer than the grace for that of a dead process.
+        if not (self._probe() or self._probe()):
             raise BadConfig(
                 [
                     f"the storage {self.where} overwrites an object that must be new (put-if-absent, If-None-Match: * "
@@ -114,6 +132,19 @@ class Storage:
                 ]
             )
         self._proved = True
+
+    def _probe(self) -> bool:
+        """Whether the storage refuses a second object under one key."""
+        # A new key each time: instances that start together probe beside each other.
+        key = f"{PROBES}/{uuid.uuid4().hex}"
+        first = self.put_new(key, b"first")
+        reach("snapshot.probe")
+        try:
+            refused = not self.put_new(key, b"second")
+            kept = self.read(key) == b"first"
+        finally:
+            self._drop_probe(key)
+        return first and refused and kept
 
     def _drop_probe(self, key: str) -> None:
         """Remove a probe. A storage that refuses removals is usable: it keeps every snapshot, and prunes fail."""
@@ -146,7 +177,7 @@ class Storage:
         """
         with told("uploading a file of a snapshot", path), self._told(f"writing {key} to"):
             obstore.put(
-                self._store,
+                self._uploads,
                 key,
                 path if pace is None else _pieces(path, pace),
                 use_multipart=path.stat().st_size > PART_BYTES,
@@ -156,11 +187,19 @@ class Storage:
             self._sync(key)
 
     def read(self, key: str) -> bytes | None:
-        """An object's content; None if there is none."""
+        """The content of a manifest or note; None if there is none. Raises Corruption for one that is too large."""
         with self._told(f"reading {key} of"):
             try:
-                return bytes(obstore.get(self._store, key).bytes())
-            except FileNotFoundError:
+                found = obstore.get(self._store, key)
+                # The size comes before the content: an object of another program must not fill the memory.
+                if found.meta["size"] > NOTE_BYTES_MAX:
+                    raise Corruption(
+                        f"{key} of {self.where} has {found.meta['size']} bytes, and a note at most {NOTE_BYTES_MAX}: "
+                        "it is none of ours"
+                    )
+                return bytes(found.bytes())
+            except FileNotFoundError as error:
+                _absent(error)
                 return None
 
     def head(self, key: str) -> Stored | None:
@@ -168,7 +207,8 @@ class Storage:
         with self._told(f"looking at {key} of"):
             try:
                 return _stored(obstore.head(self._store, key))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _absent(error)
                 return None
 
     def list(self, prefix: str) -> list[Stored]:
@@ -183,8 +223,8 @@ class Storage:
         with self._told(f"removing {key} of", CHECK_REMOVAL):
             try:
                 obstore.delete(self._store, key)
-            except FileNotFoundError:
-                return
+            except FileNotFoundError as error:
+                _absent(error)
 
     def download(
         self, key: str, path: Path, size: int, sha256: str, step: Callable[[int], None] = lambda count: None
@@ -193,7 +233,12 @@ class Storage:
 
         Raises Corruption for a missing file and for one whose size or sha256 is another.
         """
-        digest = hashlib.sha256()
+        digest, says = hashlib.sha256(), f"its manifest says {size} bytes, sha256 {sha256}"
+        # Before anything is read: a size that is not true must cost neither memory nor disk.
+        found = self.head(key)
+        if found is None or found.bytes != size:
+            what = "missing" if found is None else f"damaged: {found.bytes} bytes"
+            raise Corruption(f"{key} of {self.where} is {what}; {says}")
         # In ranges: a broken connection costs one of them, and each is asked for again by itself.
         with told("writing a file of a snapshot", path), path.open("xb") as file:
             for part in self.read_parts(key, size):
@@ -202,22 +247,34 @@ class Storage:
                 step(len(part))
             file.flush()
             os.fsync(file.fileno())
-        found = self.head(key)
-        if found is None or found.bytes != size or digest.hexdigest() != sha256:
-            what = "missing" if found is None else f"damaged: {found.bytes} bytes, sha256 {digest.hexdigest()}"
-            raise Corruption(f"{key} of {self.where} is {what}; its manifest says {size} bytes, sha256 {sha256}")
+        if digest.hexdigest() != sha256:
+            raise Corruption(f"{key} of {self.where} is damaged: sha256 {digest.hexdigest()}; {says}")
 
-    def read_parts(self, key: str, size: int) -> Iterator[bytes]:
-        """The content of a file of this size, range by range. Raises as `read_range`."""
-        for begin in range(0, size, PART_BYTES):
-            yield self.read_range(key, begin, min(PART_BYTES, size - begin))
+    def read_parts(self, key: str, size: int) -> Iterator[Bytes]:
+        """The content of a file of this size, range by range, with the next ones under way. Raises as `read_range`."""
+        ranges = [(begin, min(RANGE_BYTES, size - begin)) for begin in range(0, size, RANGE_BYTES)]
+        if len(ranges) <= 1:
+            yield from (self.read_range(key, *one) for one in ranges)
+            return
+        under_way: deque[Future[Bytes]] = deque()
+        with ThreadPoolExecutor(RANGES_AHEAD, "standfast-snapshot-range") as pool:
+            try:
+                for one in ranges:
+                    under_way.append(pool.submit(self.read_range, key, *one))
+                    if len(under_way) > RANGES_AHEAD:
+                        yield under_way.popleft().result()
+                while under_way:
+                    yield under_way.popleft().result()
+            finally:  # the first damaged range decides
+                pool.shutdown(wait=False, cancel_futures=True)
 
-    def read_range(self, key: str, begin: int, length: int) -> bytes:
+    def read_range(self, key: str, begin: int, length: int) -> Bytes:
         """A part of an object. Raises Corruption if the object is absent or ends before."""
         with self._told(f"reading {key} of"):
             try:
-                part = bytes(obstore.get_range(self._store, key, start=begin, length=length))
-            except FileNotFoundError:
+                part = obstore.get_range(self._store, key, start=begin, length=length)
+            except FileNotFoundError as error:
+                _absent(error)
                 raise Corruption(f"{key} of {self.where} is missing, though a manifest names it") from None
             except BaseError as error:
                 # A range beyond the end of a short file is an error of its own kind in every service.
@@ -252,7 +309,8 @@ class Storage:
             raise
         except (BaseError, ValueError, OSError) as error:
             raise Unavailable(
-                f"{doing} the storage of snapshots {self.where}: {shown(error, os.environ)}: {check}"
+                f"{doing} the storage of snapshots {self.where}: {shown(error, os.environ)}: "
+                f"{_fix(error, self._address, check)}"
             ) from None  # the cause repeats the request, which may be signed
 
 
@@ -267,7 +325,23 @@ def shown(error: BaseException, environment: Mapping[str, str]) -> str:
     for name, value in environment.items():
         if len(value) >= 4 and _SECRET_VARIABLES.fullmatch(name):
             line = line.replace(value, "***")
-    return line if len(line) <= SHOWN_MAX else f"{line[:SHOWN_MAX]}..."
+    if len(line) <= SHOWN_MAX:
+        return line
+    # The request stands first and the service's answer last; the paths between them are long.
+    return f"{line[: SHOWN_MAX // 2]} ... {line[-SHOWN_MAX // 2 :]}"
+
+
+def _fix(error: BaseException, address: Address, check: str) -> str:
+    """The end of an error's text: that the bucket is not there, else `check` with the names of credentials."""
+    if address.service and _NO_BUCKET.search(str(error)):
+        return f"{address.bucket}: {CREATE}"
+    return f"{check} ({CREDENTIALS[address.service]}, or the machine's role)" if address.service else check
+
+
+def _absent(error: FileNotFoundError) -> None:
+    """The answer about an object that is not there. Raises the error if the bucket itself is not."""
+    if _NO_BUCKET.search(str(error)):
+        raise error
 
 
 def _pieces(path: Path, pace: Callable[[int], None]) -> Iterator[bytes]:

@@ -98,6 +98,11 @@ class Tails:
                 return judged.reason
         return {name: Changelog(kept[name], state) for name, state in states.items()}
 
+    def topic_ids(self, snapshots: Sequence[Snapshot]) -> set[str]:
+        """The ids that the changelogs of these snapshots have now; an absent topic has none."""
+        topics = {at.topic for snapshot in snapshots for at in snapshot.cut.positions.values()}
+        return {info.topic_id for topic in sorted(topics) if (info := self._topic(topic)) is not None}
+
     def first_offsets(self, snapshot: Snapshot, time_ms: int) -> dict[str, int]:
         """The first offset of each changelog whose record has this timestamp or a later one, by store."""
         wanted = {source_of(at): time_ms for at in logged(snapshot).values()}

@@ -92,6 +92,7 @@ class PartBuilder:
 
     def _run(self) -> None:
         made = self._builder.run(0)  # rows of a table have no offsets
+        self._builder.forget()
         self._files += made.files
         self._times = StoreTimes(made.observed_ms, made.sequence)
         self._seen = set()  # a key of an earlier run is found by `settle`, from the files

@@ -145,8 +145,11 @@ def _refuse_outside(
 def _head_missing(spec: StoreSpec, info: TopicInfo, span: Bounds) -> bool:
     """Whether records at the head are gone, and neither compaction nor the store's own retention explains it."""
     policy = info.policy
-    if span.begin == 0 or "compact" in policy.cleanup:
+    if span.begin == 0:
         return False
+    if "compact" in policy.cleanup:
+        # Compaction alone removes no head. The content of a source topic is its owner's decision.
+        return policy.cleanup == {"compact"} and not spec.from_source
     # Rows of windows and sessions expire as well; a row of another store must outlive the record that wrote it.
     return policy.retention_ms < 0 or spec.traits.times is None
 
@@ -154,8 +157,9 @@ def _head_missing(spec: StoreSpec, info: TopicInfo, span: Bounds) -> bool:
 def _truncated(info: TopicInfo, partitions: Collection[int], ranges: Mapping[int, Bounds]) -> StateLost:
     first = ", ".join(f"{number} begins at {ranges[number].begin}" for number in partitions)
     return StateLost(
-        f"{info.name}: records at the head are gone (partition {first}) although the topic is not compacted: rows that "
-        "were last written there would be missing; use a snapshot that has them, or accept it with --allow-truncated",
+        f"{info.name}: records at the head are gone (partition {first}), and neither compaction nor a retention of the "
+        "topic explains it: rows that were last written there would be missing; use a snapshot that has them, or "
+        "accept it with --allow-truncated",
         reason="truncated",
     )
 

@@ -91,6 +91,11 @@ def check_seal(directory: Path) -> None:
         raise Corruption(f"{where}: {why}: {fix}")
 
 
+def never_opened(directory: Path) -> bool:
+    """Whether the database was put here whole and no owner has opened it yet: a snapshot, which has no seal."""
+    return (directory / "CURRENT").exists() and not (directory / SEAL).exists()
+
+
 def manifest_fault(directory: Path) -> str | None:
     """Why the MANIFEST in use does not fit the seal; None if it does, or if no seal speaks of it."""
     sealed = _sealed(directory)

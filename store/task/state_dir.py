@@ -5,6 +5,8 @@
                       RATES          rates of the last restores, for forecasts
                       0_3/           one task: its RocksDB, STANDFAST (format marker) and STORES (definitions)
                       .aside/        directories set aside, until the task that replaces them is whole
+                      .kept/         those of them whose rows may be nowhere else; only a person removes them
+                      ACCEPTED       losses that an operator has accepted, a line each
                       .bulk/         files of a bulk restore, not ingested yet; of no use to another process
                       .mending/      parts of a damaged task's replacement, until it takes the task's place
                       .copying/      checkpoints on their way to a storage of snapshots, and snapshots from one
@@ -26,6 +28,7 @@ from pathlib import Path
 from standfast.store.arguments import path_problems, refuse
 from standfast.store.errors import Held, InvalidRequest
 from standfast.store.file_errors import told
+from standfast.store.log import as_event, logger
 from standfast.store.names import check_name
 from standfast.store.rocks.files import copy_closed
 
@@ -34,6 +37,8 @@ _TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 MARKER_FORMAT = 1
 BULK_FOLDER = ".bulk"
 ASIDE_FOLDER = ".aside"
+KEPT_FOLDER = ".kept"
+KEEP = "KEEP"  # a file in a directory that was set aside: it goes to KEPT_FOLDER when its replacement is whole
 MENDING_FOLDER = ".mending"
 COPYING_FOLDER = ".copying"
 WIPED = "wiped"  # set aside by an operator's command, so it must never come back by itself
@@ -54,7 +59,16 @@ class StateDir:
         with told("opening the state directory", self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
-            for name in ("LOCK", MARKER, "INSTANCE", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER, COPYING_FOLDER):
+            for name in (
+                "LOCK",
+                MARKER,
+                "INSTANCE",
+                ASIDE_FOLDER,
+                KEPT_FOLDER,
+                BULK_FOLDER,
+                MENDING_FOLDER,
+                COPYING_FOLDER,
+            ):
                 refuse_link(self.path / name)
             self._lent = False
             self._lock = self._acquire()
@@ -149,14 +163,47 @@ class StateDir:
         """A free path for a copy of a task on its way to or from a storage; the caller makes and removes the folder."""
         folder = self.path / COPYING_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        return folder / f"{task}.{uuid.uuid4().hex[:8]}"
+        return folder / f"{task}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+    def drop_copies(self, pid: int) -> None:
+        """Delete the copies of tasks that a process left which has ended: a killed one removes none itself."""
+        for path in (self.path / COPYING_FOLDER).glob(f"*.{pid}-*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def drop_aside(self, task: str) -> list[Path]:
-        """Delete the directories set aside for a task, whose replacement is whole now; returns their paths."""
+        """Delete the directories set aside for a task, whose replacement is whole now; returns their paths.
+
+        Those to be kept stay, as directories of KEPT_FOLDER.
+        """
         dropped = self.aside(task)
         for path in dropped:
-            shutil.rmtree(path)
+            if not (path / KEEP).exists():
+                shutil.rmtree(path)
+                continue
+            # Under the task's own name, without which no command opens it.
+            kept = self.path / KEPT_FOLDER / path.name / task
+            with told("keeping rows that may be nowhere else", kept):
+                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.rename(kept)
+            logger.warning(
+                "task %s is whole again by its log; its former rows, which may be nowhere else, stay in %s until they "
+                "are removed by hand",
+                task,
+                kept,
+                extra=as_event("rows_kept", task=task),
+            )
         return dropped
+
+    def take_back(self, directory: Path, task: str) -> None:
+        """Put a directory that was set aside back in its place, which is free."""
+        with told("putting a task back in place", directory):
+            (directory / KEEP).unlink(missing_ok=True)
+            directory.rename(self.task_path(task))
+
+    def keep_aside(self, directory: Path) -> None:
+        """Note that a directory set aside is to be kept when its replacement is whole."""
+        with told("keeping rows that may be nowhere else", directory):
+            write_atomically(directory / KEEP, "rows that may be nowhere else: removed by hand alone\n")
 
     def close(self) -> None:
         """Release the lock. Closing twice is fine."""

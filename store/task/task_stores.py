@@ -11,6 +11,7 @@ numbers. A failed write poisons the task until it is opened again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from weakref import WeakSet
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
-from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange
+from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
@@ -55,6 +56,7 @@ AnyStore = TypedStore[Any, Any, Any]
 WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
 # So many new families cost less by another opening that creates all (measured: 30 ms) than one by one (6 ms each).
 OPENED_AGAIN_FOR = 8
+PREPARED_ROWS_MIN = 100  # fewer rows take less time than it takes to prepare them apart
 
 
 class Unwritten(NamedTuple):
@@ -82,11 +84,13 @@ class TaskStores:
         careful: bool = False,
         whole_wal: bool | None = None,
         detached: bool = False,
+        restoring: bool = False,
     ) -> None:
         """`careful` is for looking at a damaged database and for `forget`, as for RocksEngine; it changes nothing else.
 
         `whole_wal` as for RocksEngine; None means: if a store has no log from which its last rows could be read again.
         `detached`: empty stores in memory, for a directory that cannot be opened; its files are not read.
+        `restoring`: opened as after `restoring(True)`.
         """
         if detached:
             specs = tuple(replace(spec, engine="memory") for spec in specs)
@@ -101,6 +105,7 @@ class TaskStores:
         self.unwritten: Unwritten | None = None
         self._careful = careful
         self._whole_wal = bool(self.unlogged) if whole_wal is None else whole_wal
+        self._opens_restoring = restoring
         self.interrupted: frozenset[str] = frozenset()  # stores that a crash left with a part of an import, emptied
         self.copying: dict[str, str] = {}  # stores whose copy a crash interrupted, with the source folder
         self._stored: Mapping[str, Any] = {}
@@ -110,6 +115,8 @@ class TaskStores:
         self._views: WeakSet[StoreRows] = WeakSet()  # views of committed rows that readers have
         self._times_before: list[list[tuple[StoreRows, int, int]]] = []  # one list for each open savepoint
         self._now_ms = now_ms
+        # Held by `commit` and `close`. Reentrant, for a signal handler that closes the task in the middle of a commit.
+        self._writing = threading.RLock()
         self.limits = limits or RowLimits()
         self.memory = MemoryEngine()
         self.engine: Engine = MemoryEngine() if detached else self._open_engine(app, shared)
@@ -159,17 +166,37 @@ class TaskStores:
         self._views.add(view.rows)
         return view
 
-    def commit(self, cut: CommitRecord) -> None:
-        """Write buffered rows together with `cut`, then clear the buffer and drop expired segments."""
+    def prepare(self) -> Prepared | None:
+        """Do of the next `commit` what changes nothing, while its owner waits; any thread. None: there is no such part.
+
+        `commit` takes it if the buffer still has as many rows of each family.
+        """
         self._check_usable()
-        # Before the write, so that rows of a segment that is about to go make no family for it.
-        expired = self._expired()
-        for families in expired.values():
-            for family in families:
-                self.buffer.drop_family(family)
-        self._write(self.buffer.rows, cut)
-        self.buffer.settle()
-        self._drop(expired)  # after the cut, whose stream time makes them dead
+        rows = {family: rows for family, rows in self.buffer.rows.items() if not self._in_memory(family)}
+        # A commit makes new families and drops expired ones, neither of which may happen before the log has it.
+        if sum(map(len, rows.values())) < PREPARED_ROWS_MIN or not rows.keys() <= self.engine.families():
+            return None
+        return None if self._expired() else self.engine.prepare(rows)
+
+    def commit(self, cut: CommitRecord, prepared: Prepared | None = None) -> None:
+        """Write buffered rows together with `cut`, then clear the buffer and drop expired segments.
+
+        `prepared` is of `prepare`, since which the buffer was left alone. A close on another thread waits for the end.
+        """
+        with self._writing:
+            # Before the check: a close on this very thread, by a signal handler, puts an empty dictionary in their
+            # place, and the cut must not be written without its rows.
+            rows = self.buffer.rows
+            self._check_usable()
+            # Before the write, so that rows of a segment that is about to go make no family for it.
+            expired = self._expired()
+            for families in expired.values():
+                for family in families:
+                    rows.pop(family, None)
+                    self.buffer.drop_family(family)
+            self._write(rows, cut, None if expired else prepared)
+            self.buffer.settle()
+            self._drop(expired)  # after the cut, whose stream time makes them dead
 
     def carry(self, unwritten: Unwritten) -> None:
         """Write rows that an earlier opening could not write although the log had their commit."""
@@ -179,9 +206,13 @@ class TaskStores:
             self.stores[name].rows.sequence = max(self.stores[name].rows.sequence, unwritten.times[name].sequence)
         self._write(families, self.cut)
 
-    def keep_unwritten(self) -> None:
-        """Keep buffered rows of unlogged stores for the next opening's `carry`: the log has their commit, not them."""
-        unlogged, times, rows = self.unlogged, self._times(), self.buffer.rows
+    def keep_unwritten(self, rows: FamilyRows) -> None:
+        """Keep those of the rows of a commit that are of unlogged stores for the next opening's `carry`.
+
+        The log has the commit, and no database has these rows. `rows` are the buffered ones, taken before the commit
+        began: a close has emptied the buffer since.
+        """
+        unlogged, times = self.unlogged, self._times()
         kept = {family: dict(changes) for family, changes in rows.items() if store_of_family(family) in unlogged}
         if kept:
             self.unwritten = Unwritten(kept, {name: times[name] for name in unlogged})
@@ -387,6 +418,10 @@ class TaskStores:
     def close(self) -> None:
         """Close iterators and the database, and forget buffered rows. Closing twice is fine: the second call completes
         a close that a signal handler interrupted."""
+        with self._writing:  # a commit of another thread is whole or has not begun
+            self._close()
+
+    def _close(self) -> None:
         self.closed = True
         with ExitStack() as last:  # each step, even after a failed one: an open engine keeps the directory's lock
             last.callback(self.memory.close)
@@ -407,7 +442,12 @@ class TaskStores:
         if self._whole_wal and not self._careful:
             refuse_damaged_wal(self.directory, every_byte=False)
         return RocksEngine(
-            self.directory, shared=shared, careful=self._careful, whole_wal=self._whole_wal, families=families
+            self.directory,
+            shared=shared,
+            careful=self._careful,
+            whole_wal=self._whole_wal,
+            restoring=self._opens_restoring,
+            families=families,
         )
 
     def _create_families(self, app: str, shared: RocksShared) -> None:
@@ -574,19 +614,27 @@ class TaskStores:
     def _engine_of(self, name: str) -> Engine:
         return self.memory if self.specs[name].engine == "memory" else self.engine
 
-    def _write(self, rows: FamilyRows, cut: CommitRecord) -> None:
+    def _in_memory(self, family: str) -> bool:
+        return self.specs[store_of_family(family)].engine == "memory"
+
+    def _write(self, rows: FamilyRows, cut: CommitRecord, prepared: Prepared | None = None) -> None:
         cut = replace(cut, stores=self._times())
         if rows is not self.buffer.rows:
             self.buffer.forget_recent()
         kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode()}}
         volatile: FamilyRows = {}
         for family, family_rows in rows.items():
-            in_memory = self.specs[store_of_family(family)].engine == "memory"
-            (volatile if in_memory else kept)[family] = family_rows
+            (volatile if self._in_memory(family) else kept)[family] = family_rows
         with self._poisoning():
             self._make_families(kept, volatile)
             reach("stores.families")
-            self.engine.write(kept)  # first: it may fail, and memory has no undo
+            # First: it may fail, and memory has no undo.
+            if prepared is not None and {**prepared.counts, DEFAULT_FAMILY: 1} == {
+                family: len(family_rows) for family, family_rows in kept.items()
+            }:
+                prepared.write({DEFAULT_FAMILY: kept[DEFAULT_FAMILY]})
+            else:
+                self.engine.write(kept)
             self.memory.write(volatile)
         self.cut = cut
 

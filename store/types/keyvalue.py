@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import add
-from typing import cast
+from typing import Any, cast
 
 from standfast.store.arguments import pairs_of
+from standfast.store.buffer import ENTRY_OVERHEAD_BYTES
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp
-from standfast.store.rows import StoreIterator
+from standfast.store.rows import StoreIterator, StoreRows
+from standfast.store.serde import QUICK_BYTES, quick
 from standfast.store.specs import K, KeyValueStore, V
+from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.typed import (
     NO_TIMESTAMP,
     TIME_MAX_MS,
@@ -29,6 +32,7 @@ from standfast.store.types.typed import (
 )
 from standfast.store.value_timestamp import TIMESTAMP
 
+_pack = TIMESTAMP.pack
 _join = cast("Callable[[bytes, bytes | None], bytes]", add)
 
 
@@ -54,6 +58,22 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
     commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
     """
 
+    def __init__(self, spec: KeyValueStore, rows: StoreRows) -> None:
+        super().__init__(spec, rows)
+        if spec.timestamped:
+            rows.head()
+
+    def bind(self, topic: str | None) -> None:
+        super().bind(topic)
+        self._quick_key, self._quick_value = quick(self._write_key), quick(self._write_value)
+
+    def quicken(self, module: Any) -> None:
+        if self.rows.headed:
+            serdes = (None if serde is QUICK_BYTES else serde for serde in (self._quick_key, self._quick_value))
+            self.put = module.putter(  # type: ignore[method-assign]
+                self.put, self.rows, self.name, *serdes, ENTRY_OVERHEAD_BYTES, TIMESTAMP_MAX_MS
+            )
+
     def get(self, key: K) -> V | None:
         """The value of a key, or None. One look-up."""
         row = self.rows.get(self.name, self._encode_key(key))
@@ -76,19 +96,36 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
 
         Reads nothing: costs the serdes and an entry of the buffer.
         """
+        access = self.rows
+        if timestamp is None:
+            timestamp = access.now_ms()
         if key is None or value is None or type(timestamp) is not int or not 0 <= timestamp <= TIME_MAX_MS:
             raw_key = self._encode_key(key)
-            raw = None if value is None else self._encode_value(value)
-            self.put_raw(raw_key, raw, self._timestamp(timestamp))
+            self.put_raw(raw_key, None if value is None else self._encode_value(value), self._timestamp(timestamp))
             return
-        # The usual case without any extra call: this runs for every record of an application.
+        # The usual case without any call but those of the serdes: this runs for every record of an application.
         try:
-            raw_key, raw = self._write_key(key), self._write_value(value)
-        except Exception:
-            self._encode_key(key)  # one of the two raises the error that names part and store
-            self._encode_value(value)
-            raise
-        self.rows.write(self.name, raw_key, TIMESTAMP.pack(timestamp) + raw if self._skip else raw, raw, timestamp)
+            raw_key, raw = self._quick_key(key), self._quick_value(value)
+        except Exception:  # noqa: BLE001 - one of these two raises the error, with part and store in it
+            raw_key, raw = self._encode_key(key), self._encode_value(value)
+        buffer, limits = access.buffer, access.limits
+        hot = buffer.hot.get(self.name)
+        size = len(raw_key) + len(raw)
+        size_bytes = buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES
+        if (
+            hot is None
+            or raw_key in hot
+            or size_bytes > buffer.stop_bytes
+            or size > limits.any_bytes
+            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
+            or access.closed
+        ):
+            self.put_raw(raw_key, raw, timestamp)
+            return
+        # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
+        access.counters.put += 1
+        buffer.size_bytes = size_bytes
+        hot[raw_key] = _pack(timestamp) + raw
 
     def put_raw(self, raw_key: bytes, raw: bytes | None, timestamp: int) -> None:
         """`put` of bytes as the serdes would return them; it does not check the timestamp."""
@@ -122,8 +159,7 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         self.rows.buffer.check_room(added_bytes, deletes=all(raw is None for _, raw in encoded))
         for raw_key, raw in encoded:  # not `write`, whose check could refuse after some are set: all have been checked
             row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
-            self.rows.put(self.name, raw_key, row)
-            self.rows.log(raw_key, raw, stamp)
+            self.rows.write_checked(self.name, raw_key, row, raw, stamp)
 
     def delete(self, key: K) -> V | None:
         """Remove a key; returns its earlier value, or None. One look-up and a put of None."""

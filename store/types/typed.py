@@ -63,6 +63,9 @@ class TypedStore(ABC, Generic[S, K, V]):
         self._write_key, self._read_key = self.key_serde.serialize, self.key_serde.deserialize
         self._write_value, self._read_value = self.value_serde.serialize, self.value_serde.deserialize
 
+    def quicken(self, module: Any) -> None:
+        """Use the compiled module, where it has a part for this type, from now on: the same calls in less time."""
+
     @abstractmethod
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         """Rows of these changelog records (in offset order); moves the observed stream time.

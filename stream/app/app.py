@@ -20,7 +20,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, get_args
 
 from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.lease.progress import LeaseProgress
@@ -66,9 +66,10 @@ from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.trace import Tracing
 from standfast.stream.workers.command import Program, this_program
 from standfast.stream.workers.counts import Workers, cores, worker_count, worker_options, workers_problems
-from standfast.stream.workers.session import WorkerSession
-from standfast.stream.workers.supervisor import Supervisor
-from standfast.stream.workers.worker import refuse_second_run, run_worker
+
+if TYPE_CHECKING:
+    from standfast.stream.workers.session import WorkerSession
+    from standfast.stream.workers.supervisor import Supervisor
 
 P = TypeVar("P", bound=type[Processor])
 POLL_MS = 50
@@ -471,6 +472,9 @@ class App:
         channel = lent_channel()
         # A span of the program around this call is no parent of records, and goes into no header.
         with printed(self.log_format), nullcontext() if self.tracing is None else self.tracing.apart():
+            # Modules of workers are imported where there are some: a program without them starts sooner.
+            from standfast.stream.workers.worker import refuse_second_run, run_worker
+
             if channel is not None:
                 run_worker(AppWorker(self), channel)
             refuse_second_run(self.name)
@@ -532,6 +536,8 @@ class App:
                 [f"application {self.name!r} is open in this process: run(workers={workers}) needs it closed first"]
             )
         assembled, (log, state_dir) = self.assemble(), self.places()
+        from standfast.stream.workers.supervisor import Supervisor
+
         supervisor = Supervisor(
             self.name,
             log=log,
@@ -542,6 +548,7 @@ class App:
             workers=workers,
             program=program,
             clock=self.clock,
+            flow=assembled.topology.flow(),
         )
         self.supervisor = supervisor
         self._told_start(supervisor.instance_id, supervisor.state_path, workers)
@@ -657,6 +664,8 @@ class AppWorker:
     ) -> WorkerSession:
         """The session of this process, with its share of the instance's settings."""
         app = self._app
+        from standfast.stream.workers.session import WorkerSession
+
         session = WorkerSession(
             app.name,
             log=app.places()[0],

@@ -14,19 +14,21 @@ abandoned, with an error for the tasks whose calls it has; the next call starts 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import random
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import as_event, logger
 from standfast.stream.topology.calls import CALL, Call, CallStep
+
+if TYPE_CHECKING:
+    import asyncio
 
 NS_PER_MS = 1_000_000
 CANCEL_MS = 5_000  # that a function may take to end once it is cancelled
@@ -109,7 +111,8 @@ class CallLoop:
 
         InvalidRequest once it has taken `max_ms`; it is cancelled then.
         """
-        future = asyncio.run_coroutine_threadsafe(_guarded(work), self._started())
+        loop = self._started()
+        future = asyncio.run_coroutine_threadsafe(_guarded(work), loop)
         until_ns = measured_ns() + max_ms * NS_PER_MS
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
@@ -140,6 +143,10 @@ class CallLoop:
     # --- inside ---
 
     def _started(self) -> asyncio.AbstractEventLoop:
+        # Fifty modules of the standard library, for asynchronous steps alone: all other code here runs after this.
+        global asyncio
+        import asyncio
+
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
             # A daemon, so that a function that never ends does not keep the process.

@@ -18,11 +18,10 @@ from typing import Any
 
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
+from standfast.stream.runtime.commit_pace import MOST_ROOM, CommitPace
 from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.topology.nodes import SubTopology
 
-# Calls at once. Measured on one broker: with more, each transaction takes longer and no more of them end in a second.
-THREADS = 8
 # A commit under way for longer holds the loop, as if the loop itself waited: its lease must not be renewed while a call
 # to the log does not return.
 HOLD_MS = 2_000
@@ -41,12 +40,12 @@ class Flight:
 
 
 class Commits:
-    """Commits under way, one for each task at most."""
+    """Commits under way, one for each task at most, and together at most `room` of the pace."""
 
-    def __init__(self, clock: Clock, *, remote: bool, threads: int = THREADS) -> None:
+    def __init__(self, clock: Clock, pace: CommitPace, *, remote: bool) -> None:
         self._clock = clock
+        self._pace = pace
         self._remote = remote
-        self._threads = threads
         self._flights: dict[TaskId, Flight] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -59,7 +58,7 @@ class Commits:
     @property
     def has_room(self) -> bool:
         """Whether a commit that begins now need not wait for another one."""
-        return len(self._flights) < self._threads
+        return len(self._flights) < self._pace.room
 
     def begin(self, task_id: TaskId, steps: Steps[bool], ended: Ended) -> None:
         """Begin the commit of a task without one under way; it may end at once. Raises the error of its first steps."""
@@ -115,7 +114,7 @@ class Commits:
 
     def _submit(self, call: LogCall) -> Future[Any]:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, "standfast-commit")
+            self._pool = ThreadPoolExecutor(MOST_ROOM, "standfast-commit")
         return self._pool.submit(call)
 
 

@@ -33,6 +33,7 @@ class Hold:
     committed: bool = False  # the last commit has begun
     quiet: bool = False
     since_ms: int = 0
+    number: int = 0  # the checkpoint for which it stands
     order: Order | None = None
 
     def splits(self, at: TopicPartition, taken: Taken) -> tuple[Taken, Taken | None]:
@@ -74,7 +75,8 @@ class Holds:
         # Never in order: a reader keeps to the ends before any writer goes on. The leader abandons it for time.
         if order.state is OrderState.RUNNING and not beyond:
             self._parts.applied(task.id, order)
-        freed = hold.stands and not order.stops(task.id)
+        # A loop that was busy may see the next checkpoint first, which needs another part and has other limits.
+        freed = hold.stands and (order.number != hold.number or not order.stops(task.id))
         if freed:
             hold.stands = hold.committed = hold.quiet = False
             self._parts.goes_on(self._clock.monotonic_ms() - hold.since_ms)
@@ -90,7 +92,7 @@ class Holds:
         if hold.quiet or hold.order is None or not hold.order.stops(task.id):
             return False
         if not hold.stands and all(_is_consumed(runner, at, limit) for at, limit in hold.limits.items()):
-            hold.stands, hold.since_ms = True, self._clock.monotonic_ms()
+            hold.stands, hold.number, hold.since_ms = True, hold.order.number, self._clock.monotonic_ms()
             task.restate_sources()
         return hold.stands
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from standfast.replication.fetch_limits import LIMITS
@@ -45,8 +44,9 @@ from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.commit_pace import CommitPace
 from standfast.stream.runtime.commits import Commits, groups_before
 from standfast.stream.runtime.guard import can_skip
-from standfast.stream.runtime.holds import Hold, Holds, Taken
+from standfast.stream.runtime.holds import Holds, Taken
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
+from standfast.stream.runtime.running import RunningTask, offsets_text, wait_for_task
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import SourceRuns
 from standfast.stream.runtime.starts import Starts
@@ -64,25 +64,10 @@ SOURCE_WAIT_MS = 5  # for records of topics, while sources of one's own run besi
 RETRY_WAIT_MS = 200
 SERVICE_WAIT_MS = 2_000  # between two openings of a task that waits for a service of its serdes
 CALL_WAIT_MS = 5  # for a result, before the log is polled again
-COMMIT_WAIT_MS = 5  # for records, before commits under way are looked at again
+COMMIT_WAIT_MS = 2  # for records, before commits under way are looked at again
 LAST_CALLS_MS = 10_000  # that the last commit waits for calls in flight; the next owner processes their records again
 PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
 HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
-
-
-@dataclass(slots=True)
-class RunningTask:
-    """A task that this loop processes."""
-
-    task: Task
-    runner: TaskRunner
-    next_commit_ms: int
-    committing: bool = False  # a commit is due and waits for the results of calls
-    due_ms: int = 0  # of the commit under way
-    last: bool = False  # the commit under way is the one before another instance gets the task
-    hold: Hold = field(default_factory=Hold)  # for a checkpoint
-    # Fetched during its commit, or beyond its limits: with partition, next offset, whether that is the end.
-    later: list[tuple[TopicPartition, Sequence[Record], int, bool]] = field(default_factory=list)
 
 
 class Loop:
@@ -112,7 +97,7 @@ class Loop:
         self._progress = runners.progress = session.progress
         self._pace = CommitPace(session.guarantee, commit_interval_ms)
         session.commit_interval_ms = lambda: self._pace.interval_ms
-        self._commits = Commits(clock, remote=session.log.remote)
+        self._commits = Commits(clock, self._pace, remote=session.log.remote)
         self._before = groups_before(topology.groups)
         self._restart = restart
         self._batch_bytes = batch_bytes
@@ -162,16 +147,19 @@ class Loop:
             return 0
         self._open_up()
         if not self._running:
-            self._clock.sleep_ms(timeout_ms)
+            wait_for_task(self._session, self._clock, timeout_ms)
             return 0
         self._fetch(timeout_ms)
         processed = 0
         # Another task begins each round, so that no task always waits for the others.
         self._turns.rotate(-1)
-        for task_id in list(self._turns):
+        for task_id in self._by_due():
             running = self._running.get(task_id)
             if running is not None:
                 processed += self._turn(task_id, running)
+                # A task that has committed must not wait for the turns of all others, nor one that waits for its room.
+                if self._go_on_returned():
+                    self._commit_due()
         self._purge_due()
         self.records_total += processed
         return processed
@@ -383,7 +371,7 @@ class Loop:
             logger.warning("task %s stops: %s", task_id, error, extra=as_event("task_stopped", task=task_id))
             return
         self._session.counters.task_failures += 1
-        self._open_later(task_id, error, at, _source_offsets(task), hint if can_skip(error) else "")
+        self._open_later(task_id, error, at, offsets_text(task), hint if can_skip(error) else "")
 
     def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str, hint: str = "") -> None:
         """`at`: source offset of the failed record, None where there was none; `committed`: the task's last commit."""
@@ -444,7 +432,7 @@ class Loop:
                     "task %s is not opened again: %s", task_id, other, extra=as_event("task_not_reopened", task=task_id)
                 )
             except StandfastError as again:
-                self._open_later(task_id, again, None, _source_offsets(task))
+                self._open_later(task_id, again, None, offsets_text(task))
 
     def _raise_fatal(self) -> None:
         """Raise the error of a task that is given up, once the other tasks have committed their work."""
@@ -604,7 +592,7 @@ class Loop:
             running = self._running.get(task_id)
             next_offset = acknowledged.get(at, 0)
             first = next_offset - len(batch)
-            if running is None or at in self._held or _fetched(running, at) != first:
+            if running is None or at in self._held or running.fetched(at) != first:
                 continue
             records = [Record(offset, stamp, key, value, headers)
                        for offset, (key, value, stamp, headers) in enumerate(batch, first)]  # fmt: skip
@@ -623,7 +611,7 @@ class Loop:
             running.runner.add(at.topic, *taken)
         if kept is not None:
             running.later.append((at, *kept))
-        if _waiting(running, at) > WAITING_MAX:
+        if running.waiting(at) > WAITING_MAX:
             # Paused at the bound and resumed at half of it: a pause throws librdkafka's prefetched records away.
             self._reader.pause([at])
             self._held.add(at)
@@ -638,7 +626,7 @@ class Loop:
             while processed < RECORDS_PER_TURN:
                 count = runner.run(RECORDS_PER_TURN - processed)
                 processed += count
-                if not _asks(task):
+                if not running.asks:
                     break
                 if not (self._commits.has_room and self._commit(running)):
                     break
@@ -657,35 +645,40 @@ class Loop:
 
     def _commit_asked(self, task_id: TaskId, running: RunningTask) -> bool:
         """Commit a task that asks for it, if it found no room before; whether the task may take records now."""
-        if not _asks(running.task) or running.committing:
+        if not running.asks or running.committing:
             return True
         if self._commits.has_room:
             self._commit(running)
-        return task_id not in self._commits and not _asks(running.task)
+        return task_id not in self._commits and not running.asks
 
     def _resume(self, running: RunningTask) -> None:
         if self._held:
             held = self._held.intersection(running.runner.partitions)
-            ready = [at for at in held if _waiting(running, at) <= WAITING_MAX // 2]
+            ready = [at for at in held if running.waiting(at) <= WAITING_MAX // 2]
             if ready:
                 self._reader.resume(ready)
                 self._held.difference_update(ready)
 
     # --- commits ---
 
+    def _by_due(self) -> list[TaskId]:
+        """The tasks, the one whose commit is due for longest first: it could else miss the room again and again."""
+        return sorted(self._turns, key=lambda task_id: self._running[task_id].next_commit_ms)
+
     def _commit_due(self) -> None:
-        for task_id, running in list(self._running.items()):
-            if self._is_due(task_id, running):
+        for task_id in self._by_due():
+            running = self._running.get(task_id)
+            if running is not None and self._is_due(task_id, running):
                 self._guarded(task_id, running, partial(self._commit, running))
 
     def _is_due(self, task_id: TaskId, running: RunningTask) -> bool:
         """Whether to commit a task now: it asks for it, or its interval is over and the tasks before it have committed.
 
-        Not while as many commits are under way as the pool has threads: the task goes on instead of waiting for one.
+        Not while as many commits are under way as there is room for: the task goes on instead of waiting for it.
         """
         if task_id in self._commits or running.hold.stands or not self._commits.has_room:
             return False
-        if running.committing or _asks(running.task):
+        if running.committing or running.asks:
             return True
         now_ms, due_ms = self._clock.monotonic_ms(), running.next_commit_ms
         if now_ms < due_ms:
@@ -716,21 +709,28 @@ class Loop:
         # A commit with nothing to commit is no progress of the task.
         if not wrote:
             return
-        self._pace.took(self._clock.monotonic_ms() - began_ms)
+        full = len(self._commits) + 1 >= self._pace.room  # this one is not among them any more
+        self._pace.took(self._clock.monotonic_ms() - began_ms, full=full)
         history = self._failures.get(running.task.id)
         if history is not None:
             history.committed()
 
     def _go_on_committing(self) -> None:
         """Continue the commits whose calls to the log have returned; wait for one that takes very long."""
-        if not len(self._commits):
-            return
-        for task_id in self._commits.returned():
-            running = self._running[task_id]
-            self._guarded(task_id, running, partial(self._go_on, running))
+        self._go_on_returned()
         for task_id in self._commits.held():
             running = self._running[task_id]
             self._guarded(task_id, running, partial(self._finish, running))
+
+    def _go_on_returned(self) -> bool:
+        """Continue the commits whose calls have returned; whether there were any."""
+        returned = self._commits.returned()
+        for task_id in returned:
+            running = self._running.get(task_id)
+            # Records that one of them handed over may have failed a task behind it, which ends its commit.
+            if running is not None and task_id in self._commits:
+                self._guarded(task_id, running, partial(self._go_on, running))
+        return bool(returned)
 
     def _go_on(self, running: RunningTask) -> None:
         if self._commits.go_on(running.task.id):
@@ -772,28 +772,6 @@ class Loop:
             self._session.log.admin.delete_records(done)
         except Unavailable as error:
             self._wait_for_log(error)
-
-
-def _asks(task: Task) -> bool:
-    """Whether a task asks for a commit before its interval is over."""
-    return task.commit_requested or task.stores.buffer.full
-
-
-def _waiting(running: RunningTask, at: TopicPartition) -> int:
-    """The number of records of an input that were fetched and not processed."""
-    return running.runner.waiting(at) + sum(len(one[1]) for one in running.later if one[0] == at)
-
-
-def _fetched(running: RunningTask, at: TopicPartition) -> int:
-    """The next offset of an input to fetch, by the records that this loop has."""
-    later = [one[2] for one in running.later if one[0] == at]
-    return later[-1] if later else running.runner.inputs[at.topic].fetched
-
-
-def _source_offsets(task: Task) -> str:
-    """The source offsets of a task's last commit, as text; of a failed task, too."""
-    offsets = sorted(task.stores.cut.sources.items())
-    return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
 
 
 def _offsets(positions: Mapping[TopicPartition, int]) -> str:

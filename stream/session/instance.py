@@ -52,6 +52,7 @@ from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import TakeOver
 from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
+from standfast.stream.snapshots.beginning import SnapshotsAway
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 
@@ -59,6 +60,7 @@ TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
 AGAIN_TICK_MS = 500
+SNAPSHOTS_AGAIN_MS = 10_000  # between two attempts at a task whose storage of snapshots is away: each opens a writer
 
 
 class Instance:
@@ -113,6 +115,7 @@ class Instance:
                 replace=settings.replace,
             )
             self.managed.coordinator.opening = True
+        self.parts: CheckpointParts | None = None  # of coordinated checkpoints
         self.ordered: Callable[[], None] | None = None  # in a worker process: the round that follows its supervisor
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
@@ -124,6 +127,7 @@ class Instance:
         # Rows of failed tasks that are assigned again, though closed: the log has their commit, and no directory has.
         self._unwritten: dict[TaskId, Unwritten] = {}
         self._next_take_over_ms = 0
+        self._snapshots_due_ms: dict[TaskId, int] = {}  # when to try tasks again that need a snapshot
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
@@ -170,17 +174,19 @@ class Instance:
 
     def take_part(self, keeper: SnapshotKeeper | None) -> None:
         """Take part in coordinated checkpoints, with the storage of `keeper`; without one every part fails."""
+        if self.managed is None and self.ordered is None:
+            return
+        self.parts = CheckpointParts(keeper, self.counters.snapshots)
         if self.managed is not None:
-            self.managed.parts = CheckpointParts(keeper, self.counters.snapshots)
+            self.managed.parts = self.parts
             self.managed.coordinator.keeper = keeper
             self.managed.coordinator.opening = False
 
     def join_checkpoints(self, flow: Flow) -> CheckpointParts | None:
         """The parts for the loop of an application, whose groups are joined so; None if its placement has none."""
-        if self.managed is None:
-            return None
-        self.managed.coordinator.flow = flow
-        return self.managed.parts
+        if self.managed is not None:
+            self.managed.coordinator.flow = flow
+        return self.parts
 
     def grow(self, group: int, partitions: int) -> None:
         """Grow the changelogs of a group to that many partitions."""
@@ -370,6 +376,10 @@ class Instance:
         """Decide about tasks in the next round, and not after the interval."""
         self._next_take_over_ms = 0
 
+    def hasten(self) -> None:
+        """The session closes, and waits for a round that is under way: it is to end soon. Any thread may call it."""
+        self._opener.hasten()
+
     def close(self) -> None:
         """Close every task and leave the group, so that other members may take over at once."""
         # Run in reverse: tasks close before the group is left, so that no member takes one over that is open.
@@ -381,8 +391,8 @@ class Instance:
                 last.callback(self.managed.close)
             for task_id in reversed(list(self.tasks)):
                 last.callback(self.revoke, task_id)
-            if self.managed is not None and self.managed.parts is not None:
-                last.callback(self.managed.parts.stop)  # it copies files of open tasks
+            if self.parts is not None:
+                last.callback(self.parts.stop)  # it copies files of open tasks
 
     def _plan(self) -> MemberPlan:
         # A copy, because the lease's thread calls this while tasks come and go.
@@ -425,8 +435,12 @@ class Instance:
 
     def try_standby(self, task_id: TaskId) -> None:
         """`open_standby` for placements, which continue: a refused task stays closed here, with its rows."""
+        if self._waits_for_snapshots(task_id):
+            return
         try:
             self.open_standby(task_id)
+        except SnapshotsAway as away:
+            self._wait_for_snapshots(task_id, away)
         except (StateLost, Corruption) as refused:
             logger.error(
                 "task %s cannot be a standby here, its rows stay: %s",
@@ -488,10 +502,17 @@ class Instance:
             task.fail(damage)
 
     def _monitor_failed(self) -> None:
-        self._look_for_fenced(self.tasks.keys())
-        for task_id, task in list(self.tasks.items()):
+        for task in self.tasks.values():
             if task.stores.damaged is not None and task.state not in GONE:
                 task.fail(task.stores.damaged)
+        # Looked at after the failing. A commit may run on another thread, and the log may have it: if the task were
+        # closed in the middle of it, its rows would not be here, and no log has those of unlogged stores. It ends
+        # within the log's time-outs.
+        idle = {task_id: task for task_id, task in self.tasks.items() if not task.committing}
+        self._look_for_fenced(idle)
+        for task_id, task in idle.items():
+            if task_id not in self.tasks:
+                continue  # it was fenced
             if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and _is_lost(task.error):
                 self._reinitialise(task_id, task.error)
 
@@ -664,6 +685,8 @@ class Instance:
         """Run a task; with `if_free` not while another live member owns it. A task that failed here stays as it is."""
         if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
             return
+        if self._waits_for_snapshots(task_id):
+            return
         started_ms = self._clock.monotonic_ms()
         try:
             writer = self.writers.open(task_id, if_free=if_free)
@@ -677,6 +700,9 @@ class Instance:
         except Held as held:
             logger.warning("task %s cannot be opened yet: %s", task_id, held, extra=as_event("task_held", task=task_id))
             return
+        except SnapshotsAway as away:
+            self._wait_for_snapshots(task_id, away)
+            return
         except (StateLost, Corruption) as refused:
             logger.error(
                 "task %s cannot be taken over: %s", task_id, refused, extra=as_event("take_over_refused", task=task_id)
@@ -686,6 +712,16 @@ class Instance:
             else:
                 self._keep_closed(task_id, refused)
         self.membership.publish()
+
+    def _waits_for_snapshots(self, task_id: TaskId) -> bool:
+        return self._clock.monotonic_ms() < self._snapshots_due_ms.get(task_id, 0)
+
+    def _wait_for_snapshots(self, task_id: TaskId, away: SnapshotsAway) -> None:
+        """Try a task again later; the others that are to come here do not wait for it."""
+        self._snapshots_due_ms[task_id] = self._clock.monotonic_ms() + SNAPSHOTS_AGAIN_MS
+        logger.warning(
+            "task %s is opened later: %s", task_id, away, extra=as_event("task_waits_for_snapshots", task=task_id)
+        )
 
     def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
         """Keep an owned task that must not be opened: it holds the gate shut, and reports the reason."""

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.pauses import FAILOVER, PLANNED, Left, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
@@ -44,7 +45,6 @@ from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.coordinator import Coordinator, Lead
-from standfast.stream.snapshots.parts import CheckpointParts
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
@@ -97,6 +97,23 @@ class Part(Protocol):
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """Give up the active tasks that have a newer owner."""
+        ...
+
+
+class Parts(Protocol):
+    """The instance's parts of coordinated checkpoints: made in this process, or in its worker processes."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether tasks are to stand still, so that the tick looks often."""
+        ...
+
+    def follow(self, order: Order | None) -> None:
+        """Take the newest order of the placement topic."""
+        ...
+
+    def report(self) -> PartReport | None:
+        """The parts of the last checkpoint that had any here."""
         ...
 
 
@@ -195,8 +212,7 @@ class ManagedPlacement:
     ) -> None:
         self.round: Round | None = None  # the last decision, of a leader
         self.misses_partitions = False  # tasks were placed here of partitions that this instance has not found yet
-        # Of coordinated checkpoints; a process that runs its tasks in others has no parts, and refuses as a leader.
-        self.parts: CheckpointParts | None = None
+        self.parts: Parts | None = None  # of coordinated checkpoints
         self.coordinator = Coordinator(instance.app, instance.membership.member, instance.counters.snapshots)
         self._looked: object = None  # the records and parts as of the last tick
         self._instance = instance

@@ -42,13 +42,14 @@ class Loss:
     """Unusable stores of a task, by name with the reason; `damage`: bytes are damaged, perhaps of other stores.
 
     False if nothing is lost. `whole`: the directory itself cannot be used. `planned`: the restore plan found the loss,
-    and does not refuse it.
+    and does not refuse it. `keep`: the rows may be nowhere else, so a copy of them stays for a person.
     """
 
     stores: Mapping[str, str] = field(default_factory=dict)
     damage: Corruption | None = None
     whole: bool = False
     planned: bool = False
+    keep: bool = False
 
     def __bool__(self) -> bool:
         return self.whole or self.damage is not None or bool(self.stores)
@@ -81,11 +82,12 @@ class Mender:
         state_dir: StateDir,
         shared: RocksShared,
         stores: OpensStores,
-        refuse: Callable[[TaskId, TaskStores, Mapping[str, str], Callable[[str], bool] | None], None],
+        refuse: Callable[[TaskId, TaskStores, Mapping[str, str], Callable[[str], bool] | None], bool],
         *,
         accept_unreadable_rows: bool,
     ) -> None:
-        """`refuse(task, stores, lost, had_rows)` raises StateLost if the plan refuses to restore these stores.
+        """`refuse(task, stores, lost, had_rows)` raises StateLost if the plan refuses to restore these stores, and
+        returns whether a copy of their rows is to be kept.
 
         `had_rows` says which stores of a wholly lost directory had rows.
         """
@@ -115,7 +117,9 @@ class Mender:
         try:
             try:
                 with closing(self._stores(task, careful=True)) as stores:
-                    lost = self._judged(task, stores, loss)
+                    lost, keep = self._judged(task, stores, loss)
+                    if keep:
+                        self._state_dir.keep_aside(copy)
                     if lost:
                         self._forget(task, stores, lost, copy)
             except Corruption:  # not even a careful opening works
@@ -137,22 +141,23 @@ class Mender:
             left,
             extra=as_event("directory_missing", task=task),
         )
-        return self._replace(task, left, Loss(whole=True))
+        return self._replace(task, left, Loss(whole=True), left)
 
-    def _judged(self, task: TaskId, stores: TaskStores, loss: Loss) -> dict[str, str]:
-        """The lost stores, if losing them is allowed; none if the directory is lost as a whole."""
+    def _judged(self, task: TaskId, stores: TaskStores, loss: Loss) -> tuple[dict[str, str], bool]:
+        """The lost stores, if losing them is allowed, and whether a copy stays; none if the whole directory is lost."""
         lost = dict(loss.stores) or dict.fromkeys(self._damaged(stores, loss.damage), CORRUPT)
         if not lost or DEFAULT_FAMILY in lost:
-            return {}
+            return {}, False
+        keep = loss.keep
         # A copy that a crash interrupted has replaced only a part of the rows.
         lost |= dict.fromkeys(stores.copying, CORRUPT)
         # The restore plan has accepted a planned loss already.
         if not loss.planned:
-            self._refuse(task, stores, {name: why for name, why in lost.items() if name in stores.specs}, None)
+            keep = self._refuse(task, stores, {name: why for name, why in lost.items() if name in stores.specs}, None)
         unlogged = stores.unlogged & lost.keys()
         if unlogged and not self._accept:
             raise self._refused(task, unlogged, [f"{loss.damage or 'they are damaged'}"])
-        return lost
+        return lost, keep
 
     def _forget(self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], copy: Path) -> None:
         """Drop the rows of these stores; readable rows that no log has come back from the copy."""
@@ -196,15 +201,15 @@ class Mender:
             map(store_of_family, families or filter(lambda one: not _readable(engine, one), engine.families()))
         )
 
-    def _replace(self, task: TaskId, directory: Path, loss: Loss) -> dict[str, str]:
-        """Replace a lost directory with a new one, with the readable rows that no log has."""
+    def _replace(self, task: TaskId, directory: Path, loss: Loss, left: Path | None = None) -> dict[str, str]:
+        """Replace a lost directory with a new one, with the readable rows that no log has; `left`: it lies aside."""
         name = str(task)
         build, scratch = self._state_dir.mending_path(name, "new"), self._state_dir.mending_path(name, "old")
         remains = open_remains(directory, scratch, self._shared, name) if directory.exists() else None
         try:
             with closing(self._stores(task, build, whole_wal=False)) as stores:
                 logged = {one: CORRUPT for one, spec in stores.specs.items() if spec.logging}
-                self._refuse(task, stores, logged, _had_rows(remains))
+                keep = self._refuse(task, stores, logged, _had_rows(remains))
                 strangers = [] if remains is None else remains.undeclared(stores.specs, str(directory))
                 if strangers and not self._accept:
                     raise self._refused(task, strangers, ["the task does not declare it any more, so it is not copied"])
@@ -224,6 +229,8 @@ class Mender:
             why,
             extra=as_event("directory_set_aside", task=task, reason=CORRUPT),
         )
+        if keep and (place := self._state_dir.task_path(name) if left is None else left).exists():
+            self._state_dir.keep_aside(place)  # before the rename, after which a crash would leave it unmarked
         # Two renames: a crash between them leaves the old directory aside, which `take_back` finds.
         self._state_dir.set_aside(name, CORRUPT)
         reach("mending.aside")

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from standfast.replication.kafka.native_library import compiled
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Group, Log, TopicInfo
@@ -33,9 +34,11 @@ from standfast.replication.topics.changelog import (
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
+from standfast.restore.accepted import note_accepted
 from standfast.restore.log_states import log_state
 from standfast.restore.plan import (
     CORRUPT,
+    HISTORY_MISSING,
     LocalPosition,
     LogState,
     Plan,
@@ -50,8 +53,10 @@ from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
+from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.seal import never_opened
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
@@ -60,7 +65,7 @@ from standfast.stream.session.groups import TaskGroup
 from standfast.stream.session.mending import Loss, Mender
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import Task
-from standfast.stream.snapshots.beginning import FromSnapshot
+from standfast.stream.snapshots.beginning import FromSnapshot, SnapshotsAway
 from standfast.stream.snapshots.counts import Downloads, SnapshotCounts
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
@@ -205,27 +210,81 @@ class TaskOpener:
         topics = self.topics(task.group)
         # Only groups with rows that no log has look for a replacement that a crash interrupted.
         lost = self._mender.take_back(task) if self._has_unlogged(task.group) else {}
-        for _ in range(len(self.groups[task.group].specs) + 2):  # each round takes out one more store
-            if loss:
-                lost |= self._mender.take_out(task, loss)
-            if self._snapshots is not None:
-                specs = self.groups[task.group].specs
-                self._snapshots.begin(task, specs, partial(self._log_states, task, specs, topics))
+        self._put_back(task)
+        for _ in range(len(self.groups[task.group].specs) + 3):  # each round takes out one more store
             try:
-                stores = self._stores(task)
-            except Corruption as damage:
-                loss = Loss.by(damage)
+                opened = self._round(task, topics, loss, lost)
+            except StateLost as refused:
+                if refused.reason != HISTORY_MISSING or not self._exchange(task, topics):
+                    raise
+                lost |= {spec.name: HISTORY_MISSING for spec in self.groups[task.group].specs if spec.logging}
+                loss = NOTHING
                 continue
-            opened = self._planned(task, topics, stores, lost)
             if isinstance(opened, Opened):
                 if unwritten is not None and self._settings.guarantee == "exactly_once":
-                    stores.carry(unwritten)  # at least once, the records are processed again instead
+                    opened.task.stores.carry(unwritten)  # at least once, the records are processed again instead
                 return opened
             loss = opened
         raise StateLost(
             f"task {task} was mended and is damaged again: {loss.damage}: check the disk, then assign the task again",
             reason=CORRUPT,
         ) from loss.damage
+
+    def _round(self, task: TaskId, topics: Mapping[str, TopicInfo], loss: Loss, lost: dict[str, str]) -> Opened | Loss:
+        """Take out the lost stores, and try to open the rest; adds the stores taken out to `lost`."""
+        if loss:
+            lost |= self._mender.take_out(task, loss)
+        if self._snapshots is not None:
+            headless = self._settings.accept_missing_history
+            self._snapshots.begin(task, *self._of_snapshots(task, topics), headless=headless)
+        try:
+            stores = self._stores(task)
+        except Corruption as damage:
+            return Loss.by(damage)
+        return self._planned(task, topics, stores, lost)
+
+    def _exchange(self, task: TaskId, topics: Mapping[str, TopicInfo]) -> bool:
+        """Put a snapshot in the place of refused state, which stays aside; whether it was done. Raises SnapshotsAway.
+
+        A changelog lost its head, and a snapshot that fits the log has read the removed records. Rows of
+        stores without a changelog would go back to those of the snapshot, so a task with such stores stays refused.
+        """
+        path = self.state_dir.task_path(str(task))
+        if self._snapshots is None or self._has_unlogged(task.group) or not path.exists():
+            return False
+        specs, logs = self._of_snapshots(task, topics)
+        if not self._snapshots.usable(task, specs, logs):
+            return False
+        self.state_dir.keep_aside(path)
+        self.state_dir.set_aside(str(task), HISTORY_MISSING)
+        reach("opener.exchanged")
+        try:
+            begun = self._snapshots.begin(task, specs, logs)
+        except SnapshotsAway:  # in the middle of the download: it is tried again, and until then the rows can be read
+            self._put_back(task)
+            raise
+        if begun is None:
+            self._put_back(task)
+            return False
+        logger.warning(
+            "task %s begins with a snapshot, which has read records that its changelog lost before its local state did",
+            task,
+            extra=as_event("state_exchanged", task=task),
+        )
+        return True
+
+    def _put_back(self, task: TaskId) -> None:
+        """Put state back that an exchange has set aside without a snapshot in its place: a crash or an error came."""
+        left = self.state_dir.left_behind(str(task))
+        if left is not None and left.name.split(".")[1] == HISTORY_MISSING:
+            self.state_dir.take_back(left, str(task))
+
+    def _of_snapshots(
+        self, task: TaskId, topics: Mapping[str, TopicInfo]
+    ) -> tuple[Sequence[StoreSpec], Callable[[], Mapping[str, LogState]]]:
+        """The stores of a task, and a look at their changelogs, by which a snapshot is judged."""
+        specs = self.groups[task.group].specs
+        return specs, partial(self._log_states, task, specs, topics)
 
     def closed(self, task: TaskId, refused: StandfastError, role: str) -> Task:
         """A refused task, closed, with its rows in place and the error to show."""
@@ -246,10 +305,11 @@ class TaskOpener:
         except Corruption as damage:
             return Loss.by(damage)
         _refuse(task.id, plans)
+        note_accepted(self.state_dir.path, task.applier, plans, self._clock.wall_ms())
         lost = _lost(plans, task.applier)
         if lost:
-            return Loss(lost, planned=True)
-        _step_over_markers(task.applier, plans)
+            return Loss(lost, planned=True, keep=_keep(plans))
+        _settle(task.applier, plans, self._clock.wall_ms())
         return _ranges(plans, task.applier, {}), _all_at_end(plans)
 
     def rows_on_disk(self) -> RowsOnDisk:
@@ -263,6 +323,12 @@ class TaskOpener:
             opening=self.progress.replaying,
         )
 
+    def hasten(self) -> None:
+        """The session closes: calls to the log and downloads of snapshots end soon. Any thread may call it."""
+        self.log.hasten()
+        if self._snapshots is not None:
+            self._snapshots.hasten()
+
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
@@ -273,17 +339,17 @@ class TaskOpener:
         """The task, or the lost part of its state; the stores are closed in that case."""
         try:
             if self._snapshots is not None:
-                logs = partial(self._log_states, task, self.groups[task.group].specs, topics)
-                self._snapshots.refill(task, stores, lost, logs)
+                self._snapshots.refill(task, stores, lost, self._of_snapshots(task, topics)[1])
             applier = self._applier(task, stores, topics)
             plans = self._plans(stores, applier, topics)
             _refuse(task, plans)
+            note_accepted(self.state_dir.path, applier, plans, self._clock.wall_ms())
             found = _lost(plans, applier)
             if found:
                 stores.close()
-                return Loss(found, planned=True)
+                return Loss(found, planned=True, keep=_keep(plans))
             opened = self._task(task, stores, applier)
-            _step_over_markers(applier, plans)
+            _settle(applier, plans, self._clock.wall_ms())
         except Corruption as damage:
             stores.close()
             return Loss.by(damage)
@@ -311,10 +377,17 @@ class TaskOpener:
 
     def _refuse_loss(
         self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], had_rows: Callable[[str], bool] | None
-    ) -> None:
-        """Raise StateLost if the log cannot give back the lost stores; `had_rows` where the whole directory is lost."""
+    ) -> bool:
+        """Raise StateLost if the log cannot give back the lost stores; `had_rows` where the whole directory is lost.
+
+        Returns whether a copy of the rows is to be kept.
+        """
         topics = self.topics(task.group)
-        _refuse(task, self._plans(stores, self._applier(task, stores, topics), topics, lost, had_rows))
+        applier = self._applier(task, stores, topics)
+        plans = self._plans(stores, applier, topics, lost, had_rows)
+        _refuse(task, plans)
+        note_accepted(self.state_dir.path, applier, plans, self._clock.wall_ms())
+        return _keep(plans)
 
     def _task(self, task: TaskId, stores: TaskStores, applier: ChangelogApplier) -> Task:
         return Task(
@@ -344,7 +417,7 @@ class TaskOpener:
         path = directory or self.state_dir.task_path(str(task))
         # Announced to the lease: opening replays the WAL, which holds the interpreter for as long as that lasts.
         with self.progress.replaying(path):
-            return TaskStores(
+            made = TaskStores(
                 path,
                 self.app,
                 str(task),
@@ -357,7 +430,13 @@ class TaskOpener:
                 careful=careful,
                 whole_wal=whole_wal,
                 detached=detached,
+                # A restored snapshot: no compaction of its files begins before the rest of the log has been read.
+                restoring=never_opened(path),
             )
+        module = compiled().module
+        for store in made.stores.values() if module is not None else ():
+            store.quicken(module)
+        return made
 
     def _topic_infos(self, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:
         infos = {}
@@ -446,12 +525,19 @@ def _local_lost(
     return None if stored is None else local_position(stored, rows=True, lost=lost)
 
 
-def _step_over_markers(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan]) -> None:
-    """Move a position past its marker: a log that begins right after the marker has no such offset any more."""
+def _settle(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan], now_ms: int) -> None:
+    """Move positions past their markers, and give those at their end, stamped ahead of the clock, the present time."""
     for changelog, plan in plans.items():
         stored = applier.position(changelog)
-        if isinstance(plan, Resume) and stored is not None and plan.position > stored.offset:
+        if stored is None:
+            continue
+        # A log that begins right after the marker has no such offset any more.
+        if isinstance(plan, Resume) and plan.position > stored.offset:
             applier.apply(changelog, (), plan.position)
+        # Later, when other owners have deleted rows, such a position would look younger than it is. Of a source topic
+        # that serves as changelog, records beyond the position may be there already: only its commits stamp it.
+        elif isinstance(plan, UpToDate) and stored.at_ms > now_ms and changelog not in applier.limited:
+            applier.confirm(changelog)
 
 
 def _refuse(task: TaskId, plans: Mapping[TopicPartition, Plan]) -> None:
@@ -462,6 +548,10 @@ def _refuse(task: TaskId, plans: Mapping[TopicPartition, Plan]) -> None:
 
 def _lost(plans: Mapping[TopicPartition, Plan], applier: ChangelogApplier) -> dict[str, str]:
     return {applier.store_of[at]: plan.reason for at, plan in plans.items() if isinstance(plan, Reinitialise)}
+
+
+def _keep(plans: Mapping[TopicPartition, Plan]) -> bool:
+    return any(isinstance(plan, Reinitialise) and plan.keep for plan in plans.values())
 
 
 def _all_at_end(plans: Mapping[TopicPartition, Plan]) -> bool:

@@ -97,6 +97,7 @@ class Readiness:
         if self._state_dir.aside(str(task.id)):
             self._copies[task.id] = task
         task.move(TaskState.STANDBY)
+        task.stores.restoring(False)  # a standby has no end of its restore
         self.tailer.add(task.applier, task.applier.limited)
 
     def remove(self, task_id: TaskId, reason: str) -> None:

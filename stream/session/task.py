@@ -8,6 +8,8 @@
     commit, exactly once     log transaction (changelogs, outputs, source offsets) -> one local batch
     commit, at least once    log append (changelogs, outputs) -> one local batch -> source offsets
 
+    meanwhile                the local batch is filled while the log has the records, and written when that has answered
+
     position of a store      the next offset of its changelog, as the log acknowledged it; where a source topic serves
                              as changelog, the source offset that this very commit makes durable
 
@@ -18,6 +20,7 @@ positions are as Kafka Streams' ProcessorStateManager.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,8 +44,8 @@ from standfast.replication.log import (
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.arguments import is_whole
-from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock, measured_ns
+from standfast.store.engine import Prepared
 from standfast.store.errors import (
     Closed,
     CommitUnknown,
@@ -67,6 +70,7 @@ from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
+from standfast.store.value_timestamp import changes_bytes
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, headers_bytes, latest_ms
 from standfast.stream.session.settings import Guarantee
 from standfast.stream.session.source_offsets import checked_source_offsets
@@ -90,6 +94,7 @@ class TaskState(Enum):
     CLOSED = "closed"
 
 
+COMMIT_WAIT_S = 1.0  # the wait of a close for a commit of another thread
 GONE = (TaskState.FAILED, TaskState.CLOSED)
 
 ALLOWED = {
@@ -149,7 +154,11 @@ class Task:
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
         self._restates = False
+        self._commit_ended = threading.Event()
+        self._commit_ended.set()
+        self._committer = 0  # the thread of the last commit
         self._log_may_have_it = False  # some or all of the running commit
+        self._prepared: Prepared | None = None  # of the running commit's local write, while the log has its records
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
         self._output_bytes = 0
         self._outputs_since_ms = -1
@@ -311,21 +320,27 @@ class Task:
         Its caller makes each call, in any thread, and sends the result, or throws the error, in the task's own thread.
         Returns whether there was anything to commit.
         """
-        self._check_running()
-        self._refuse_dropped()
-        offsets = self.checked_offsets({} if source_offsets is None else source_offsets)
-        moved = self.times_moved
-        # Metadata goes with offsets only: without any, a cold restore would not have the moved times.
-        if (moved and not offsets) or self._restates:
-            offsets = {**self._sources, **offsets}
-        if offsets or self.uncommitted:
-            self.stores.buffer.check_commit()
-        # Metadata over its limit is refused here, while the changes are still in the buffer.
-        metadata = CommitMetadata(
-            epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
-        ).to_text()
-        started_ms = self._clock.monotonic_ms()
-        written, acknowledged = yield from self._committed(offsets, metadata, member, moved)
+        # Before the look at the state: background work that closes a task fails it before it looks here.
+        self._committer = threading.get_ident()
+        self._commit_ended.clear()
+        try:
+            self._check_running()
+            self._refuse_dropped()
+            offsets = self.checked_offsets({} if source_offsets is None else source_offsets)
+            moved = self.times_moved
+            # Metadata goes with offsets only: without any, a cold restore would not have the moved times.
+            if (moved and not offsets) or self._restates:
+                offsets = {**self._sources, **offsets}
+            if offsets or self.uncommitted:
+                self.stores.buffer.check_commit()
+            # Metadata over its limit is refused here, while the changes are still in the buffer.
+            metadata = CommitMetadata(
+                epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
+            ).to_text()
+            started_ms = self._clock.monotonic_ms()
+            written, acknowledged = yield from self._committed(offsets, metadata, member, moved)
+        finally:
+            self._commit_ended.set()
         if acknowledged is None:
             return False
         self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
@@ -411,6 +426,11 @@ class Task:
         return {at: offset for at, offset in offsets.items() if offset > self._sources.get(TopicPartition(*at), -1)}
 
     @property
+    def committing(self) -> bool:
+        """Whether it is in the middle of a commit: background work closes it after that."""
+        return not self._commit_ended.is_set()
+
+    @property
     def uncommitted(self) -> bool:
         """Whether rows, changes, outputs or a stream time wait for a commit."""
         buffer = self.stores.buffer
@@ -491,6 +511,7 @@ class Task:
         if isinstance(self.error, Fenced):
             return
         self.error = error
+        self._prepared = None
         if isinstance(error, Fenced):
             self.stores.fence(str(error))
         if self.state not in GONE:
@@ -548,6 +569,10 @@ class Task:
             if self.writer is not None:
                 self.writer.close()
         finally:
+            # The log may take a commit of another thread just now, and then its rows are to be written here, too. Not
+            # for long, because that thread may wait for this one.
+            if self._committer != threading.get_ident():
+                self._commit_ended.wait(COMMIT_WAIT_S)
             # Whatever the writer's close raises: an open store keeps the lock of the directory.
             self.stores.close()
 
@@ -594,6 +619,8 @@ class Task:
         writer = self.writer
         if writer is None:
             raise InternalError(f"task {self.id} runs without a writer")
+        self._prepared = None
+        rows = self.stores.buffer.rows
         acknowledged = yield from self._write_log(writer, batches, commit)
         self._log_may_have_it = True
         try:
@@ -601,7 +628,7 @@ class Task:
             self._write_local(batches, commit, acknowledged, writer)
         except BaseException:
             # Acknowledged and not local: under exactly once the next opening writes these rows.
-            self.stores.keep_unwritten()
+            self.stores.keep_unwritten(rows)
             raise
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
@@ -636,7 +663,11 @@ class Task:
             progress=dict(self.progress),
             epoch=writer.epoch,
         )
-        self.stores.commit(cut)
+        prepared, self._prepared = self._prepared, None
+        self.stores.commit(cut, prepared)
+
+    def _prepare(self) -> None:
+        self._prepared = self.stores.prepare()
 
     def _write_log(
         self, writer: LogWriter, batches: Batches, commit: GroupCommit
@@ -652,9 +683,10 @@ class Task:
         started_ns = measured_ns()
         try:
             if exactly_once:
-                call: LogCall = partial(writer.transact, batches, commit if commit.offsets else None)
+                given = commit if commit.offsets else None
+                call: LogCall = partial(writer.transact, batches, given, meanwhile=self._prepare)
             else:
-                call = partial(writer.append, batches)
+                call = partial(writer.append, batches, meanwhile=self._prepare)
             acknowledged: Mapping[TopicPartition, int] = yield call
         except BaseException as error:
             self.counters.changelog_errors[log_error(error)] += 1

@@ -3,8 +3,9 @@
     directory without a database ──> snapshots, the newest first: fits the log? ──> files ──> opened as local state
                                                       none, or no answer ──> the changelogs, from their beginnings
 
-Rules of this file: it never fails an opening. The restore plan judges the snapshot's positions before the download, and
-the opened stores again, as any local state.
+Rules of this file: it fails an opening only where a changelog lost its head, so that the snapshots are needed, and the
+storage does not answer. The restore plan judges the snapshot's positions before the download, and the opened stores
+again, as any local state.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import LogReader
@@ -25,7 +26,7 @@ from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Judged, judge, judge_store
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock
-from standfast.store.errors import StandfastError
+from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import StoreSpec
@@ -33,9 +34,19 @@ from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.snapshots.counts import NONE, RESTORED, STORE, UNANSWERED, Downloads, SnapshotCounts
 
+if TYPE_CHECKING:
+    from standfast.restore.snapshot.fetch import Restored  # imported when it is used, as its functions are
+
 T = TypeVar("T")
 STEP_S = 0.25
 PATIENCE_S = 20  # the changelogs have the same rows, so a storage that is away must not delay a task for long
+# A storage that took longer than this to fail is not asked again for so long, but for tasks that need a snapshot: all
+# others would wait for it, one after the other.
+AWAY_AFTER_MS, AWAY_MS = 5_000, 30_000
+
+
+class SnapshotsAway(Unavailable):
+    """A task must begin with a snapshot, and the storage does not answer. Other tasks need not wait for it."""
 
 
 class FromSnapshot:
@@ -63,14 +74,26 @@ class FromSnapshot:
         self._downloads = downloads
         self._progress = progress
         self._storage = open_storage(policy.to, app, patience_s=PATIENCE_S)
+        self._away: tuple[int, str] | None = None  # when the storage failed to answer, and its error
+        self._closing = self._interrupted = False  # end a download, which the session's lock waits for
         counts.restores.update(dict.fromkeys((RESTORED, NONE, UNANSWERED, STORE), 0))
 
+    def hasten(self) -> None:
+        """The session closes: a download under way ends with its next part. Any thread may call it."""
+        self._closing = True
+
     def begin(
-        self, task: TaskId, specs: Sequence[StoreSpec], logs: Callable[[], Mapping[str, LogState]]
+        self,
+        task: TaskId,
+        specs: Sequence[StoreSpec],
+        logs: Callable[[], Mapping[str, LogState]],
+        *,
+        headless: bool = False,
     ) -> Snapshot | None:
         """Put a snapshot in the place of a missing directory; `logs` reads the state of the task's changelogs by store.
 
-        Returns it, or None.
+        Returns it, or None. `headless`: a changelog without its head may be read from its beginning; otherwise
+        SnapshotsAway is raised if the storage does not say whether a snapshot has the removed records.
         """
         from standfast.restore.snapshot.fetch import holds_database, restore_task
 
@@ -80,9 +103,10 @@ class FromSnapshot:
         # Read before the storage: of an empty log no snapshot can be judged, and none is needed.
         states = logs()
         whole = sum(state.stop - state.begin for state in states.values())
-        if not whole:
+        removed = any(state.head_removed and state.limit is None for state in states.values())
+        if not whole and not removed:
             return None  # nothing was ever logged, or nothing is left that a snapshot could be checked against
-        definitions = {spec.name: spec.placed_definition() for spec in specs}
+        definitions, needed = {spec.name: spec.placed_definition() for spec in specs}, removed and not headless
         began_ms = self._clock.monotonic_ms()
         try:
             done = self._waited(
@@ -95,10 +119,15 @@ class FromSnapshot:
                     self._shared,
                     judge=lambda snapshot: self._judge(snapshot, task, definitions, states),
                     step=partial(self._step, str(task)),
-                )
+                ),
+                needed=needed,
             )
         except StandfastError as error:
+            if self._closing:
+                raise
             self._counts.restores[UNANSWERED] += 1
+            if needed:
+                raise _away(task, error) from error
             logger.warning(
                 "task %s is restored from its changelogs alone, its snapshots could not be read: %s",
                 task,
@@ -110,20 +139,45 @@ class FromSnapshot:
             self._downloads.end(str(task))
         self._counts.restores[NONE if done.snapshot is None else RESTORED] += 1
         if done.snapshot is not None:
-            self._counts.downloaded_bytes += done.snapshot.bytes
-            if not done.passed_over:  # else a part of the time went into snapshots that were of no use
-                took_ms = self._clock.monotonic_ms() - began_ms
-                note_rate(self._state_dir.path, DOWNLOAD, done.snapshot.bytes, took_ms, self._clock.wall_ms())
-            logger.info(
-                "task %s begins with snapshot %s: %d bytes, at most %d of %d records left to read",
-                task,
-                done.snapshot.name,
-                done.snapshot.bytes,
-                done.tail,
-                whole,
-                extra=as_event("snapshot_restored", task=task, snapshot=str(done.snapshot.name), tail=done.tail),
-            )
+            self._note(task, done.snapshot, done, whole, self._clock.monotonic_ms() - began_ms)
         return done.snapshot
+
+    def _note(self, task: TaskId, snapshot: Snapshot, done: Restored, whole: int, took_ms: int) -> None:
+        """Count and log the snapshot that a task begins with; `whole` are the records of its changelogs."""
+        self._counts.downloaded_bytes += snapshot.bytes
+        if not done.passed_over:  # else a part of the time went into snapshots that were of no use
+            note_rate(self._state_dir.path, DOWNLOAD, snapshot.bytes, took_ms, self._clock.wall_ms())
+        logger.info(
+            "task %s begins with snapshot %s: %d bytes, at most %d of %d records left to read",
+            task,
+            snapshot.name,
+            snapshot.bytes,
+            done.tail,
+            whole,
+            extra=as_event("snapshot_restored", task=task, snapshot=str(snapshot.name), tail=done.tail),
+        )
+
+    def usable(self, task: TaskId, specs: Sequence[StoreSpec], logs: Callable[[], Mapping[str, LogState]]) -> bool:
+        """Whether a snapshot could be the base of the task, by manifests and sizes of files alone; `logs` as above.
+
+        Raises SnapshotsAway.
+        """
+        from standfast.restore.snapshot.fetch import find_usable
+
+        states, definitions = logs(), {spec.name: spec.placed_definition() for spec in specs}
+        if all(spec.engine == "memory" for spec in specs):
+            return False
+        look = partial(
+            find_usable,
+            self._storage,
+            str(task),
+            judge=lambda snapshot: self._judge(snapshot, task, definitions, states),
+        )
+        try:
+            return self._waited(look, needed=True).snapshot is not None
+        except StandfastError as error:
+            self._counts.restores[UNANSWERED] += 1
+            raise _away(task, error) from error
 
     def refill(
         self, task: TaskId, stores: TaskStores, lost: Collection[str], logs: Callable[[], Mapping[str, LogState]]
@@ -134,8 +188,8 @@ class FromSnapshot:
         """
         wanted = _begin_again(stores, lost)
         states = logs() if wanted else {}
-        # Of an empty log no snapshot can be judged.
-        wanted = {name for name in wanted if states[name].stop > states[name].begin}
+        # Of an empty log no snapshot can be judged, unless its records were removed by hand.
+        wanted = {name for name in wanted if states[name].stop > states[name].begin or states[name].head_removed}
         if not wanted:
             return
         from standfast.restore.snapshot.one_store import refill
@@ -154,7 +208,7 @@ class FromSnapshot:
                 )
             )
         except StandfastError as error:
-            if stores.poisoned is not None:
+            if self._closing or stores.poisoned is not None:
                 raise
             self._counts.restores[UNANSWERED] += 1
             logger.warning(
@@ -191,20 +245,36 @@ class FromSnapshot:
         )
 
     def _step(self, task: str, snapshot: Snapshot, count: int) -> None:
+        if self._closing or self._interrupted:
+            raise Unavailable(f"task {task}: the session closes, and the download of snapshot {snapshot.name} ends")
         self._downloads.add(task, str(snapshot.name), snapshot.bytes, count, self._clock.monotonic_ms())
 
-    def _waited(self, call: Callable[[], T]) -> T:
+    def _waited(self, call: Callable[[], T], *, needed: bool = False) -> T:
         """Call in another thread; meanwhile the opening counts as progress for the lease.
 
         A download may last longer than `max_stall_ms`, and each of its requests has a time-out of its own.
         """
+        began_ms = self._clock.monotonic_ms()
+        if self._away is not None and began_ms - self._away[0] < AWAY_MS and not needed:
+            raise Unavailable(f"{self._away[1]} ({(began_ms - self._away[0]) // 1_000} s ago, so it is not asked now)")
+        self._interrupted = False
         with ThreadPoolExecutor(1, "standfast-snapshot") as pool:
             running = pool.submit(call)
-            while True:
-                done, _ = wait([running], STEP_S)
-                self._progress.step(WORK)
-                if done:
-                    return running.result()
+            try:
+                while not wait([running], STEP_S).done:
+                    self._progress.step(WORK)
+            except BaseException:  # a signal handler's: the pool is waited for
+                self._interrupted = True
+                raise
+        self._progress.step(WORK)
+        self._away = None
+        try:
+            return running.result()
+        except Unavailable as error:
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - began_ms >= AWAY_AFTER_MS:
+                self._away = now_ms, str(error)
+            raise
 
     def _judge(
         self,
@@ -222,6 +292,13 @@ class FromSnapshot:
             logs=diverged(states, tags, self._reader),
             now_ms=self._clock.wall_ms(),
         )
+
+
+def _away(task: TaskId, error: StandfastError) -> SnapshotsAway:
+    return SnapshotsAway(
+        f"task {task}: a changelog lost records at its head, so the task must begin with a snapshot, and its snapshots "
+        f"could not be read: {error}"
+    )
 
 
 def _begin_again(stores: TaskStores, lost: Collection[str]) -> set[str]:

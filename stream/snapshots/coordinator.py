@@ -26,8 +26,8 @@ from standfast.replication.placement.records import Generation, Report
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.stream.snapshots.care import StorageCare
 from standfast.stream.snapshots.counts import ABANDONED, COMPLETE, SnapshotCounts
-from standfast.stream.snapshots.keeper import SnapshotKeeper
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.checkpoints import Outcome
@@ -36,7 +36,7 @@ AGAIN_MS = 60_000  # after a checkpoint that was abandoned, unless the schedule 
 RETRY_MS = 1_000  # between two attempts at the storage
 SETTLE_MS = 30_000  # that a request waits until every task runs
 NO_STORAGE = "the leader has no storage for snapshots: give every instance snapshots=SnapshotPolicy(...)"
-NO_LOOP = "the leader runs no tasks itself: coordinated checkpoints need instances of one process each (workers=1)"
+NO_LOOP = "the leader does not run the application yet"
 
 
 class Lead(NamedTuple):
@@ -60,8 +60,6 @@ class Lead(NamedTuple):
         for task, report in sorted(self.reports().items()):
             if report is None or report.stopped or report.generation != number or task not in report.running:
                 return f"task {task} does not run: a checkpoint needs all of them"
-            if report.workers:
-                return f"the owner of task {task} runs worker processes: {NO_LOOP}"
         return ""
 
 
@@ -70,8 +68,8 @@ class Coordinator:
 
     def __init__(self, app: str, instance: str, counts: SnapshotCounts) -> None:
         self.app = app
-        self.flow: Flow | None = None  # of the application's loop; None: there is none in this process
-        self.keeper: SnapshotKeeper | None = None  # the storage
+        self.flow: Flow | None = None  # of the application's groups; None: its loop begins later
+        self.keeper: StorageCare | None = None  # the storage
         self.opening = False  # the session of this process opens, and its storage is not known yet
         self._instance = instance
         self._counts = counts
@@ -160,8 +158,7 @@ class Coordinator:
         why_not = NO_LOOP if self.flow is None else NO_STORAGE if self.keeper is None else lead.unready()
         if why_not:
             self._counts.checkpoint = f"the next checkpoint waits: {why_not}"
-            lasts = NO_LOOP in why_not or why_not == NO_STORAGE
-            if self._asked is not None and (lasts or now_ms - self._asked[1] >= SETTLE_MS):
+            if self._asked is not None and (why_not == NO_STORAGE or now_ms - self._asked[1] >= SETTLE_MS):
                 self._refuse(topic, why_not)
             return
         assert self.flow is not None
@@ -380,7 +377,7 @@ def _outcome_of(job: Future[Outcome | int]) -> Outcome | None:
     return None if isinstance(found, int) else found
 
 
-def _pruned(keeper: SnapshotKeeper) -> int:
+def _pruned(keeper: StorageCare) -> int:
     keeper.prune()
     return 0
 

@@ -1,7 +1,6 @@
 """Makes snapshots of the tasks that run here, on a schedule or when asked.
 
-    a task is due ──> checkpoint (links) ──> sha256 of new files ──> upload of files that are not there ──> prune
-    every LIST_MS, and after each change ──> names in the storage, and new manifests ──> the listing for status and page
+    a task is due ──> checkpoint (links) ──> sha256 of new files ──> upload of files that are not there ──> care.py
 
 Rules of this file: a thread of its own, that nothing waits for: a storage that is away costs a warning, a count and a
 later attempt, and processing goes on. The checkpoint alone touches a task, and any thread may make it. The cut comes
@@ -19,30 +18,21 @@ from pathlib import Path
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
-from standfast.restore.snapshot.catalogue import read_all
 from standfast.restore.snapshot.checkpoint import Hashes, describe
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
-from standfast.restore.snapshot.names import TASKS, SnapshotName, name_of_key, position_of
-from standfast.restore.snapshot.opening import open_storage
-from standfast.restore.snapshot.planning import Kept, Retention
+from standfast.restore.snapshot.names import position_of
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.arguments import INT64_MAX
 from standfast.store.clock import Clock
-from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.snapshots.counts import FAILED, LISTING, MADE, UNCHANGED, SnapshotCounts, StoredSnapshot
+from standfast.stream.snapshots.care import StorageCare
+from standfast.stream.snapshots.counts import FAILED, MADE, UNCHANGED, SnapshotCounts
 
-THREAD = "standfast-snapshots"
-TICK_S = 1.0
 AGAIN_MS = 60_000  # after a failure, unless the schedule comes first
-PRUNE_MS = 600_000
-LIST_MS = 300_000
-STOP_WAIT_S = 5.0
-START_PATIENCE_S = 5
-ERROR_SHOWN_MAX = 400
 SHARES = 1_000  # of an interval: a task's first snapshot comes after its share
 MEMORY_BYTES = 4 << 20  # for reading the record of a checkpoint
 
@@ -67,7 +57,7 @@ class _Kept:
     hashes: Hashes = field(default_factory=dict)
 
 
-class SnapshotKeeper:
+class SnapshotKeeper(StorageCare):
     """The snapshots of one session."""
 
     def __init__(
@@ -79,45 +69,17 @@ class SnapshotKeeper:
         *,
         clock: Clock,
         counts: SnapshotCounts,
+        cares: bool = True,
     ) -> None:
-        """`tasks` gives the active tasks that run now.
-
-        Raises BadConfig for a storage without put-if-absent; one that does not answer is asked again later."""
-        self.app = app
-        self.policy = policy
+        """`tasks` gives the active tasks that run now; the rest is as in StorageCare."""
+        super().__init__(app, policy, clock=clock, counts=counts, cares=cares)
         self._state = state
         self._tasks = tasks
-        self._clock = clock
-        self._counts = counts
         self._shared = RocksShared(MEMORY_BYTES)
         self._kept: dict[TaskId, _Kept] = {}
         self._lock = threading.Lock()  # one snapshot at a time: a call may come beside the schedule
         self._pacing = threading.Lock()
         self._free_ms = 0.0  # when the sent bytes are within the limit again
-        self._pruned_ms: int | None = None
-        self._list_ms = 0  # when the storage is listed again
-        self._listed: dict[SnapshotName, StoredSnapshot] = {}
-        self._listed_tasks: frozenset[str] = frozenset()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.storage = open_storage(policy.to, app)
-        counts.made.update(dict.fromkeys((MADE, UNCHANGED, FAILED), 0))  # series that exist from the start
-        counts.storage = self.storage.where
-        try:
-            open_storage(policy.to, app, patience_s=START_PATIENCE_S).prove()
-        except Unavailable as error:
-            logger.warning("%s", error, extra=as_event("snapshots_unavailable", to=self.storage.where))
-
-    def start(self) -> None:
-        """Begin the schedule, if the policy has one, and the listing of the storage."""
-        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the schedule; an upload under way ends after its file, or is left alone: it disturbs no next owner."""
-        self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(STOP_WAIT_S)
 
     def create(self, task_id: TaskId, task: RunningTask) -> str:
         """Make a snapshot of a running active task now; returns its name.
@@ -134,22 +96,6 @@ class SnapshotKeeper:
                 raise
         self._list_ms = self._clock.monotonic_ms()  # the listing shows it with the next round
         return name
-
-    def wall_ms(self) -> int:
-        """The session's wall clock, in milliseconds."""
-        return self._clock.wall_ms()
-
-    def monotonic_ms(self) -> int:
-        """The session's monotonic clock, in milliseconds."""
-        return self._clock.monotonic_ms()
-
-    def wait(self, wait_ms: int) -> None:
-        """Wait for so many milliseconds, or until the session stops."""
-        self._stop.wait(wait_ms / 1_000)
-
-    def prune(self) -> None:
-        """Remove snapshots and checkpoints that the policy keeps no more; an error of the storage is only logged."""
-        self._prune(self._clock.monotonic_ms())
 
     def round(self) -> None:
         """Make the snapshots that are due, prune if the storage grew, then list it if that is due."""
@@ -173,50 +119,7 @@ class SnapshotKeeper:
                 if self._stop.is_set() or self._tasks().get(task_id) is not task:
                     continue  # it left meanwhile: its new owner makes snapshots
                 self._fail(task_id, kept, error)
-        if made and (self._pruned_ms is None or now_ms - self._pruned_ms >= self._prune_interval_ms()):
-            self._prune(now_ms)
-        here = frozenset(map(str, tasks))
-        if made or now_ms >= self._list_ms or here != self._listed_tasks:
-            self._list(now_ms, here)
-
-    def _list(self, now_ms: int, tasks: frozenset[str]) -> None:
-        """List the snapshots of the tasks that run here; a manifest never changes, so each is read once."""
-        self._list_ms = now_ms + LIST_MS
-        self._listed_tasks = tasks
-        if not tasks:
-            self._counts.stored = ()
-            return
-        try:
-            found = {name: one for one in self.storage.list(TASKS) if (name := name_of_key(one.key)) is not None}
-            # Of other tasks their own instances show the snapshots.
-            wanted = {name: one for name, one in found.items() if name.task in tasks}
-            new = read_all(self.storage, (one for name, one in wanted.items() if name not in self._listed))
-        except StandfastError as error:
-            if LISTING not in self._counts.errors:  # the page shows it from now on: one line is enough
-                logger.warning("snapshots cannot be listed: %s", error, extra=as_event("snapshots_unlisted"))
-            self._note_error(LISTING, error)
-            return
-        self._listed = {name: one for name, one in self._listed.items() if name in wanted}
-        self._listed |= {name: _stored(one) for name, one in new.items() if isinstance(one, Kept)}
-        self._counts.stored = tuple(one for _, one in sorted(self._listed.items(), reverse=True))
-        self._counts.listed_ms = self._clock.wall_ms()
-        # A manifest that cannot be read is tried again with the next listing.
-        broken = [f"{name}: {fault}" for name, fault in sorted(new.items()) if isinstance(fault, str)]
-        if broken:
-            self._note_error(LISTING, Corruption("; ".join(broken[:3])))
-        else:
-            self._counts.errors.pop(LISTING, None)
-
-    def _note_error(self, what: str, error: StandfastError) -> None:
-        self._counts.errors[what] = (str(error)[:ERROR_SHOWN_MAX], self._clock.wall_ms())
-
-    def _run(self) -> None:
-        while not self._stop.wait(TICK_S):
-            try:
-                self.round()
-            except Exception:  # noqa: BLE001 - the schedule must never end the session, whose data the log has
-                self._counts.made[FAILED] += 1
-                logger.exception("snapshots are tried again", extra=as_event("snapshot_failed", to=self.storage.where))
+        self.care(now_ms, frozenset(map(str, tasks)), grew=made)
 
     def _kept_of(self, task_id: TaskId, task: RunningTask) -> _Kept:
         kept = self._kept.get(task_id)
@@ -332,24 +235,6 @@ class SnapshotKeeper:
             begin_ms = max(self._free_ms, now_ms)
             self._free_ms = begin_ms + sent * 1_000 / limit
         self._stop.wait((begin_ms - now_ms) / 1_000)
-
-    def _prune_interval_ms(self) -> int:
-        return min(PRUNE_MS, self.policy.every_ms or PRUNE_MS)
-
-    def _prune(self, now_ms: int) -> None:
-        from standfast.restore.snapshot.prune import prune
-
-        self._pruned_ms = now_ms
-        retention = Retention(self.policy.keep, self.policy.keep_ms)
-        try:
-            prune(self.storage, retention, clock=self._clock, grace_ms=self.policy.grace_ms)
-        except StandfastError as error:
-            logger.warning("old snapshots stay for now: %s", error, extra=as_event("snapshots_unpruned"))
-
-
-def _stored(kept: Kept) -> StoredSnapshot:
-    one = kept.snapshot
-    return StoredSnapshot(str(one.name), one.task, one.epoch, one.position, one.bytes, len(one.files), kept.modified_ms)
 
 
 def on_disk(task: RunningTask) -> bool:

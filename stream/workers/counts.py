@@ -1,7 +1,8 @@
 """The number of worker processes, and the share of the instance's settings that each of them gets.
 
     workers="auto"     as many as there are cores that this process may use
-    memory_bytes, cache_max_bytes, restore_memory_bytes, restore_workers    of the instance, divided among its workers
+    memory_bytes, cache_max_bytes, restore_memory_bytes, restore_workers, and bytes_per_s of its snapshots
+                       of the instance, divided among its workers
 
 Rules of this file: pure but for `cores`. Every problem is named at once.
 """
@@ -9,6 +10,7 @@ Rules of this file: pure but for `cores`. Every problem is named at once.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from standfast.store.arguments import is_whole, refuse
@@ -87,6 +89,9 @@ def worker_options(options: SessionOptions, workers: int) -> SessionOptions:
         if restores is not None
         else max(min(settings.bulk().workers, RESTORE_WORKERS_MAX) // workers, min(settings.bulk().workers, 1)),
     }
+    policy = settings.snapshots
+    if policy is not None and policy.bytes_per_s is not None:
+        share["snapshots"] = replace(policy, bytes_per_s=_share(policy.bytes_per_s, workers))
     share.pop("http_port", None)
     share.pop("replace", None)
     return share

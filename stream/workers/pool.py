@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from standfast.replication.lease.progress import ALLOWED, LeaseProgress
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import Order as CheckpointOrder
+from standfast.replication.placement.checkpoint import part_report
 from standfast.replication.placement.pauses import FAILOVER, Left, PauseWatch
 from standfast.store import errors
 from standfast.store.clock import Clock
@@ -27,8 +29,10 @@ from standfast.store.process.program import ProgramProcess
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.session.statistics import SessionCounters
+from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.orders import ACTIVE, RUNNING, Orders
+from standfast.stream.workers.parts import PoolParts
 from standfast.stream.workers.process import WorkerProcess, process_facts
 from standfast.stream.workers.protocol import (
     Failed,
@@ -37,6 +41,7 @@ from standfast.stream.workers.protocol import (
     Report,
     State,
     Stop,
+    checkpoint,
     command_line,
     hold,
     parse_report,
@@ -48,6 +53,7 @@ from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
 
 CALM_MS = 2_000  # for so long all tasks have run after a worker was replaced: a start takes a core for a second
 SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
+RUNS = (ACTIVE, RUNNING)
 SLICE_MS = 5  # between two looks at workers that stop
 
 
@@ -72,7 +78,10 @@ class _Slot:
 
 @dataclass(slots=True)
 class PoolSettings:
-    """Facts that all workers share. `opened` has the fields of Open but those of one worker."""
+    """Facts that all workers share. `opened` has the fields of Open but those of one worker.
+
+    `forget` is called with the id of a process that has ended, and removes the files that only it used.
+    """
 
     program: Program
     workers: int
@@ -82,6 +91,7 @@ class PoolSettings:
     opened: Mapping[str, str]
     lock: int
     variables: Mapping[str, str] = field(default_factory=dict)
+    forget: Callable[[int], None] = lambda _pid: None
 
 
 class Pool:
@@ -102,6 +112,8 @@ class Pool:
         self._left: dict[TaskId, Left] = {}
         self._unsettled_ms = clock.monotonic_ms()  # when a task was last seen not to run
         self._spare = Spare(self._process, clock)
+        self.parts = PoolParts(self._send_checkpoint)
+        self._gone = SnapshotCounts()  # of the processes that have ended
 
     @property
     def pids(self) -> list[int | None]:
@@ -142,6 +154,19 @@ class Pool:
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `Part`: each worker looks at the owners of its tasks itself, and reports the lost ones."""
+
+    def snapshot_counts(self) -> SnapshotCounts:
+        """The counts of the snapshots of all workers, those of processes that have ended included."""
+        total = self._gone.copy()
+        for slot in self._slots:
+            if slot.process is not None:
+                total.add(slot.process.counts)
+        return total
+
+    def _send_checkpoint(self, order: CheckpointOrder) -> None:
+        for slot in self._slots:
+            if slot.process is not None and slot.takes_tasks:
+                slot.process.child.order(command_line(checkpoint(order)))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -284,16 +309,19 @@ class Pool:
         if process.opened and not slot.takes_tasks:
             slot.takes_tasks = True
             self.orders.ready(slot.number)
+            if self.parts.order is not None:  # before it opens a task that the order holds back
+                process.child.order(command_line(checkpoint(self.parts.order)))
             slot.restarts.opened()
             self.changed = True
 
     def _report(self, slot: _Slot, child: ProgramProcess[Report], report: State) -> None:
         try:
-            tasks, (since, left) = tasks_of(report), times_of(report)
+            tasks, (since, left), parts = tasks_of(report), times_of(report), part_report(report.parts)
         except ValueError as error:
             child.give_up(f"it reported a task that there cannot be: {error}")
             return
         self.orders.reported(slot.number, report.round, tasks)
+        self.parts.reported(slot.number, parts)
         self._note_times(slot, since, left)
         self.changed = True
 
@@ -361,10 +389,14 @@ class Pool:
     def _release(self, slot: _Slot, process: WorkerProcess) -> None:
         """Forget a process, which is killed if it lives; its tasks are free."""
         process.end()
+        self._settings.forget(process.child.pid)
+        # An error stays until it is mended, which the next process says.
+        self._gone.add(replace(process.counts, errors={}))
+        ran = [task for task, one in self.orders.tasks(slot.number).items() if (one.role, one.state) == RUNS]
+        self.parts.ended(slot.number, ran)
         slot.process, slot.watch, slot.start_ms, slot.takes_tasks = None, None, None, False
         if not self._stopping:
-            ran = self.orders.tasks(slot.number).items()
-            for task in [task for task, one in ran if one.role == ACTIVE and one.state == RUNNING]:
+            for task in ran:
                 self._between.frees(task, FAILOVER, self._clock.monotonic_ms())
         self.orders.ended(slot.number)
         self.changed = True

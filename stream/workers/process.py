@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.store.process.program import ProgramProcess
-from standfast.stream.workers.protocol import Failed, Opened, Ready, Report, State
+from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.workers.protocol import Counted, Failed, Opened, Ready, Report, State, counts_of
 from standfast.stream.workers.watch import ProcessFacts
 
 TICK_HZ = os.sysconf("SC_CLK_TCK")
@@ -35,6 +36,7 @@ class WorkerProcess:
     ready: bool = False  # it has come to run()
     opened: bool = False  # it has opened its session
     failed: Failed | None = None
+    counts: SnapshotCounts = field(default_factory=SnapshotCounts)  # of its snapshots, as it last said
 
     def hear(self) -> list[State]:
         """Take its words and its end: `child.ended` is set then. Returns the reports of its tasks."""
@@ -47,9 +49,17 @@ class WorkerProcess:
                 self.opened = True
             elif isinstance(report, Failed):
                 self.failed = report
+            elif isinstance(report, Counted):
+                self._take(report)
             else:
                 states.append(report)
         return states
+
+    def _take(self, report: Counted) -> None:
+        try:
+            self.counts = counts_of(report)
+        except ValueError as error:
+            self.child.give_up(f"it sent counts that there cannot be: {error}")
 
     def end(self) -> None:
         """Kill it, if it lives, and release the counters that it shares."""

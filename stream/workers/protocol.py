@@ -1,7 +1,7 @@
 """Messages between the supervisor and a worker: one JSON object a line.
 
-    supervisor  ── Open, then Hold*, Pause*, Stop ──> worker     its orders; their end ends it
-    supervisor  <── Ready, Opened, State*, perhaps Failed ── worker  its answers; an empty line is a heartbeat
+    supervisor  ── Open, then Hold*, Pause*, Checkpoint*, Stop ──> worker     its orders; their end ends it
+    supervisor  <── Ready, Opened, State*, Counted*, perhaps Failed ── worker  its answers; an empty line is a heartbeat
 
 Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not into the
 environment.
@@ -9,14 +9,18 @@ environment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import Order as CheckpointOrder
+from standfast.replication.placement.checkpoint import PartReport, PartShape, order_text, part_shape, read_order
 from standfast.replication.placement.pauses import Left
 from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
+from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.workers.orders import HeldTask, Order
 
 
@@ -52,6 +56,12 @@ class Pause(Shape, frozen=True, tag_field="do", tag=True):
     on: bool
 
 
+class Checkpoint(Shape, frozen=True, tag_field="do", tag=True):
+    """Follow this order of a coordinated checkpoint; `order` is the text of its record in the placement topic."""
+
+    order: str
+
+
 class Stop(Shape, frozen=True, tag_field="do", tag=True):
     """Commit, close all tasks cleanly and end."""
 
@@ -70,13 +80,29 @@ class State(Shape, frozen=True, tag_field="say", tag=True):
     """All tasks of the worker, and the round of the last Hold that it follows, 0 for none.
 
     Each task as in `HeldTask`: role, state, lag, opening. `since`: from when on the running ones run; `left`: the tasks
-    that it gave up in order, as in `Left`. Both by the machine's monotonic clock, in milliseconds.
+    that it gave up in order, as in `Left`. Both by the machine's monotonic clock, in milliseconds. `parts`: those of
+    the last checkpoint that had any in this process.
     """
 
     round: int
     tasks: Mapping[str, tuple[str, str, int, int]]
     since: Mapping[str, int]
     left: Mapping[str, tuple[int, int]]
+    parts: PartShape | None = None
+
+
+class Counted(Shape, frozen=True, tag_field="say", tag=True):
+    """The worker's counts of snapshots, as in `SnapshotCounts`, from its start on. `pauses`: counts by bucket."""
+
+    made: Mapping[str, int]
+    restores: Mapping[str, int]
+    uploaded_bytes: int
+    downloaded_bytes: int
+    at_ms: Mapping[str, int]
+    pauses: tuple[int, ...]
+    pauses_s: float
+    pauses_ms: tuple[int, ...]
+    errors: Mapping[str, tuple[str, int]]
 
 
 class Failed(Shape, frozen=True, tag_field="say", tag=True):
@@ -87,8 +113,8 @@ class Failed(Shape, frozen=True, tag_field="say", tag=True):
     notes: tuple[str, ...] = ()
 
 
-Command: TypeAlias = Open | Hold | Pause | Stop
-Report: TypeAlias = Ready | Opened | State | Failed
+Command: TypeAlias = Open | Hold | Pause | Checkpoint | Stop
+Report: TypeAlias = Ready | Opened | State | Counted | Failed
 
 command_line = report_line = line
 
@@ -110,6 +136,7 @@ def state(
     tasks: Mapping[TaskId, HeldTask],
     since: Mapping[TaskId, int] = MappingProxyType({}),
     left: Mapping[TaskId, Left] = MappingProxyType({}),
+    parts: PartReport | None = None,
 ) -> State:
     """The message of a worker's tasks."""
     return State(
@@ -117,6 +144,7 @@ def state(
         {str(task): (one.role, one.state, one.lag, one.opening) for task, one in sorted(tasks.items())},
         {str(task): at_ms for task, at_ms in since.items()},
         {str(task): (one.at_ms, one.took_ms) for task, one in left.items()},
+        part_shape(parts),
     )
 
 
@@ -129,6 +157,44 @@ def times_of(message: State) -> tuple[dict[TaskId, int], dict[TaskId, Left]]:
     """`since` and `left` of a message, as `state` takes them. Raises ValueError."""
     since = {TaskId.parse(task): at_ms for task, at_ms in message.since.items()}
     return since, {TaskId.parse(task): Left(*one) for task, one in message.left.items()}
+
+
+def checkpoint(order: CheckpointOrder) -> Checkpoint:
+    """The message of a checkpoint's order."""
+    return Checkpoint(order_text(order))
+
+
+def checkpoint_of(message: Checkpoint) -> CheckpointOrder:
+    """Inverse of `checkpoint`. Raises ValueError."""
+    return read_order(message.order.encode())
+
+
+def counted(counts: SnapshotCounts) -> Counted:
+    """The message of a worker's counts."""
+    now = counts.copy()  # other threads add to it
+    return Counted(
+        dict(now.made),
+        dict(now.restores),
+        now.uploaded_bytes,
+        now.downloaded_bytes,
+        now.at_ms,
+        tuple(now.pauses.counts),
+        now.pauses.total,
+        tuple(now.pauses_ms),
+        now.errors,
+    )
+
+
+def counts_of(message: Counted) -> SnapshotCounts:
+    """Inverse of `counted`. Raises ValueError."""
+    found = SnapshotCounts(Counter(message.made), Counter(message.restores), message.uploaded_bytes)
+    if len(message.pauses) != len(found.pauses.counts):
+        raise ValueError(f"{len(message.pauses)} counts of pauses, and not {len(found.pauses.counts)}")
+    found.downloaded_bytes = message.downloaded_bytes
+    found.at_ms, found.errors = dict(message.at_ms), dict(message.errors)
+    found.pauses.counts, found.pauses.total = list(message.pauses), message.pauses_s
+    found.pauses_ms = list(message.pauses_ms)
+    return found
 
 
 def parse_command(raw: bytes) -> Command:

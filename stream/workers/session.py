@@ -17,6 +17,8 @@ from typing import Any
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.log import Group, GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import Order as CheckpointOrder
+from standfast.replication.placement.checkpoint import PartReport
 from standfast.replication.placement.pauses import Left, newest
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
@@ -85,6 +87,21 @@ class WorkerSession(Session):
                 if self._begun.get(task_id) == opening and not _is_active(tasks.get(task_id)):
                     found[task_id] = HeldTask(ACTIVE, LOST, 0, opening)
             return order.round, found
+
+    def follow_checkpoint(self, order: CheckpointOrder) -> None:
+        """Follow the order of a coordinated checkpoint, from the loop's next round on."""
+        parts = self._instance.parts
+        assert parts is not None, "a worker takes part from the opening of its session on"
+        parts.follow(order)
+
+    def parts(self) -> PartReport | None:
+        """The parts of the last checkpoint that had any in this process."""
+        return None if self._instance.parts is None else self._instance.parts.report()
+
+    @property
+    def stands(self) -> bool:
+        """Whether tasks are to stand still for a checkpoint, so that each part is reported at once."""
+        return self._instance.parts is not None and self._instance.parts.under_way
 
     def times(self) -> tuple[dict[TaskId, int], dict[TaskId, Left]]:
         """Since when tasks run here, and those given up in order; also of a session that is closed."""

@@ -25,6 +25,7 @@ from standfast.replication.kafka.callbacks import needs_this_process, with_setti
 from standfast.replication.lease.progress import WORK
 from standfast.replication.log_care import run_care
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.model import Settings
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.open_log import open_log
@@ -45,11 +46,14 @@ from standfast.stream.session.membership import Membership
 from standfast.stream.session.settings import MEMORY_MIN_BYTES, SessionOptions, SessionSettings
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.writers import Writers
+from standfast.stream.snapshots.counts import MADE, SnapshotCounts
+from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.pool import Pool, PoolSettings
 
 TICK_MS = 100
 WAIT_MS = 20
+CHECKPOINT_WAIT_MS = 5
 RETRY_MS = 200
 UNLOCK_MS = 5_000  # workers of a killed supervisor have the directory's lock until the kernel has ended them
 UNLOCK_LOOK_MS = 20
@@ -58,7 +62,8 @@ UNLOCK_LOOK_MS = 20
 class Supervisor(Closing):
     """See the head of this file. Raises Held, Unavailable and BadConfig as a session does.
 
-    `groups` are those of the application; `options` its settings as they stand for the whole instance.
+    `groups` are those of the application; `options` its settings as they stand for the whole instance; `flow` says how
+    its groups are joined, for coordinated checkpoints.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Supervisor(Closing):
         workers: int,
         program: Program,
         clock: Clock,
+        flow: Flow | None = None,
     ) -> None:
         self.app = app
         self.clock = clock
@@ -116,10 +122,7 @@ class Supervisor(Closing):
                 self.pool,
                 PlacementTopic(self.log, app, member, clock, acceptable_lag=settings.acceptable_lag),
                 Settings(
-                    settings.standby_replicas,
-                    settings.warmups_max,
-                    settings.acceptable_lag,
-                    settings.restart_grace_ms,
+                    settings.standby_replicas, settings.warmups_max, settings.acceptable_lag, settings.restart_grace_ms
                 ),
                 traits,
                 frozenset(number for number, group in groups.items() if not group.specs),
@@ -127,6 +130,7 @@ class Supervisor(Closing):
                 shapes=shapes_of(groups),
                 replace=settings.replace,
             )
+            self._care = self._take_part(flow, undo)
             self.membership.publish()
             self._keeper.begin(self.membership, app, self._lease_group)
             self._begin("standfast-care", lambda: run_care(self.log, clock, self._stop, self._log_is_mine))
@@ -159,7 +163,8 @@ class Supervisor(Closing):
     def poll_once(self) -> None:
         """One round: wait for a worker's word, and follow the group. Raises the error that ends the run."""
         self._keeper.progress.step(WORK)
-        self.pool.wait(WAIT_MS)
+        # A checkpoint under way: the orders of another leader, and its parts in other instances, come soon.
+        self.pool.wait(CHECKPOINT_WAIT_MS if self.pool.parts.under_way else WAIT_MS)
         self.pool.poll()
         for error in (self.pool.error, self._error):
             if error is not None:
@@ -171,6 +176,7 @@ class Supervisor(Closing):
             self._next_tick_ms = now_ms + max(TICK_MS, self.membership.size)  # each look reads all members
             if self.membership.stale:
                 self.membership.publish()
+            self._note_snapshots()
             self.managed.tick(now_ms)
         except Unavailable as error:
             self._next_tick_ms = now_ms + RETRY_MS
@@ -196,10 +202,32 @@ class Supervisor(Closing):
                 self.membership.leave,
                 self.managed.close,
                 self._end_threads,
+                self._end_care,
                 self.pool.kill,
             ):
                 last.callback(close)
             self.pool.stop(lambda: self._keeper.progress.step(WORK))
+
+    def snapshot_counts(self) -> SnapshotCounts:
+        """Counts of the snapshots and checkpoints of the whole instance."""
+        total = self.counters.snapshots.copy()
+        total.add(self.pool.snapshot_counts())
+        return total
+
+    def _take_part(self, flow: Flow | None, undo: ExitStack) -> InstanceCare | None:
+        """Take part in checkpoints, and begin to care for the snapshots' storage, if there is one. Raises BadConfig."""
+        policy, care = self._settings.snapshots, None
+        if policy is not None:
+            care = InstanceCare(self.app, policy, clock=self.clock, counts=self.counters.snapshots)
+            undo.callback(care.stop)
+            care.start()
+        self.managed.parts = self.pool.parts
+        self.managed.coordinator.flow, self.managed.coordinator.keeper = flow, care
+        return care
+
+    def _note_snapshots(self) -> None:
+        if self._care is not None:
+            self._care.note(frozenset(map(str, self.pool.facts().running)), self.pool.snapshot_counts().made[MADE])
 
     def _rows_on_disk(self, undo: ExitStack) -> RowsOnDisk:
         self._disk_reader = self.log.reader()
@@ -232,7 +260,14 @@ class Supervisor(Closing):
             "instance": self._state.instance_id,
         }
         return PoolSettings(
-            program, workers, settings.lease_ms, settings.max_stall_ms, restart, opened, self._state.lock
+            program,
+            workers,
+            settings.lease_ms,
+            settings.max_stall_ms,
+            restart,
+            opened,
+            self._state.lock,
+            forget=self._state.drop_copies,
         )
 
     def _keep_lease(self, address: str) -> None:
@@ -255,6 +290,10 @@ class Supervisor(Closing):
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _end_care(self) -> None:
+        if self._care is not None:
+            self._care.stop()
 
     def _end_threads(self) -> None:
         self._stop.set()

@@ -22,6 +22,7 @@ from typing import NoReturn, Protocol
 
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import PartReport
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InternalError, InvalidRequest, Unavailable
 from standfast.store.log import as_event, logger
@@ -32,6 +33,8 @@ from standfast.stream.session.groups import program_of
 from standfast.stream.topology.assembly import Assembled
 from standfast.stream.workers.orders import HeldTask
 from standfast.stream.workers.protocol import (
+    Checkpoint,
+    Counted,
     Failed,
     Hold,
     Open,
@@ -40,6 +43,8 @@ from standfast.stream.workers.protocol import (
     Ready,
     Report,
     Stop,
+    checkpoint_of,
+    counted,
     order_of,
     parse_command,
     report_line,
@@ -50,7 +55,9 @@ from standfast.stream.workers.watch import beat_ms
 
 POLL_MS = 50
 LOOK_MS, QUICK_LOOK_MS = 50, 2  # between two looks at the tasks; while an order is being carried out
+STAND_LOOK_MS = 5  # while tasks stand still for a checkpoint: each look builds a report of all tasks
 LAGS_MS = 500  # at most so often a report that has new lags and nothing else
+COUNTS_MS = 1_000  # at most so often the counts of snapshots
 NOTE_MAX = 8_000  # characters of a traceback in a message
 
 
@@ -125,9 +132,11 @@ class _Worker:
         self._stop = threading.Event()
         self._paused = False
         self._error: BaseException | None = None
-        self._told: tuple[int, dict[TaskId, tuple[str, str, int]]] | None = None
+        self._told: tuple[int, dict[TaskId, tuple[str, str, int]], PartReport | None] | None = None
         self._told_tasks: dict[TaskId, HeldTask] = {}
         self._lags_ms = 0
+        self._told_counts: Counted | None = None
+        self._counts_ms = 0
 
     def run(self) -> None:
         """Open, process until Stop, commit and close."""
@@ -196,7 +205,8 @@ class _Worker:
         """The body of the orders thread."""
         try:
             while not self._stop.is_set():
-                for line in self._parent.orders(LOOK_MS if session.settled else QUICK_LOOK_MS):
+                calm_ms = STAND_LOOK_MS if session.stands else LOOK_MS
+                for line in self._parent.orders(calm_ms if session.settled else QUICK_LOOK_MS):
                     self._obey(session, line)
                 self._look(session)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
@@ -207,6 +217,8 @@ class _Worker:
         command = parse_command(line)
         if isinstance(command, Hold):
             session.order(order_of(command))
+        elif isinstance(command, Checkpoint):
+            session.follow_checkpoint(checkpoint_of(command))
         elif isinstance(command, Pause):
             self._paused = command.on
         elif isinstance(command, Stop):
@@ -217,13 +229,25 @@ class _Worker:
     def _look(self, session: WorkerSession) -> None:
         """Report the tasks if anything is new; new lags alone wait for their interval."""
         round_, tasks = session.report()
+        parts = session.parts()
         now_ms = self._host.clock.monotonic_ms()
-        told = (round_, {task: (one.role, one.state, one.opening) for task, one in tasks.items()})
+        self._count(session, now_ms)
+        told = (round_, {task: (one.role, one.state, one.opening) for task, one in tasks.items()}, parts)
         lags_due = now_ms >= self._lags_ms and tasks != self._told_tasks
         if told == self._told and not lags_due:
             return
         self._told, self._told_tasks, self._lags_ms = told, dict(tasks), now_ms + LAGS_MS
-        self._tell(state(round_, tasks, *session.times()))
+        self._tell(state(round_, tasks, *session.times(), parts))
+
+    def _count(self, session: WorkerSession, now_ms: int) -> None:
+        """Report the counts of snapshots, if they have changed and their interval is over."""
+        if now_ms < self._counts_ms:
+            return
+        self._counts_ms = now_ms + COUNTS_MS
+        counts = counted(session.counters.snapshots)
+        if counts != self._told_counts:
+            self._told_counts = counts
+            self._tell(counts)
 
     def _tell(self, report: Report) -> None:
         self._parent.tell(report_line(report))

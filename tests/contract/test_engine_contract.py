@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from standfast.store.engine import DEFAULT_FAMILY, Engine, KeyRange, Row
-from standfast.store.errors import Closed, InvalidRequest, UnknownStore
+from standfast.store.errors import Closed, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import write_sorted
@@ -396,3 +397,47 @@ def test_files_are_taken_in_over_what_is_there_or_refused_with_the_reason(engine
     assert rows_of(engine) == [(b"a", b"1"), (b"c", b"2"), (b"d", b"0"), (b"\xff", b"2")]
     put(engine, {b"c": b"3"})
     assert engine.get(FAMILY, b"c") == b"3"
+
+
+# Rows prepared ahead
+
+
+def test_prepared_rows_are_nowhere_until_they_are_written_with_the_others(engine: Engine) -> None:
+    put(engine, {b"gone": b"1", b"kept": b"1"})
+    prepared = engine.prepare({FAMILY: {b"gone": None, b"k": b"2"}})
+    assert (prepared is not None) is engine.durable  # memory has no such part
+    if prepared is None:
+        return
+    assert prepared.counts == {FAMILY: 2}
+    assert rows_of(engine) == [(b"gone", b"1"), (b"kept", b"1")]
+    prepared.write({DEFAULT_FAMILY: {b"position": b"7"}})
+    assert rows_of(engine) == [(b"k", b"2"), (b"kept", b"1")]
+    assert engine.get(DEFAULT_FAMILY, b"position") == b"7"
+
+
+def test_prepared_rows_are_written_once_and_never_after_the_end(engine: Engine) -> None:
+    prepared, late = (engine.prepare({FAMILY: {b"k": b"1"}}) for _ in range(2))
+    assert (prepared is not None) is engine.durable
+    if prepared is None or late is None:
+        return
+    prepared.write({})
+    with pytest.raises(StandfastError):
+        prepared.write({FAMILY: {b"other": b"1"}})
+    assert rows_of(engine) == [(b"k", b"1")]
+    engine.close()
+    with pytest.raises(Closed):
+        late.write({DEFAULT_FAMILY: {b"position": b"7"}})
+    with pytest.raises(Closed):
+        engine.prepare({FAMILY: {b"k": b"2"}})
+
+
+def test_rows_of_a_family_that_is_gone_are_refused_prepared_or_not(engine: Engine) -> None:
+    with pytest.raises(UnknownStore) if engine.durable else nullcontext():
+        assert engine.prepare({"absent": {b"k": b"1"}}) is None
+    engine.create_family("short")
+    prepared = engine.prepare({"short": {b"k": b"1"}})
+    engine.drop_family("short")
+    if prepared is not None:
+        with pytest.raises(StandfastError):
+            prepared.write({DEFAULT_FAMILY: {b"position": b"7"}})
+    assert engine.get(DEFAULT_FAMILY, b"position") is None

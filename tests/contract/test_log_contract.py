@@ -8,7 +8,8 @@ where a log may keep markers between records. A fetch that expects a record or a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import pytest
 
@@ -24,6 +25,7 @@ from standfast.replication.log import (
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import topic_needs
 from standfast.store.errors import Closed, InvalidRequest, StateLost, UnknownStore
+from standfast.store.value_timestamp import RowChanges
 
 P0, P1, P2 = (TopicPartition("flights", number) for number in range(3))
 
@@ -167,6 +169,21 @@ def test_one_append_may_write_several_partitions(log: Log) -> None:
     assert values(records(log, P0)) == [b"a"]
     assert values(records(log, P1)) == [b"b", b"c"]
     assert records(log, P2) == []
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_rows_of_a_store_are_written_as_the_changes_that_they_say(log: Log, deletes: bool) -> None:
+    stamps = {b"%d" % number: number + 1 for number in range(1_003)}
+    gone = {key: stamp for key, stamp in stamps.items() if deletes and stamp % 7 == 0}
+    rows = {
+        key: None if key in gone else stamp.to_bytes(8, "big") + b"v" * (stamp % 3) for key, stamp in stamps.items()
+    }
+    written, none = (cast("Sequence[Outgoing]", RowChanges(*given)) for given in ((rows, gone), ({}, {})))
+    assert log.producer().append({P0: written, P1: none}) == {P0: 1_003, P1: 0}
+    assert log.producer().transact({P0: written})[P0] >= 2_006
+    found = records(log, P0)
+    expected = [(stamp, key, None if key in gone else b"v" * (stamp % 3), ()) for key, stamp in stamps.items()]
+    assert [record[1:] for record in found] == 2 * expected
 
 
 def test_timestamps_are_kept_as_they_are(log: Log, timestamp_least: int) -> None:

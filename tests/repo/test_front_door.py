@@ -56,3 +56,20 @@ def test_importing_the_front_door_and_the_command_line_loads_no_outside_library(
     script = f"import sys, standfast, standfast.ops.cli; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_application_loads_modules_for_calls_workers_kafka_and_errors_only_where_it_has_some() -> None:
+    # Each of these, or those that it loads, takes milliseconds of every start of every process of a program.
+    heavy = ("asyncio", "ssl", "difflib", "tempfile", "sysconfig", "sqlite3", "confluent_kafka", "prometheus_client",
+             "standfast.stream.workers.supervisor", "standfast.stream.workers.session", "importlib.metadata", "rich",
+             "obstore", "pyarrow", "jinja2", "http.server", "email", "logging.config")  # fmt: skip
+    script = f"""
+import sys
+import standfast as sf
+app = sf.App("counts", log="sqlite:///./log", state_dir="./state")
+sf.Session
+print([m for m in {heavy!r} if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

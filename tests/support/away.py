@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from standfast.store.failpoint import VARIABLE
+from support.processes import is_stopped
 from support.serve import wait_for
 
 WAIT_S = 60.0  # a busy machine takes long to start a process
@@ -52,10 +53,7 @@ class Stopped:
             assert self.process.stdout is not None
             assert self.process.stdout.readline() == b"has it\n"
             os.kill(self.pid, signal.SIGSTOP)
-        wait_for(self._is_stopped, WAIT_S)
-
-    def _is_stopped(self) -> bool:
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        wait_for(lambda: is_stopped(self.pid), WAIT_S)
 
     def end(self) -> None:
         if self.process.poll() is None:

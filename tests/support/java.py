@@ -4,8 +4,8 @@
     JavaApp             one running process of it: feed its input topic, then ask for its stores' rows
 
 Rules of this file: javac where the machine has one of the right age, else Eclipse's compiler, which is one jar. Both
-and the application's jars are fetched like the broker's, before the first test; where they cannot be fetched, the tests
-are skipped or fail as those of the broker (`support.kafka`). A process ends with pytest, however that ends.
+and the application's jars are fetched like the broker's, before the first test of them; where they cannot be fetched,
+the tests are skipped or fail as those of the broker (`support.kafka`). A process ends with pytest, however that ends.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from standfast.ops.tools.jars import JarSet, ensure_jars, parse_jar_set
 from standfast.ops.tools.java import MAJOR_MIN, Java, ensure_java
 from standfast.store.errors import Corruption, Unavailable
 from support.kafka import MISSING
+from support.needs import needed_as
 from support.places import SUPPORT
 
 SOURCES = SUPPORT / "programs/java"
@@ -43,25 +44,18 @@ def jar_set(name: str) -> JarSet:
     return parse_jar_set(name, json.loads((SOURCES / f"jars-{name}.json").read_text(encoding="utf-8")))
 
 
-@pytest.hookimpl(trylast=True)  # the broker's fetching decides first whether the tests can run
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch and compile the programs of the chosen tests."""
-    items = [item for item in session.items if isinstance(item, pytest.Function)]
-    wanted = not session.config.option.collectonly and any("streams_classes" in item.fixturenames for item in items)
-    if not wanted or session.config.stash.get(MISSING, ""):
+# Registered after the broker's, by the import of MISSING: the broker's fetch decides first whether the tests can run.
+@needed_as("streams_classes")
+def fetch_streams(config: pytest.Config, say: Say) -> None:
+    """Fetch and compile the application."""
+    if config.stash.get(MISSING, ""):
         return
-    capture: Any = session.config.pluginmanager.getplugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n==> setup: {text}", flush=True)
-
     try:
         java = ensure_java(say)
         for javac in (find_javac(), None):  # the second is for machines that have none
             compiled(java, say, javac=javac)
     except (Unavailable, Corruption) as error:
-        session.config.stash[MISSING] = str(error)
+        config.stash[MISSING] = str(error)
 
 
 def find_javac() -> Path | None:

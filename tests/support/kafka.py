@@ -3,10 +3,12 @@
     kafka_address       "127.0.0.1:port" of the shared one: take topic and group names of your own
     kafka_log           a log on it, for one test
     restartable_broker  a Broker of this test alone, started: kill() it, start() it again, same port and topics
+    light_broker(...)   a Broker for a fixture of one's own
 
-Rules of this file: Java and Kafka are fetched before the first test, once a machine, so that no test's time limit runs
-meanwhile. If they cannot be fetched, tests are skipped with the reason; with CI set they fail. Twenty starts of a
-broker are much of these tests' cost: each maps an archive of classes in, made by the first on a machine.
+Rules of this file: Java and Kafka are fetched before the first test on a broker, once a machine, so that no test's time
+limit runs meanwhile (`support.needs`). If they cannot be fetched, tests are skipped with the reason; with CI set they
+fail. Twenty starts of a broker are much of these tests' cost: each maps an archive of classes in and begins with a copy
+of a formatted data folder, both made by the first on a machine.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from standfast.ops.tools import broker
-from standfast.ops.tools.broker import JAR_SET, Broker
+from standfast.ops.tools.broker import JAR_SET, Broker, running_broker
 from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
 from standfast.ops.tools.jars import ensure_jars, load_jar_set
 from standfast.ops.tools.java import Java, ensure_java
@@ -32,10 +34,18 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing
 from standfast.store.errors import Corruption, Unavailable
 from support import opens_child
-from support.groups import costly
+from support.groups import costly, group_of
 from support.missing import missing
+from support.needs import needed_as
 
 ARCHIVE = "classes.jsa"
+FORMATTED = "formatted"  # in the archive's folder
+FORMATTED_FILES = ("meta.properties", "bootstrap.checkpoint")  # all that formatting writes; neither names a port
+# KAFKA-20734: while a partition has no leader, this version's coordinator takes it for deleted and ends a transaction
+# without it. Its records and offsets stay in an open transaction then, for ever, whatever a client does.
+LOST_END = "likely deleted already and hence can be skipped"
+_formatted: list[Path] = []  # the folder with the files of a formatted data folder, once this process knows it
+SHARED = pytest.StashKey[Broker]()  # the shared broker, in a process that has started it
 MISSING = pytest.StashKey[str]()  # why there is no Kafka; "" if there is
 
 
@@ -46,29 +56,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames[:] = dict.fromkeys([*item.fixturenames, "kafka_files"])
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch the programs of the chosen tests."""
-    items = [item for item in session.items if isinstance(item, pytest.Function)]
-    if session.config.option.collectonly or not any("kafka_files" in item.fixturenames for item in items):
-        return
-    capture: Any = session.config.pluginmanager.getplugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n==> setup: {text}", flush=True)
-
-    session.config.stash[MISSING] = ""
+@needed_as("kafka_files")
+def fetch_kafka(config: pytest.Config, say: Say) -> None:
+    """Fetch Java and Kafka."""
+    config.stash[MISSING] = ""
     try:
         java = ensure_java(say)
         map_classes_in(java, ensure_jars(load_jar_set(JAR_SET), java, say), say)
     except (Unavailable, Corruption) as error:
-        session.config.stash[MISSING] = str(error)
+        config.stash[MISSING] = str(error)
+
+
+def lost_ends(broker: Broker, transactional_id: str) -> list[str]:
+    """Lines of the broker's log by which it ended transactions of an id without some of their partitions."""
+    lines = broker.log_path.read_text(errors="replace").splitlines()
+    return [line for line in lines if LOST_END in line and f" {transactional_id}," in line]
 
 
 def map_classes_in(java: Java, jars: Path, say: Say) -> None:
     """From here on light brokers of this process start with half the processor time, if this Java can map classes."""
     cache, plain = cache_dir(), broker.JVM_LIGHT
-    about = f"{jars} {java.path.resolve()} {java.path.stat().st_mtime_ns}"
+    about = f"{FORMATTED} {jars} {java.path.resolve()} {java.path.stat().st_mtime_ns}"
     target = cache / "java-archives" / f"{jars.name}-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
     if not target.is_dir():
         with fetching(cache, say) as folder:
@@ -79,14 +87,32 @@ def map_classes_in(java: Java, jars: Path, say: Say) -> None:
                 example = Broker(folder / "broker", light=True)
                 try:
                     example.start()
-                except Unavailable as error:  # the archive saves time only
-                    say(f"there will be none: {error}")
+                    (made / FORMATTED).mkdir()
+                    for name in FORMATTED_FILES:
+                        shutil.copy(example.directory / "data" / name, made / FORMATTED)
+                    example.stop()  # which writes the archive
+                    put_in_place(made, target)
+                except Unavailable as error:  # the archive saves time only; the next process tries again
+                    say(f"this process has none: {error}")
                 finally:
                     example.stop()
                     broker.JVM_LIGHT = plain
-                put_in_place(made, target)
     if (target / ARCHIVE).exists():
         broker.JVM_LIGHT = (*plain, f"-XX:SharedArchiveFile={target / ARCHIVE}")
+    if (target / FORMATTED).exists():
+        _formatted[:] = [target / FORMATTED]
+
+
+def light_broker(directory: Path, settings: Mapping[str, str] | None = None) -> Broker:
+    """A broker in an absent or empty directory, to be started by the caller; `settings` are Kafka's own."""
+    format_data(directory)
+    return Broker(directory, light=True, settings=settings)
+
+
+def format_data(directory: Path) -> None:
+    """Give a broker's absent or empty directory a formatted data folder, if this process knows one."""
+    for folder in _formatted:  # else each first start would run a second Java that formats
+        shutil.copytree(folder, directory / "data")
 
 
 @pytest.fixture(scope="session")
@@ -96,11 +122,30 @@ def kafka_files(request: pytest.FixtureRequest) -> None:
         missing(f"no Kafka to test with: {why}")
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside the test's time limit
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Let the shared broker run only while a group of tests on it runs: an idle one takes processor time to the end."""
+    shared = item.config.stash.get(SHARED, None)
+    on_broker = "kafka_files" in getattr(item, "fixturenames", ())
+    if shared is not None and on_broker and running_broker(shared.directory) is None:
+        shared.start()
+    found = yield
+    shared = item.config.stash.get(SHARED, None)
+    # Not by the fixtures of the next test: those of a group that has tests on it and others are mixed.
+    if shared is not None and nextitem is not None and group_of(nextitem) != group_of(item):
+        shared.stop()
+    return found
+
+
 @pytest.fixture(scope="session")
 @costly("kafka")
-def kafka_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def kafka_broker(
+    kafka_files: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Broker]:
     """The broker that all tests of the session share; it ends with pytest, however that ends."""
-    with Broker(tmp_path_factory.mktemp("kafka"), light=True) as broker:
+    with light_broker(tmp_path_factory.mktemp("kafka")) as broker:
+        if hasattr(request.config, "workerinput"):  # else tests are not in groups, and it would start for each file
+            request.config.stash[SHARED] = broker
         yield broker
 
 
@@ -120,7 +165,7 @@ def kafka_log(kafka_address: str) -> Iterator[KafkaLog]:
 @pytest.fixture
 def restartable_broker(kafka_files: None, tmp_path: Path) -> Iterator[Broker]:
     """A started broker of this test alone."""
-    with Broker(tmp_path / "kafka", light=True) as broker:
+    with light_broker(tmp_path / "kafka") as broker:
         yield broker
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.ops.shared.loopback import HOST, free_port
-from standfast.ops.tools.broker import Broker
+from support.kafka import light_broker
 
 LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
 SETTINGS = {
@@ -57,7 +57,7 @@ def oauth_broker(root: Path) -> Iterator[str]:
     port = free_port()
     own = f"PLAINTEXT://{HOST}:{{port}},CONTROLLER://{HOST}:{{controller_port}}"
     listeners = {"listeners": f"{own},SASL_PLAINTEXT://{HOST}:{port}"}
-    with Broker(root / "kafka", light=True, settings=SETTINGS | listeners):
+    with light_broker(root / "kafka", SETTINGS | listeners):
         yield f"kafka://{HOST}:{port}?timeout.ms=8000"
 
 

@@ -2,6 +2,7 @@
 
     python pool_child.py HOW     obey: reports the tasks of its orders; mute: Ready, then stopped; exit: before Ready
                                  outage, wrong: Failed; rubbish: no report; holds: never gives a task back
+    Under an order of a checkpoint it has cut the part of each of its tasks, and counts one snapshot.
 
 Rules of this file: it opens no log and no store; it ends by itself, should a test leave it behind.
 """
@@ -13,11 +14,14 @@ import signal
 import sys
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.pauses import Left
 from standfast.store.clock import SystemClock
 from standfast.store.process.parent import Parent, lent_channel
+from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
 from standfast.stream.workers.protocol import (
+    Checkpoint,
     Failed,
     Hold,
     Open,
@@ -26,6 +30,8 @@ from standfast.stream.workers.protocol import (
     Ready,
     Report,
     Stop,
+    checkpoint_of,
+    counted,
     order_of,
     parse_command,
     report_line,
@@ -44,6 +50,9 @@ class Child:
         self.held: dict[TaskId, HeldTask] = {}
         self.since: dict[TaskId, int] = {}
         self.left: dict[TaskId, Left] = {}
+        self.round = 0
+        self.checkpoint: Order | None = None
+        self.counts = SnapshotCounts()
 
     def tell(self, report: Report) -> None:
         self.parent.tell(report_line(report))
@@ -80,8 +89,21 @@ class Child:
             gone = [task for task, one in self.held.items() if one.role == ACTIVE and task not in tasks]
             self.left |= {task: Left(now_ms, 0) for task in gone}
             self.since = {task: self.since.get(task, now_ms) for task in order.active}
-            self.held = dict(tasks)
-            self.tell(state(order.round, tasks, self.since, self.left))
+            self.held, self.round = dict(tasks), order.round
+            self.report()
+        elif isinstance(command, Checkpoint):
+            self.checkpoint = checkpoint_of(command)
+            self.report()
+            self.counts.made["made"] += 1
+            self.counts.paused(20)
+            self.tell(counted(self.counts))
+
+    def report(self) -> None:
+        """The tasks, and their parts of the checkpoint that came last."""
+        active = frozenset(task for task, one in self.held.items() if one.role == ACTIVE)
+        order = self.checkpoint
+        parts = None if order is None else PartReport(order.number, order.step, active, active)
+        self.tell(state(self.round, self.held, self.since, self.left, parts))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process that has not ended is stopped, as by SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+
+
 def resident_bytes(pid: int | None = None) -> int:
     """Resident memory of a process, by default of this one."""
     return int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -4,6 +4,7 @@
         front.refusal = Refusal(503, "SlowDown", lambda number: number % 2 == 0)     every other request
         front.host                        127.0.0.1:PORT
         front.refused, front.passed       numbers of requests
+        front.bytes_per_s = 1 << 20                                                  each answer, as on a slow line
 
 Rules of this file: headers pass unchanged, so that signatures over them hold. Requests are numbered from 1 since the
 refusal was set.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import http.client
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from support.http_server import listening
 
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
 WITHIN_S = 30.0
+PIECES_A_SECOND = 20
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Proxy:
         self.behind = port
         self.port = 0
         self.refused = self.passed = 0
+        self.bytes_per_s: int | None = None
         self._number = 0
         self._refusal: Refusal | None = None
         self._lock = threading.Lock()
@@ -116,7 +120,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", length or str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
+            self._write(body)
+
+    def _write(self, body: bytes) -> None:
+        rate = self.proxy.bytes_per_s
+        if rate is None:
             self.wfile.write(body)
+            return
+        for begin in range(0, len(body), rate // PIECES_A_SECOND):
+            self.wfile.write(body[begin : begin + rate // PIECES_A_SECOND])
+            time.sleep(1 / PIECES_A_SECOND)
 
     def log_message(self, format: str, *_args: object) -> None:
         """Log nothing."""

@@ -16,9 +16,9 @@ from typing import Any
 from confluent_kafka import admin as _admin
 
 from standfast.ops.shared.loopback import HOST, free_port
-from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.permissions import GROUP, TOPIC, TRANSACTIONAL_ID, Need
+from support.kafka import light_broker
 
 _api: Any = _admin  # its names are public by its manual, but not to type checkers
 WAIT_S = 40.0
@@ -98,7 +98,7 @@ def secured_broker(root: Path) -> Iterator[Secured]:
     port = free_port()
     own = f"PLAINTEXT://{HOST}:{{port}},CONTROLLER://{HOST}:{{controller_port}}"
     listeners = {"listeners": f"{own},SASL_PLAINTEXT://{HOST}:{port}"}
-    with Broker(root / "kafka", light=True, settings=SECURED | listeners) as broker:
+    with light_broker(root / "kafka", SECURED | listeners) as broker:
         made = Secured(root, f"{HOST}:{port}", broker.address)
         try:
             yield made

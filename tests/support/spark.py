@@ -22,7 +22,10 @@ from typing import Any
 
 import pytest
 
+from standfast.ops.tools.cache import Say
+from standfast.store.errors import Corruption, Unavailable
 from support.groups import costly
+from support.needs import needed_as
 
 WAIT_S = 240
 SETTINGS = {
@@ -31,6 +34,16 @@ SETTINGS = {
     # Many jobs of a second each: Java's second compiler costs more time than it saves.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+
+
+@needed_as("spark_session")
+def fetch_connector(config: pytest.Config, say: Say) -> None:
+    """Fetch the session's Java and jars; the session itself fails where they cannot be had."""
+    from standfast.ops.tools.jars import ensure_jars, load_jar_set
+    from standfast.ops.tools.java import ensure_java
+
+    with suppress(Unavailable, Corruption):
+        ensure_jars(load_jar_set("spark-kafka"), ensure_java(say), say)
 
 
 @pytest.fixture

@@ -81,13 +81,19 @@ def ask(log: Log, app: str, patience_s: float) -> Order:
         topic.ask(request)
         until_ms = clock.monotonic_ms() + request.patience_ms
         # By the request: another checkpoint, such as one of the schedule, may end meanwhile.
+        wanted, seen = {request.id}, False
         while clock.monotonic_ms() < until_ms:
-            order = topic.look().order
-            if order is not None and order.request == request.id and order.state is not OrderState.RUNNING:
+            state = topic.look()
+            order, last = state.order, state.request
+            if last is not None and last.id == request.id:
+                seen = True
+            elif last is not None and seen:
+                wanted.add(last.id)  # it took the place of this one; its checkpoint begins later still
+            if order is not None and order.request in wanted and order.state is not OrderState.RUNNING:
                 return order
             clock.sleep_ms(LOOK_MS)
         order = topic.state.order
-    under_way = order is not None and order.request == request.id
+    under_way = order is not None and order.request in wanted
     what = f"checkpoint {order.number} is under way" if order is not None and under_way else "no leader has answered"
     raise Unavailable(
         f"application {app!r}: {what} after {patience_s:.0f} s; `standfast snapshot list --from STORAGE` shows what "

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.cli.arguments import log_of, settings_of
+from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import OK
 from standfast.store.errors import InvalidRequest
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from standfast.replication.log import Log
     from standfast.restore.snapshot.at_point import AtPoint, Wanted
     from standfast.restore.snapshot.clone import Cloned
+    from standfast.restore.snapshot.manifest import Snapshot
     from standfast.restore.snapshot.storage import Storage
 
 SCHEMA = "standfast.snapshots/1"
@@ -61,20 +62,26 @@ def run_restore_point(args: argparse.Namespace, out: Output, storage: Storage) -
             "a point in time goes into a new place, never over a live application: name it with -o DIR, or --as NAME"
         )
     wanted = _wanted(args)
-    tasks = _tasks(args, storage, wanted)
     with ExitStack() as last:
         log: Log | None = None
         tails: Tails | None = None
         if args.as_name is not None or not wanted.own:
             log = last.enter_context(closing(log_of(args)))
             tails = last.enter_context(closing(Tails(log, SystemClock())))
+        if args.as_name is not None and wanted.own and not wanted.snapshots and log is not None:
+            from standfast.restore.snapshot.clone import begun_parts
+
+            begun = begun_parts(log, app_of(settings_of(args)), args.as_name, storage)
+            if begun is not None:  # there may be newer snapshots by now
+                return _restore_as(args, out, storage, begun, log)
+        tasks = _tasks(args, storage, wanted)
         # An application goes on from its source offsets, which are known at the point of a snapshot alone.
         exact = args.as_name is not None
         chosen = [choose_task(storage, task, wanted, tails, exact=exact) for task in tasks]
         if args.as_name is None:
             return _restore_folder(args, out, storage, chosen, tails)
         assert log is not None
-        return _restore_as(args, out, storage, chosen, log)
+        return _restore_as(args, out, storage, [one.snapshot for one in chosen], log)
 
 
 def show_cloned(out: Output, storage: Storage, cloned: Cloned) -> int:
@@ -117,7 +124,7 @@ def show_cloned(out: Output, storage: Storage, cloned: Cloned) -> int:
     return OK
 
 
-def _restore_as(args: argparse.Namespace, out: Output, storage: Storage, chosen: Sequence[AtPoint], log: Log) -> int:
+def _restore_as(args: argparse.Namespace, out: Output, storage: Storage, parts: Sequence[Snapshot], log: Log) -> int:
     from standfast.restore.snapshot.clone import clone_app
     from standfast.store.clock import SystemClock
 
@@ -126,7 +133,7 @@ def _restore_as(args: argparse.Namespace, out: Output, storage: Storage, chosen:
         raise InvalidRequest("--as needs the state directory of the new application: name it with --state-dir DIR")
     cloned = clone_app(
         storage,
-        [one.snapshot for one in chosen],
+        parts,
         name=args.as_name,
         log=log,
         state_dir=state_dir,
@@ -219,9 +226,7 @@ def _tasks(args: argparse.Namespace, storage: Storage, wanted: Wanted) -> list[s
 
     if args.as_name is not None and args.task:
         raise InvalidRequest("--as restores the whole application: leave --task out, or restore into a folder (-o DIR)")
-    tasks = args.task or sorted(
-        {one.snapshot.task for one in listed(storage).whole} | set(wanted.snapshots), key=TaskId.parse
-    )
+    tasks = args.task or sorted(listed(storage).tasks | set(wanted.snapshots), key=TaskId.parse)
     if wanted.snapshots and args.as_name is None:
         tasks = args.task or sorted(wanted.snapshots, key=TaskId.parse)
     if strange := sorted(wanted.snapshots.keys() - set(tasks)):

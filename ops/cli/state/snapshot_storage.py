@@ -302,6 +302,7 @@ def run_prune(args: argparse.Namespace, out: Output) -> int:
             "snapshots": removed,
             "files": len(done.plan.files),
             "bytes": done.plan.bytes,
+            "probes": done.probes,
         }
     )
     for one in done.checkpoints:
@@ -310,10 +311,10 @@ def run_prune(args: argparse.Namespace, out: Output) -> int:
         out.line(text)
     would = "would be removed" if args.dry_run else "removed"
     out.line(f"{len(removed)} snapshots and {len(done.plan.files)} files of {done.plan.bytes} bytes {would}")
-    for name, why in done.unread.items():
-        out.note(f"no file is removed, since the manifest of {name} cannot be read: {why}")
-    for number, why in done.unread_checkpoints.items():
-        out.note(f"no snapshot is removed, since checkpoint {number} cannot be read: {why}")
+    if done.probes:
+        out.line(f"{done.probes} probes of processes that died {would}")
+    for why in done.stays:
+        out.note(why)
     return OK
 
 

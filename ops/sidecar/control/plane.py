@@ -276,6 +276,13 @@ class ControlPlane:
                 f"epoch {epoch} is not the epoch of task {task.id}, {task.epoch}: check again which state to wipe"
             )
         self._refuse_full()  # files that are set aside stay on the disk, and the restore would wait for space
+        if not self.config.state.accept_missing_history and (heads := self.session.removed_heads(partition)):
+            where = ", ".join(f"{at} (it begins at {begin})" for at, begin in heads.items())
+            raise Refused(
+                CONFLICT,
+                f"task {task.id} cannot be restored whole after a wipe: records were removed from the head of {where}: "
+                "keep the state, or accept the loss (state.accept_missing_history) and wipe it then",
+            )
         self._release(frozenset({partition}), keep=True)
         try:
             self.session.set_aside(partition, "wiped")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from standfast.ops.sidecar.worker.process import StandbyWorker
 from standfast.ops.sidecar.worker.protocol import Open
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.log_states import removed_heads
 from standfast.restore.replay.bulk import BulkStatistics
 from standfast.restore.replay.bulk_plan import COLD_RECORDS
 from standfast.restore.snapshot.fetch import holds_database
@@ -216,6 +218,15 @@ class ControlSession:
             if partition in partitions and one.state not in GONE:
                 one.task.fail(Fenced("the application lost the partition"))
 
+    def removed_heads(self, partition: int) -> dict[TopicPartition, int]:
+        """The changelogs of a task that lost records at their head, and the first offset left of each."""
+        log, app = self.session.log, self.session.app
+        topics = {spec.changelog_of(app) for spec in self.session.specs if spec.logging and not spec.from_source}
+        infos = {topic: log.admin.describe_topic(topic) for topic in sorted(topics)}
+        every = {TopicPartition(topic, partition): info for topic, info in infos.items() if info is not None}
+        with closing(log.reader()) as reader:
+            return removed_heads(every, reader)
+
     def set_aside(self, partition: int, reason: str) -> None:
         """Move the files of a closed task out of the way."""
         if partition in self.held().tasks:
@@ -298,7 +309,7 @@ class ControlSession:
         for task in running.values():
             # The cache's own bound is for applications that commit on request; here the application decides.
             task.stores.buffer.refuse_bytes = self._config.limits.uncommitted_max_bytes
-            task.stores.limits.key_bytes = self._config.limits.key_max_bytes
+            task.stores.limits.limit_keys(self._config.limits.key_max_bytes)
             task.keeps_refused = True  # its client gets the error, and commits again
         states = dict.fromkeys(wanted.standby, "standby")
         far = {one.partition: one for one in pending}

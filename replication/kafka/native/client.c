@@ -21,7 +21,8 @@ typedef struct {
     size_t count, drafts_count;
 } Batch;
 
-static size_t header_bytes(const rd_kafka_message_t *message, uint32_t *count)
+/* Bytes of a message's headers, and their number; they are copied to `at`, unless that is NULL. */
+static size_t take_headers(const rd_kafka_message_t *message, char *at, uint32_t *count)
 {
     rd_kafka_headers_t *headers;
     const char *name;
@@ -30,30 +31,19 @@ static size_t header_bytes(const rd_kafka_message_t *message, uint32_t *count)
     *count = 0;
     if (rd.message_headers(message, &headers) != 0)
         return 0;
-    while (rd.header_get_all(headers, *count, &name, &value, &length) == 0) {
-        size += 8 + strlen(name) + (value != NULL ? length : 0);
-        ++*count;
+    for (; rd.header_get_all(headers, *count, &name, &value, &length) == 0; ++*count) {
+        int32_t name_len = (int32_t)strlen(name), value_len = value != NULL ? (int32_t)length : -1;
+        size_t used = value_len > 0 ? (size_t)value_len : 0;
+        if (at != NULL) {
+            memcpy(at + size, &name_len, 4);
+            memcpy(at + size + 4, &value_len, 4);
+            memcpy(at + size + 8, name, (size_t)name_len);
+            if (used)
+                memcpy(at + size + 8 + name_len, value, used);
+        }
+        size += 8 + (size_t)name_len + used;
     }
     return size;
-}
-
-static void copy_headers(const rd_kafka_message_t *message, char *at)
-{
-    rd_kafka_headers_t *headers;
-    const char *name;
-    const void *value;
-    size_t length;
-    if (rd.message_headers(message, &headers) != 0)
-        return;
-    for (size_t i = 0; rd.header_get_all(headers, i, &name, &value, &length) == 0; i++) {
-        int32_t name_len = (int32_t)strlen(name), value_len = value != NULL ? (int32_t)length : -1;
-        memcpy(at, &name_len, 4);
-        memcpy(at + 4, &value_len, 4);
-        memcpy(at + 8, name, (size_t)name_len);
-        if (value_len > 0)
-            memcpy(at + 8 + name_len, value, (size_t)value_len);
-        at += 8 + name_len + (value_len > 0 ? value_len : 0);
-    }
 }
 
 /* Sort messages to drafts, one for each partition between two events. No Python here. */
@@ -77,7 +67,7 @@ static void plan(Batch *batch)
         Draft *draft = batch->drafts + at;
         uint32_t headers = 0;
         size_t payload = (one->key != NULL ? one->key_len : 0) + (one->payload != NULL ? one->len : 0);
-        draft->size += payload + (batch->headers ? header_bytes(one, &headers) : 0);
+        draft->size += payload + (batch->headers ? take_headers(one, NULL, &headers) : 0);
         draft->payload += payload;
         draft->has_headers |= headers > 0;
         draft->count++;
@@ -103,20 +93,18 @@ static int copy(Batch *batch)
         Draft *draft = batch->drafts + batch->draft_of[i];
         Row *row = draft->rows + draft->count++;
         uint32_t headers = 0;
-        size_t header_size = draft->has_headers ? header_bytes(one, &headers) : 0;
         row->offset = one->offset;
         row->timestamp = rd.message_timestamp(one, NULL);
         row->at = draft->size;
         row->key_len = one->key != NULL ? (int32_t)one->key_len : -1;
         row->value_len = one->payload != NULL ? (int32_t)one->len : -1;
-        row->headers = headers;
         if (row->key_len > 0)
             memcpy(draft->arena + draft->size, one->key, one->key_len), draft->size += one->key_len;
         if (row->value_len > 0)
             memcpy(draft->arena + draft->size, one->payload, one->len), draft->size += one->len;
-        if (headers)
-            copy_headers(one, draft->arena + draft->size);
-        draft->size += header_size;
+        if (draft->has_headers)
+            draft->size += take_headers(one, draft->arena + draft->size, &headers);
+        row->headers = headers;
     }
     return 0;
 }
@@ -296,7 +284,8 @@ static PyMethodDef client_methods[] = {
     {"end", (PyCFunction)client_end, METH_VARARGS,
      "end(topic, partition) -> end that the last fetch reported, -1 if there is none"},
     {"learn", (PyCFunction)client_learn, METH_VARARGS, "learn(topic, timeout_ms): ask for the leaders of a topic"},
-    {"close", (PyCFunction)client_close, METH_NOARGS, "Destroy the client, asking no broker; while another thread is inside, once it leaves. Twice is fine."},
+    {"close", (PyCFunction)client_close, METH_NOARGS,
+     "Destroy the client, asking no broker; while another thread is inside, once it leaves. Twice is fine."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,24 +10,17 @@
  *
  * Rules of this file: keys are compared as unsigned bytes; hashes are seeded, since keys may be chosen by a stranger. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "native.h"
 
 #define CHUNK ((size_t)1 << 20)
 #define NONE UINT32_MAX
-#define GATHERED 32 /* rows that are fetched into the cache together */
 #define AHEAD 16 /* rows whose places in the table are fetched into the cache together */
 /* An entry, its places in the growing tables, and sorting. */
 #define ENTRY_COST 128
-#define LOOK_BYTES ((uint64_t)4 << 20)
-#define PIECES_MAX 16 /* files that are written at once */
 
 PyObject *fold_type;
 
@@ -56,12 +49,6 @@ typedef struct {
     uint32_t entry;
 } Place;
 
-/* Sorted rows of one segment. */
-typedef struct {
-    int64_t segment;
-    uint32_t from, to, deletes;
-} Group;
-
 typedef struct {
     PyObject_HEAD
     int busy;
@@ -79,7 +66,9 @@ typedef struct {
     Chunk *chunks;
     size_t bytes;
     Entry *entries;
-    uint32_t count, room, longest; /* longest: bytes of a key */
+    uint32_t count, room;
+    uint32_t longest; /* bytes of a key */
+    uint32_t common;  /* bytes that all keys begin with, which decide no order */
     Slot *slots;
     uint32_t mask;
     Place *sorted; /* NULL: not sorted since the last record */
@@ -89,9 +78,7 @@ typedef struct {
 
 static int64_t big_endian(const unsigned char *at)
 {
-    uint64_t value;
-    memcpy(&value, at, 8);
-    return (int64_t)__builtin_bswap64(value);
+    return (int64_t)prefix_of(at, 8);
 }
 
 static int64_t floor_div(int64_t number, int64_t by)
@@ -135,6 +122,7 @@ static char *room_for(Fold *self, size_t size)
         } else {
             fresh->next = chunk;
             self->chunks = fresh;
+            self->bytes += chunk != NULL ? chunk->size - chunk->used : 0; /* no row comes there any more */
         }
         chunk = fresh;
     }
@@ -204,7 +192,7 @@ static void forget(Fold *self)
     self->chunks = NULL;
     self->entries = NULL;
     self->slots = NULL;
-    self->bytes = self->count = self->room = self->mask = self->longest = 0;
+    self->bytes = self->count = self->room = self->mask = self->longest = self->common = 0;
 }
 
 /* -- adding -------------------------------------------------------------------------------------------------------- */
@@ -230,6 +218,8 @@ static Entry *entry_of(Fold *self, const unsigned char *key, uint32_t length, ui
     *made = (Entry){.key = own, .key_len = length, .value_len = -1};
     self->slots[at] = (Slot){hash, self->count++};
     self->longest = length > self->longest ? length : self->longest;
+    uint32_t most = self->count == 1 || length < self->common ? length : self->common;
+    self->common = (uint32_t)alike(own, self->entries->key, most);
     return made;
 }
 
@@ -340,16 +330,11 @@ static int add(Fold *self, const Part *part, Py_ssize_t start, Py_ssize_t stop, 
 
 /* -- sorting ------------------------------------------------------------------------------------------------------- */
 
-static int compare(const Entry *one, const Entry *other)
-{
-    uint32_t common = one->key_len < other->key_len ? one->key_len : other->key_len;
-    int found = memcmp(one->key, other->key, common);
-    return found ? found : (one->key_len > other->key_len) - (one->key_len < other->key_len);
-}
-
 static int compare_places(const void *one, const void *other, void *entries)
 {
-    return compare((Entry *)entries + ((const Place *)one)->entry, (Entry *)entries + ((const Place *)other)->entry);
+    const Entry *left = (Entry *)entries + ((const Place *)one)->entry;
+    const Entry *right = (Entry *)entries + ((const Place *)other)->entry;
+    return compare_keys(left->key, left->key_len, right->key, right->key_len);
 }
 
 static int compare_segments(const void *one, const void *other, void *entries)
@@ -385,25 +370,12 @@ static Place *by_prefix(Place *places, Place *spare, uint32_t count)
 /* Sort entries of one segment; the result is in `places`. */
 static void sort_segment(Fold *self, Place *places, Place *spare, uint32_t count)
 {
-    const Entry *first = self->entries + places[0].entry;
-    uint32_t common = first->key_len; /* bytes that all keys begin with decide nothing */
-    for (uint32_t i = 1; i < count && common; i++) {
-        const Entry *one = self->entries + places[i].entry;
-        uint32_t same = 0;
-        while (same < common && same < one->key_len && one->key[same] == first->key[same])
-            same++;
-        common = same;
-    }
     for (uint32_t i = 0; i < count; i++) {
         const Entry *one = self->entries + places[i].entry;
-        unsigned char bytes[8] = {0};
-        uint32_t left = one->key_len - common;
-        memcpy(bytes, one->key + common, left < 8 ? left : 8);
-        places[i].prefix = (uint64_t)big_endian(bytes);
+        places[i].prefix = prefix_of(one->key + self->common, one->key_len - self->common);
     }
-    Place *found = by_prefix(places, spare, count);
-    if (found != places)
-        memcpy(places, found, count * sizeof(Place));
+    if (by_prefix(places, spare, count) != places)
+        memcpy(places, spare, count * sizeof(Place));
     for (uint32_t from = 0, to; from < count; from = to) {
         for (to = from + 1; to < count && places[to].prefix == places[from].prefix; to++)
             ;
@@ -533,10 +505,7 @@ static PyObject *fold_sort(Fold *self, PyObject *unused)
     if (self->sorted == NULL && self->count)
         failed = sort(self) < 0;
     Py_END_ALLOW_THREADS
-    self->busy = 0;
-    if (failed)
-        return PyErr_NoMemory();
-    PyObject *found = PyList_New(0);
+    PyObject *found = failed ? PyErr_NoMemory() : PyList_New(0);
     for (uint32_t i = 0; found != NULL && i < self->groups_count; i++) {
         const Group *group = self->groups + i;
         PyObject *one = Py_BuildValue("(LIII)", (long long)group->segment, group->from, group->to, group->deletes);
@@ -544,241 +513,7 @@ static PyObject *fold_sort(Fold *self, PyObject *unused)
             Py_CLEAR(found);
         Py_XDECREF(one);
     }
-    return found;
-}
-
-/* Bring the next rows in key order into the cache together, as each lies somewhere else; the end of these. */
-static uint32_t gather(const Fold *self, uint32_t from, uint32_t to, Entry *into)
-{
-    uint32_t end = to - from > GATHERED ? from + GATHERED : to;
-    for (uint32_t i = end; i < to && i < end + GATHERED; i++)
-        __builtin_prefetch(self->entries + self->sorted[i].entry);
-    for (uint32_t i = from; i < end; i++) {
-        const Entry *one = into + (i - from);
-        into[i - from] = self->entries[self->sorted[i].entry];
-        __builtin_prefetch(one->key);
-        for (int32_t at = 0; at < one->value_len && at < 256; at += 64)
-            __builtin_prefetch(one->value + at);
-    }
-    return end;
-}
-
-static int hand_out(const Fold *self, uint32_t from, uint32_t to, int deletes, PyObject *keys, PyObject *values)
-{
-    Entry rows[GATHERED];
-    for (uint32_t i = from, end = from, first = from; i < to; i++) {
-        if (i == end)
-            end = gather(self, first = i, to, rows);
-        const Entry *one = rows + (i - first);
-        if (one->value_len < 0 && !deletes)
-            continue;
-        PyObject *key = PyBytes_FromStringAndSize((const char *)one->key, one->key_len);
-        PyObject *value = one->value_len < 0 ? (Py_INCREF(Py_None), Py_None)
-                                             : PyBytes_FromStringAndSize(one->value, one->value_len);
-        int failed = key == NULL || value == NULL || PyList_Append(keys, key) < 0 || PyList_Append(values, value) < 0;
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-        if (failed)
-            return -1;
-    }
-    return 0;
-}
-
-static PyObject *fold_rows(Fold *self, PyObject *args)
-{
-    unsigned int from, to;
-    int deletes;
-    if (!PyArg_ParseTuple(args, "IIp", &from, &to, &deletes))
-        return NULL;
-    if (self->busy || self->sorted == NULL || from > to || to > self->count) {
-        PyErr_SetString(PyExc_RuntimeError, "there are no such rows: sort first, and use a fold in one thread");
-        return NULL;
-    }
-    PyObject *keys = PyList_New(0), *values = PyList_New(0), *found = NULL;
-    if (keys != NULL && values != NULL && hand_out(self, from, to, deletes, keys, values) == 0)
-        found = PyTuple_Pack(2, keys, values);
-    Py_XDECREF(keys);
-    Py_XDECREF(values);
-    return found;
-}
-
-/* One file: rows at these places. */
-typedef struct {
-    Fold *fold;
-    const char *path;
-    uint32_t from, to, block_bytes;
-    int deletes;    /* whether they are written */
-    PyObject *look; /* of the calling thread's piece; NULL in the others */
-    int *stop;      /* set by the calling thread: the others end */
-    uint64_t rows, removed; /* written ones, deletes among them */
-    const Entry *first, *last;
-    int failed; /* -1: an error with `code`; 1: `look` raised, and its error is set */
-    int code;
-    pthread_t thread;
-    int started;
-} Piece;
-
-static int look_up(const Piece *piece)
-{
-    if (piece->look == NULL) {
-        errno = ECANCELED;
-        return __atomic_load_n(piece->stop, __ATOMIC_RELAXED) ? -1 : 0;
-    }
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *answer = PyObject_CallNoArgs(piece->look);
-    Py_XDECREF(answer);
-    PyGILState_Release(state);
-    return answer == NULL;
-}
-
-static int fill(Piece *piece, Table *table)
-{
-    const Fold *fold = piece->fold;
-    uint64_t looked = 0;
-    Entry rows[GATHERED];
-    for (uint32_t i = piece->from, end = i, first = i; i < piece->to; i++) {
-        if (i == end)
-            end = gather(fold, first = i, piece->to, rows);
-        const Entry *one = rows + (i - first);
-        if (one->value_len < 0 && !piece->deletes)
-            continue;
-        if (table_add(table, one->key, one->key_len, one->value, one->value_len) < 0)
-            return -1;
-        piece->last = fold->entries + fold->sorted[i].entry;
-        piece->first = piece->first == NULL ? piece->last : piece->first;
-        piece->removed += one->value_len < 0;
-        if (table_size(table) - looked < LOOK_BYTES)
-            continue;
-        looked = table_size(table);
-        int failed = look_up(piece);
-        if (failed)
-            return failed;
-    }
-    return table_finish(table);
-}
-
-static void *write_piece(void *given)
-{
-    Piece *piece = given;
-    const Fold *fold = piece->fold;
-    piece->rows = piece->to - piece->from;
-    for (uint32_t i = piece->from; i < piece->to && !piece->deletes; i++)
-        piece->rows -= fold->entries[fold->sorted[i].entry].value_len < 0;
-    if (piece->rows == 0)
-        return NULL;
-    int fd = open(piece->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    Table *table = fd < 0 ? NULL : table_new(fd, piece->rows, piece->block_bytes);
-    piece->failed = table == NULL ? -1 : fill(piece, table);
-    piece->code = errno;
-    if (table != NULL)
-        table_free(table);
-    if (fd >= 0 && close(fd) < 0 && !piece->failed) {
-        piece->code = errno;
-        piece->failed = -1;
-    }
-    return NULL;
-}
-
-/* Write the pieces, the first one in this thread and each other in its own; the piece that failed, or NULL. */
-static const Piece *write_pieces(Piece *pieces, Py_ssize_t count, int *stop)
-{
-    const Piece *failed = NULL;
-    for (Py_ssize_t i = 1; i < count; i++)
-        pieces[i].started = pthread_create(&pieces[i].thread, NULL, write_piece, pieces + i) == 0;
-    write_piece(pieces);
-    __atomic_store_n(stop, pieces[0].failed, __ATOMIC_RELAXED);
-    for (Py_ssize_t i = 1; i < count; i++) {
-        if (pieces[i].started)
-            pthread_join(pieces[i].thread, NULL);
-        else if (!pieces[0].failed) /* the machine allows no more threads */
-            write_piece(pieces + i);
-    }
-    for (Py_ssize_t i = 0; i < count && failed == NULL; i++)
-        failed = pieces[i].failed ? pieces + i : NULL;
-    return failed;
-}
-
-static PyObject *files_of(const Piece *pieces, Py_ssize_t count)
-{
-    PyObject *found = PyList_New(count);
-    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
-        const Piece *one = pieces + i;
-        PyObject *file = one->rows == 0
-                             ? Py_NewRef(Py_None)
-                             : Py_BuildValue("(KKy#y#)", one->rows, one->removed, (const char *)one->first->key,
-                                             (Py_ssize_t)one->first->key_len, (const char *)one->last->key,
-                                             (Py_ssize_t)one->last->key_len);
-        if (file == NULL || PyList_SetItem(found, i, file) < 0)
-            Py_CLEAR(found);
-    }
-    return found;
-}
-
-static PyObject *fold_write(Fold *self, PyObject *args)
-{
-    PyObject *paths, *look, *found = NULL;
-    Piece pieces[PIECES_MAX];
-    unsigned int index, block_bytes;
-    int deletes, stop = 0;
-    if (!PyArg_ParseTuple(args, "O!IpIO", &PyTuple_Type, &paths, &index, &deletes, &block_bytes, &look))
-        return NULL;
-    Py_ssize_t count = PyTuple_Size(paths);
-    if (count < 1 || count > PIECES_MAX) {
-        PyErr_Format(PyExc_ValueError, "a segment is written as 1 to %d files", PIECES_MAX);
-        return NULL;
-    }
-    if (enter(self) < 0)
-        return NULL;
-    if (self->sorted == NULL || index >= self->groups_count) {
-        PyErr_SetString(PyExc_RuntimeError, "there are no such rows: sort first");
-        goto out;
-    }
-    const Group *group = self->groups + index;
-    uint64_t rows = group->to - group->from;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        uint32_t from = group->from + (uint32_t)(rows * (uint64_t)i / (uint64_t)count);
-        uint32_t to = group->from + (uint32_t)(rows * (uint64_t)(i + 1) / (uint64_t)count);
-        pieces[i] = (Piece){.fold = self, .from = from, .to = to, .block_bytes = block_bytes, .deletes = deletes};
-        pieces[i].stop = &stop;
-        Py_ssize_t length;
-        pieces[i].path = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(paths, i), &length);
-        if (pieces[i].path != NULL && strlen(pieces[i].path) != (size_t)length)
-            PyErr_SetString(PyExc_ValueError, "a path has a null character");
-        if (PyErr_Occurred())
-            goto out;
-    }
-    pieces[0].look = look;
-    const Piece *failed;
-    Py_BEGIN_ALLOW_THREADS
-    failed = write_pieces(pieces, count, &stop);
-    Py_END_ALLOW_THREADS
-    if (failed == NULL)
-        found = files_of(pieces, count);
-    else if (failed->failed < 0 && failed->code == ENOMEM)
-        PyErr_NoMemory();
-    else if (failed->failed < 0) {
-        errno = failed->code;
-        PyErr_SetFromErrnoWithFilename(PyExc_OSError, failed->path);
-    }
-out:
-    self->busy = 0;
-    return found;
-}
-
-PyObject *digest_of(PyObject *module, PyObject *path)
-{
-    PyObject *encoded = NULL;
-    uint64_t digest;
-    int failed;
-    (void)module;
-    if (!PyUnicode_FSConverter(path, &encoded))
-        return NULL;
-    const char *name = PyBytes_AsString(encoded);
-    Py_BEGIN_ALLOW_THREADS
-    failed = file_digest(name, &digest);
-    Py_END_ALLOW_THREADS
-    PyObject *found = failed ? PyErr_SetFromErrnoWithFilename(PyExc_OSError, name) : PyLong_FromUnsignedLongLong(digest);
-    Py_DECREF(encoded);
+    self->busy = 0; /* only now: a new object may start a collection, and with it any code that knows this fold */
     return found;
 }
 
@@ -794,10 +529,49 @@ static PyObject *fold_clear(Fold *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static Py_ssize_t fold_length(Fold *self)
+/* -- for spill.c and merge.c --------------------------------------------------------------------------------------- */
+
+int fold_enter(PyObject *fold)
 {
-    return (Py_ssize_t)self->count;
+    Fold *self = (Fold *)fold;
+    if (enter(self) < 0)
+        return -1;
+    if (self->sorted != NULL || self->count == 0)
+        return 0;
+    self->busy = 0;
+    PyErr_SetString(PyExc_RuntimeError, "the rows are not sorted: sort first");
+    return -1;
 }
+
+void fold_leave(PyObject *fold)
+{
+    ((Fold *)fold)->busy = 0;
+}
+
+const Group *fold_group(PyObject *fold, uint32_t index)
+{
+    const Fold *self = (Fold *)fold;
+    return index < self->groups_count ? self->groups + index : NULL;
+}
+
+/* In key order each row lies somewhere else: bring some into the cache together, and where the next ones are. */
+uint32_t fold_cells(PyObject *fold, uint32_t from, uint32_t to, Cell *into)
+{
+    const Fold *self = (Fold *)fold;
+    uint32_t end = to - from > CELLS_MAX ? from + CELLS_MAX : to;
+    for (uint32_t i = end; i < to && i < end + CELLS_MAX; i++)
+        __builtin_prefetch(self->entries + self->sorted[i].entry);
+    for (uint32_t i = from; i < end; i++) {
+        const Entry *one = self->entries + self->sorted[i].entry;
+        into[i - from] = (Cell){one->key, one->value, one->key_len, one->value_len};
+        __builtin_prefetch(one->key);
+        for (int32_t at = 0; at < one->value_len && at < 256; at += 64)
+            __builtin_prefetch(one->value + at);
+    }
+    return end;
+}
+
+/* -- the type ------------------------------------------------------------------------------------------------------ */
 
 static PyObject *fold_get(Fold *self, void *what)
 {
@@ -823,13 +597,6 @@ static PyMethodDef fold_methods[] = {
      "key that no store can have written, and then nothing was folded; -1: all are fine. Raises MemoryError."},
     {"sort", (PyCFunction)fold_sort, METH_NOARGS,
      "sort() -> [(segment, from, to, deletes)]\n\nSort the rows; places of each segment, ascending."},
-    {"rows", (PyCFunction)fold_rows, METH_VARARGS,
-     "rows(from, to, deletes) -> (keys, values)\n\nRows at these places in key order; a delete is None, or left out."},
-    {"write", (PyCFunction)fold_write, METH_VARARGS,
-     "write(paths, index, deletes, block_bytes, look) -> [(entries, deletes, first key, last key) or None]\n\nWrite the "
-     "rows of one segment, by its place in the result of `sort`, as files that RocksDB ingests, one for each path of the "
-     "tuple, in as many threads; None stands for a file that would be empty. `look()` is called every few megabytes and "
-     "may raise. Raises OSError and MemoryError; files may be there in part then."},
     {"clear", (PyCFunction)fold_clear, METH_NOARGS, "Forget all rows; the stream time stays."},
     {NULL, NULL, 0, NULL},
 };
@@ -838,7 +605,7 @@ static PyGetSetDef fold_fields[] = {
     {"used_bytes", (getter)fold_get, NULL, "bytes of memory that the rows take, with sorting", (void *)0},
     {"observed_ms", (getter)fold_get, NULL, "stream time, -1 if there is none", (void *)1},
     {"sequence", (getter)fold_get, NULL, "largest sequence number of a key", (void *)2},
-    {"short_keys", (getter)fold_get, NULL, "whether `write` takes the keys of all rows", (void *)3},
+    {"short_keys", (getter)fold_get, NULL, "whether `merge` takes the keys of all rows", (void *)3},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -847,7 +614,6 @@ static PyType_Slot fold_slots[] = {
     {Py_tp_dealloc, fold_dealloc},
     {Py_tp_methods, fold_methods},
     {Py_tp_getset, fold_fields},
-    {Py_sq_length, fold_length},
     {Py_tp_doc, "Fold(stamped, suffix, numbered, retention_ms, interval_ms, observed_ms): see fold.c."},
     {0, NULL},
 };

@@ -10,11 +10,28 @@ static PyMethodDef functions[] = {
     {"columns_of", columns_of, METH_VARARGS,
      "columns_of(rows, least_ms, most_ms) -> (keys, values, timestamps), tuples\n\nNone if `rows` is no list, or has a "
      "row that is not (bytes or None, bytes or None, timestamp within both bounds, no headers): check it in Python."},
+    {"headed", headed_rows, METH_VARARGS,
+     "headed(keys, rows, least_ms, most_ms) -> bool\n\nWhether each row of a store is bytes that begin with a timestamp "
+     "within both bounds, and each key is bytes; two tuples of one length."},
     {"part_of", part_of_columns, METH_VARARGS,
      "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns, which are lists "
      "or tuples of one length; a key or value may be None."},
+    {"putter", putter, METH_VARARGS,
+     "putter(slowly, rows, name, key, value, beside_bytes, most_ms) -> put\n\nA function for `KeyValueState.put`, which "
+     "is `slowly`, of the store of `rows`. Key and value are serdes, None for bytes; an entry counts so many bytes beside "
+     "twice its key and value."},
     {"digest_of", digest_of, METH_O,
      "digest_of(path) -> int\n\n64 bits that accidents to a file change; not against an attacker. Raises OSError."},
+    {"merge", merge_files, METH_VARARGS,
+     "merge(paths, threads, spills, fold, segment, deletes, block_bytes, look) -> ([(entries, deletes, first key, last "
+     "key) or None], deletes that were left out)\n\nWrite the rows of one segment, of all spills, oldest first, and of "
+     "the sorted fold, as files that RocksDB ingests: one for each path, a range of keys each; None stands for a file "
+     "that would be empty. Of rows with one key the newest counts. `look()` is called every few megabytes and may raise. "
+     "Raises OSError and MemoryError; files may be there in part then."},
+    {"merged_rows", merge_rows, METH_VARARGS,
+     "merged_rows(spills, fold, segment, after, most) -> (keys, rows, last key or None)\n\nThe next rows of that merge, "
+     "at most so many, above the key `after`; None for the first ones. A delete is None. None as the last key: there are "
+     "no more."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -32,7 +49,8 @@ PyMODINIT_FUNC PyInit__native(void)
         return NULL;
     native_error = PyErr_NewException("standfast.replication.kafka._native.Error", NULL, NULL);
     if (native_error == NULL || PyModule_AddObjectRef(module, "Error", native_error) < 0 || init_client(module) < 0 ||
-        init_producer(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0) {
+        init_producer(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0 ||
+        init_spill(module) < 0 || init_put() < 0) {
         Py_DECREF(module);
         return NULL;
     }

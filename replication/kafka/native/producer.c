@@ -16,6 +16,7 @@
 
 #include "native.h"
 
+#define HEAD_BYTES 8 /* of a store's row: its timestamp, big-endian */
 #define TURN_MS 50 /* a wait for room in the queue looks at its end so often */
 
 PyObject *producer_type;
@@ -121,6 +122,34 @@ end:
     return found;
 }
 
+/* The timestamp in the first 8 bytes of a row of a store. */
+static int64_t head_of(const char *row)
+{
+    uint64_t found = 0;
+    for (int i = 0; i < HEAD_BYTES; i++)
+        found = found << 8 | (unsigned char)row[i];
+    return (int64_t)found;
+}
+
+PyObject *headed_rows(PyObject *module, PyObject *args)
+{
+    PyObject *keys, *rows;
+    long long least, most;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!LL", &PyTuple_Type, &keys, &PyTuple_Type, &rows, &least, &most))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(rows), at = 0;
+    for (; at < count && PyTuple_Size(keys) == count; at++) {
+        PyObject *key = PyTuple_GetItem(keys, at), *row = PyTuple_GetItem(rows, at);
+        if (!PyBytes_CheckExact(key) || !PyBytes_CheckExact(row) || PyBytes_Size(row) < HEAD_BYTES)
+            break;
+        int64_t stamp = head_of(PyBytes_AsString(row));
+        if (stamp < least || stamp > most)
+            break;
+    }
+    return PyBool_FromLong(at == count);
+}
+
 /* -- records ------------------------------------------------------------------------------------------------------- */
 
 /* NULL with an error set. */
@@ -154,6 +183,24 @@ static void items_free(Item *items, size_t count)
     free(items);
 }
 
+/* The timestamp of a record whose value is there: of its own column, or from before the value. -1 with an error set. */
+static int stamp_of(PyObject *stamps, Py_ssize_t at, Item *item)
+{
+    if (stamps == Py_None) {
+        if (item->value_len < HEAD_BYTES) {
+            PyErr_SetString(PyExc_ValueError, "a value is too short for the timestamp before it");
+            return -1;
+        }
+        item->timestamp = head_of(item->value);
+        item->value += HEAD_BYTES;
+        item->value_len -= HEAD_BYTES;
+        return 0;
+    }
+    PyObject *stamp = PyTuple_GetItem(stamps, at);
+    item->timestamp = stamp == NULL ? -1 : PyLong_AsLongLong(stamp);
+    return stamp == NULL || (item->timestamp == -1 && PyErr_Occurred()) ? -1 : 0;
+}
+
 /* The records from `start` on; NULL with an error set. */
 static Item *items_of(PyObject *columns[4], size_t start, size_t count)
 {
@@ -163,11 +210,9 @@ static Item *items_of(PyObject *columns[4], size_t start, size_t count)
     for (size_t i = 0; i < count; i++) {
         Item *item = items + i;
         Py_ssize_t at = (Py_ssize_t)(start + i);
-        PyObject *stamp = PyTuple_GetItem(columns[2], at);
-        item->timestamp = stamp == NULL ? -1 : PyLong_AsLongLong(stamp);
-        int failed = stamp == NULL || (item->timestamp == -1 && PyErr_Occurred()) ||
-                     (item->key_len = cell_of(columns[0], at, &item->key)) < -1 ||
-                     (item->value_len = cell_of(columns[1], at, &item->value)) < -1;
+        int failed = (item->key_len = cell_of(columns[0], at, &item->key)) < -1 ||
+                     (item->value_len = cell_of(columns[1], at, &item->value)) < -1 ||
+                     stamp_of(columns[2], at, item) < 0;
         if (!failed && columns[3] != Py_None) {
             PyObject *own = PyTuple_GetItem(columns[3], at);
             int some = own == NULL ? -1 : PyObject_IsTrue(own);
@@ -224,15 +269,17 @@ static PyObject *producer_produce(Client *self, PyObject *args)
     PyObject *columns[4];
     Py_ssize_t start, count;
     int partition, wait_ms, code;
-    if (!PyArg_ParseTuple(args, "siO!O!O!Oni", &name, &partition, &PyTuple_Type, columns, &PyTuple_Type, columns + 1,
-                          &PyTuple_Type, columns + 2, columns + 3, &start, &wait_ms))
+    if (!PyArg_ParseTuple(args, "siO!O!OOni", &name, &partition, &PyTuple_Type, columns, &PyTuple_Type, columns + 1,
+                          columns + 2, columns + 3, &start, &wait_ms))
         return NULL;
     count = PyTuple_Size(columns[0]);
-    if (columns[3] != Py_None && !PyTuple_Check(columns[3])) {
-        PyErr_SetString(PyExc_TypeError, "headers must be a tuple or None");
-        return NULL;
-    }
-    if (PyTuple_Size(columns[1]) != count || PyTuple_Size(columns[2]) != count || start < 0 || start > count ||
+    for (int i = 2; i < 4; i++)
+        if (columns[i] != Py_None && !PyTuple_Check(columns[i])) {
+            PyErr_SetString(PyExc_TypeError, "timestamps and headers must be a tuple or None");
+            return NULL;
+        }
+    if (PyTuple_Size(columns[1]) != count || start < 0 || start > count ||
+        (columns[2] != Py_None && PyTuple_Size(columns[2]) != count) ||
         (columns[3] != Py_None && PyTuple_Size(columns[3]) != count)) {
         PyErr_SetString(PyExc_ValueError, "columns must have one length, and the start must be in them");
         return NULL;
@@ -311,6 +358,26 @@ static PyObject *producer_purge(Client *self, PyObject *unused)
     return code != 0 ? raise_code(code, NULL) : Py_NewRef(Py_None);
 }
 
+/* The end of a partition as its leader knows it, in one request on this producer's own connection. */
+static PyObject *producer_end(Client *self, PyObject *args)
+{
+    const char *topic;
+    int partition, timeout_ms, code;
+    if (!PyArg_ParseTuple(args, "sii", &topic, &partition, &timeout_ms) || client_enter(self) < 0)
+        return NULL;
+    rd_kafka_topic_partition_list_t *list = rd.topic_partition_list_new(1);
+    rd_kafka_topic_partition_t *at = rd.topic_partition_list_add(list, topic, partition);
+    at->offset = RD_OFFSET_END;
+    Py_BEGIN_ALLOW_THREADS
+    code = rd.offsets_for_times(self->handle, list, timeout_ms);
+    Py_END_ALLOW_THREADS
+    int64_t end = at->offset;
+    code = code != 0 ? code : at->err;
+    rd.topic_partition_list_destroy(list);
+    client_leave(self);
+    return code != 0 ? raise_code(code, NULL) : PyLong_FromLongLong(end);
+}
+
 /* Any thread may ask, also while another one is inside. */
 static Py_ssize_t producer_length(Client *self)
 {
@@ -375,8 +442,9 @@ static PyObject *producer_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 static PyMethodDef producer_methods[] = {
     {"produce", (PyCFunction)producer_produce, METH_VARARGS,
      "produce(topic, partition, keys, values, timestamps, headers, start, wait_ms) -> index of the first record not "
-     "taken\n\nColumns are tuples; headers may be None. Waits so long for room in the queue. A refusal raises Error if "
-     "it is that of the first record; else it ends the call, and the next one raises it."},
+     "taken\n\nColumns are tuples; headers may be None. So may timestamps: each value then has its own before it, 8 bytes "
+     "as a store's row has it. Waits so long for room in the queue. A refusal raises Error if it is that of the first "
+     "record; else it ends the call, and the next one raises it."},
     {"flush", (PyCFunction)producer_flush, METH_VARARGS, "flush(timeout_ms) -> records without an answer; raises a fatal error"},
     {"poll", (PyCFunction)producer_poll, METH_VARARGS, "poll(timeout_ms) -> records without an answer; raises a fatal error"},
     {"delivered", (PyCFunction)producer_delivered, METH_NOARGS,
@@ -390,6 +458,8 @@ static PyMethodDef producer_methods[] = {
      "rd_kafka_consumer_group_metadata_write makes it"},
     {"commit", (PyCFunction)producer_commit, METH_VARARGS, "commit(timeout_ms)"},
     {"abort", (PyCFunction)producer_abort, METH_VARARGS, "abort(timeout_ms)"},
+    {"end", (PyCFunction)producer_end, METH_VARARGS,
+     "end(topic, partition, timeout_ms) -> the offset after its last committed record"},
     {"learn", (PyCFunction)client_learn, METH_VARARGS, "learn(topic, timeout_ms): ask for the leaders of a topic"},
     {"said", (PyCFunction)client_said, METH_NOARGS, "said() -> complaints and lines since the last look; see handle.c"},
     {"close", (PyCFunction)client_close, METH_NOARGS,

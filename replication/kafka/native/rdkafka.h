@@ -20,6 +20,7 @@
 #define RD_PURGE_ALL 0x7 /* also records on their way, without waiting */
 #define RD_COPY 0x2
 #define RD_CONF_OK 0
+#define RD_OFFSET_END (-1) /* as a time: the end of the partition */
 #define RD_DESTROY_NO_CONSUMER_CLOSE 0x8
 
 typedef struct rd_kafka_s rd_kafka_t;
@@ -133,6 +134,7 @@ typedef struct {
       (rd_kafka_consumer_group_metadata_t **, const void *, size_t))                                                   \
     X(void, consumer_group_metadata_destroy, (rd_kafka_consumer_group_metadata_t *))                                   \
     X(int, get_watermark_offsets, (rd_kafka_t *, const char *, int32_t, int64_t *, int64_t *))                         \
+    X(int, offsets_for_times, (rd_kafka_t *, rd_kafka_topic_partition_list_t *, int))                                  \
     X(rd_kafka_topic_t *, topic_new, (rd_kafka_t *, const char *, void *))                                             \
     X(void, topic_destroy, (rd_kafka_topic_t *))                                                                       \
     X(int, metadata, (rd_kafka_t *, int, rd_kafka_topic_t *, const struct rd_kafka_metadata **, int))                  \

@@ -52,9 +52,8 @@ struct Table {
     uint32_t since_restart, unshrunk;
     unsigned char *filter;
     uint64_t filter_bytes, hashes[HASHES];
-    const unsigned char *last;
-    uint32_t last_len;
-    uint64_t rows, deletes, blocks, key_bytes, value_bytes;
+    Summary made;
+    uint64_t blocks, key_bytes, value_bytes;
     uint32_t spots[1 << SPOTS_BITS];
 };
 
@@ -64,13 +63,6 @@ static uint32_t load32(const unsigned char *at)
 {
     uint32_t value;
     memcpy(&value, at, 4);
-    return value;
-}
-
-static uint64_t load64(const unsigned char *at)
-{
-    uint64_t value;
-    memcpy(&value, at, 8);
     return value;
 }
 
@@ -135,7 +127,7 @@ static uint64_t lane(uint64_t sum, uint64_t word)
 }
 
 /* XXH64 with seed 0: the checksum of blocks. */
-static uint64_t checksum(const unsigned char *at, size_t size)
+uint64_t bytes_checksum(const unsigned char *at, size_t size)
 {
     const unsigned char *end = at + size;
     uint64_t hash = P5;
@@ -250,18 +242,6 @@ static size_t sequence(unsigned char *out, const unsigned char *literals, size_t
     return at;
 }
 
-/* Bytes that are the same, at most `most`. */
-static size_t alike(const unsigned char *one, const unsigned char *other, size_t most)
-{
-    size_t at = 0;
-    for (uint64_t differ; at + 8 <= most; at += 8)
-        if ((differ = load64(one + at) ^ load64(other + at)) != 0)
-            return at + (size_t)__builtin_ctzll(differ) / 8;
-    while (at < most && one[at] == other[at])
-        at++;
-    return at;
-}
-
 /* Compress to at most `most` bytes, for which `out` has room; 0: it does not fit. */
 static size_t compress(const unsigned char *in, size_t size, unsigned char *out, size_t most, uint32_t *spots)
 {
@@ -271,7 +251,7 @@ static size_t compress(const unsigned char *in, size_t size, unsigned char *out,
     size_t last = size - 12, end = size - 5; /* the format: no match begins in the last 12 bytes or ends in the last 5 */
     memset(spots, 0, sizeof(uint32_t) << SPOTS_BITS);
     for (;;) {
-        size_t found, length;
+        size_t found;
         for (uint32_t tries = 64;; at += tries++ >> 6) { /* the longer nothing matches, the larger the steps */
             if (at > last)
                 goto rest;
@@ -283,8 +263,7 @@ static size_t compress(const unsigned char *in, size_t size, unsigned char *out,
         }
         while (at > from && found > 0 && in[at - 1] == in[found - 1])
             at--, found--;
-        length = alike(in + at, in + found, end - at);
-        size_t count = at - from;
+        size_t length = alike(in + at, in + found, end - at), count = at - from;
         if (made + count + count / 255 + length / 255 + 8 > most)
             return 0;
         made += sequence(out + made, in + from, count, at - found, length);
@@ -298,14 +277,24 @@ rest:
 
 /* -- blocks -------------------------------------------------------------------------------------------------------- */
 
+int write_all(int fd, const unsigned char *bytes, size_t size)
+{
+    while (size > 0) {
+        ssize_t written = write(fd, bytes, size);
+        if (written == 0)
+            errno = EIO; /* some file systems say so in place of an error: asking again would never end */
+        if (written == 0 || (written < 0 && errno != EINTR))
+            return -1;
+        bytes += written > 0 ? written : 0;
+        size -= written > 0 ? (size_t)written : 0;
+    }
+    return 0;
+}
+
 static int flush(Table *table)
 {
-    for (size_t done = 0; done < table->out.size;) {
-        ssize_t written = write(table->fd, table->out.bytes + done, table->out.size - done);
-        if (written < 0 && errno != EINTR)
-            return -1;
-        done += written > 0 ? (size_t)written : 0;
-    }
+    if (write_all(table->fd, table->out.bytes, table->out.size) < 0)
+        return -1;
     /* The ingest waits until the file is on the disk: let it go there meanwhile. A wish, so its errors are not ours. */
     sync_file_range(table->fd, (off64_t)table->flushed, (off64_t)table->out.size, SYNC_FILE_RANGE_WRITE);
     table->flushed += table->out.size;
@@ -320,8 +309,9 @@ static int store(Table *table, const Buffer *block, int pack, Handle *handle)
         return -1;
     size_t start = out->size, made = 0;
     handle->at = table->flushed + start;
-    /* Where four blocks one after the other did not shrink, only every fourth is tried: a third of the whole time. */
-    if (pack && (table->unshrunk < 4 || table->blocks % 4 == 0)) {
+    /* Where four blocks one after the other did not shrink, only every fourth is tried, and of further ones every
+     * sixteenth: trying each would take a third of the whole time. */
+    if (pack && (table->unshrunk < 4 || table->blocks % (table->unshrunk < 16 ? 4 : 16) == 0)) {
         put_varint(out, block->size);
         size_t head = out->size - start;
         made = block->size - block->size / 8 > head ? block->size - block->size / 8 - head : 0;
@@ -335,7 +325,7 @@ static int store(Table *table, const Buffer *block, int pack, Handle *handle)
     }
     handle->size = out->size - start;
     put_fixed(out, made ? LZ4 : 0, 1);
-    put_fixed(out, checksum(out->bytes + start, out->size - start), 4);
+    put_fixed(out, bytes_checksum(out->bytes + start, out->size - start), 4);
     return out->size >= FLUSH_BYTES ? flush(table) : 0;
 }
 
@@ -369,17 +359,16 @@ static int end_data(Table *table, const unsigned char *next, uint32_t next_len)
     table->block.size = table->since_restart = 0;
     table->blocks++;
     Buffer *index = &table->index;
-    uint32_t same = 0, least = table->last_len < next_len ? table->last_len : next_len, size = table->last_len;
-    while (same < least && next[same] == table->last[same])
-        same++;
-    int cut = same < least && (same + 1 < next_len || table->last[same] + 1 < next[same]);
+    const unsigned char *last = table->made.last;
+    uint32_t size = table->made.last_len, same = alike(last, next, size < next_len ? size : next_len);
+    int cut = same < size && same < next_len && (same + 1 < next_len || last[same] + 1 < next[same]);
     if (cut)
         size = same + 1;
     if (put_restart(&table->index_restarts, index->size) < 0 || reserve(index, (size_t)size + 32) < 0)
         return -1;
     put_varint(index, 0);
     put_varint(index, size);
-    put(index, table->last, size);
+    put(index, last, size);
     if (cut)
         index->bytes[index->size - 1]++; /* below 255, since `next` has a larger byte there */
     put_varint(index, handle.at);
@@ -441,18 +430,19 @@ static int is_full(const Table *table, uint32_t key_len, uint32_t value_len)
            (then > table->block_bytes && now > ((uint64_t)table->block_bytes * 90 + 99) / 100);
 }
 
-int table_add(Table *table, const unsigned char *key, uint32_t key_len, const char *value, int32_t value_len)
+int table_add(Table *table, const Cell *row)
 {
-    uint32_t shared = 0, whole = key_len + 8, length = value_len < 0 ? 0 : (uint32_t)value_len;
+    Summary *made = &table->made;
+    const unsigned char *key = row->key;
+    uint32_t key_len = row->key_len, shared = 0, whole = key_len + 8;
+    uint32_t length = row->value_len < 0 ? 0 : (uint32_t)row->value_len;
     if (key_len > TABLE_KEY_MAX) {
         errno = EINVAL;
         return -1;
     }
-    if (table->rows) {
-        uint32_t least = table->last_len < key_len ? table->last_len : key_len;
-        while (shared < least && key[shared] == table->last[shared])
-            shared++;
-        if (shared == key_len || (shared < least && key[shared] < table->last[shared])) {
+    if (made->rows) {
+        shared = alike(made->last, key, made->last_len < key_len ? made->last_len : key_len);
+        if (shared == key_len || (shared < made->last_len && key[shared] < made->last[shared])) {
             errno = EINVAL; /* RocksDB would lose rows that are out of order */
             return -1;
         }
@@ -472,20 +462,33 @@ int table_add(Table *table, const unsigned char *key, uint32_t key_len, const ch
     put_varint(block, whole - shared);
     put_varint(block, length);
     put(block, key + shared, key_len - shared);
-    put_fixed(block, value_len >= 0, 8); /* sequence number 0; 1: a value, 0: a delete */
-    put(block, value, length);
-    uint64_t *waiting = table->hashes + table->rows % HASHES, hash = key_hash(key, key_len);
-    if (table->rows >= HASHES)
+    put_fixed(block, row->value_len >= 0, 8); /* sequence number 0; 1: a value, 0: a delete */
+    put(block, row->value, length);
+    uint64_t *waiting = table->hashes + made->rows % HASHES, hash = key_hash(key, key_len);
+    if (made->rows >= HASHES)
         put_filter(table, *waiting);
     *waiting = hash;
     __builtin_prefetch(line_of(table, hash), 1);
-    table->last = key;
-    table->last_len = key_len;
-    table->rows++;
-    table->deletes += value_len < 0;
+    if (made->rows++ == 0)
+        memcpy(made->first, key, made->first_len = key_len);
+    memcpy(made->last + shared, key + shared, key_len - shared);
+    made->last_len = key_len;
+    made->deletes += row->value_len < 0;
     table->key_bytes += whole;
     table->value_bytes += length;
     return 0;
+}
+
+/* Halve the filter as often as its rows allow: it was made for as many as there may have been. The line of a key is
+ * hash * lines / 2**32, so that two neighbours become one. */
+static void shrink_filter(Table *table)
+{
+    uint64_t lines = table->filter_bytes / 64;
+    for (; lines % 2 == 0 && lines / 2 * 512 >= table->made.rows * BITS_PER_KEY; lines /= 2)
+        for (uint64_t i = 0; i < lines / 2; i++)
+            for (uint64_t j = 0; j < 64; j++)
+                table->filter[64 * i + j] = table->filter[128 * i + j] | table->filter[128 * i + 64 + j];
+    table->filter_bytes = lines * 64;
 }
 
 uint64_t table_size(const Table *table)
@@ -548,7 +551,7 @@ static void properties(Buffer *block, const Table *table, const char *own, uint6
     text(block, "rocksdb.creating.session.identity", own);
     number(block, "rocksdb.creation.time", 0);
     number(block, "rocksdb.data.size", data_size);
-    number(block, "rocksdb.deleted.keys", table->deletes);
+    number(block, "rocksdb.deleted.keys", table->made.deletes);
     pair(block, "rocksdb.external_sst_file.global_seqno", &sequence_number, 8);
     pair(block, "rocksdb.external_sst_file.version", &version, 4);
     text(block, "rocksdb.filter.policy", "bloomfilter");
@@ -562,8 +565,8 @@ static void properties(Buffer *block, const Table *table, const char *own, uint6
     number(block, "rocksdb.merge.operands", 0);
     text(block, "rocksdb.merge.operator", "nullptr");
     number(block, "rocksdb.num.data.blocks", table->blocks);
-    number(block, "rocksdb.num.entries", table->rows);
-    number(block, "rocksdb.num.filter_entries", table->rows);
+    number(block, "rocksdb.num.entries", table->made.rows);
+    number(block, "rocksdb.num.filter_entries", table->made.rows);
     number(block, "rocksdb.num.range-deletions", 0);
     number(block, "rocksdb.oldest.key.time", 0);
     number(block, "rocksdb.original.file.number", 1);
@@ -582,7 +585,7 @@ static size_t encoded(unsigned char *into, Handle handle)
     return own.size;
 }
 
-int table_finish(Table *table)
+int table_finish(Table *table, Summary *made)
 {
     char own[21];
     unsigned char place[20];
@@ -591,8 +594,9 @@ int table_finish(Table *table)
     if (identity(own) < 0 || end_data(table, NULL, 0) < 0)
         return -1;
     uint64_t data_size = table_size(table);
-    for (uint64_t i = 0; i < HASHES && i < table->rows; i++)
+    for (uint64_t i = 0; i < HASHES && i < table->made.rows; i++)
         put_filter(table, table->hashes[i]);
+    shrink_filter(table);
     memcpy(table->filter + table->filter_bytes, (unsigned char[]){0xff, 0, PROBES, 0, 0}, 5);
     Buffer all = {table->filter, table->filter_bytes + 5, 0};
     if (store(table, &all, 0, &filter) < 0 || end_block(&table->index, &table->index_restarts) < 0 ||
@@ -618,6 +622,7 @@ int table_finish(Table *table)
     out->size += 41;
     put_fixed(out, FORMAT_VERSION, 4);
     put_fixed(out, MAGIC, 8);
+    *made = table->made;
     return flush(table);
 }
 
@@ -637,7 +642,7 @@ int file_digest(const char *path, uint64_t *digest)
                 break;
             }
         }
-        *digest = (*digest ^ checksum(piece, size)) * P1;
+        *digest = (*digest ^ bytes_checksum(piece, size)) * P1;
     }
     int code = errno;
     if (fd >= 0)

@@ -11,7 +11,7 @@
     stdout     ready                  it has its tasks (a writer: the gate is open)
                try PARTITION FIRST OFFSET   a commit of the records from FIRST on is about to begin
                ack PARTITION OFFSET   a commit with this source offset has returned
-               dropped PARTITION      the commit that was tried is not in the local database
+               dropped PARTITION      the commit that was tried is not in the local database, says its next opening
                lost TASK REASON       state was set aside: never correct here
                whole N                a loader has restored everything, N changelogs of it by batches in the end
                restore STORE PARTITION START REASON     a restore begins
@@ -20,8 +20,9 @@
     exit       0 reached `stop_after`, 75 fenced; any other is a failure (the reason is on stderr)
 
 Rules of this file: started by `support/crash/run.py` with its settings as JSON; it remembers nothing between lives.
-Processing of the record at offset n of a partition depends on the seed and n only, so that a record processed again at
-least once has the same effect. `counts` holds the number of records processed, in the same commit as the offset.
+Whether a commit that raised is in the local database is read from that, never from the object that failed. Processing
+of the record at offset n of a partition depends on the seed and n only, so that a record processed again at least once
+has the same effect. `counts` holds the number of records processed, in the same commit as the offset.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -42,10 +43,14 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.replay import restorer
 from standfast.restore.replay.bulk_plan import BulkSettings
 from standfast.store import serde
+from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, NotReady, StateLost, Unavailable
+from standfast.store.rocks import engine as rocks
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
+from standfast.store.task import task_stores
 from standfast.store.task.task_stores import TaskStores
+from standfast.stream.session import task as task_module
 from standfast.stream.session.session import Session
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import Task, TaskState
@@ -60,9 +65,11 @@ MEMORY_BYTES = 32 << 20
 LIFE_MAX_S = 60  # an orphan ends by itself
 LEASE_MS = 60_000  # far longer than a run: the lease of a killed process never helps its successor
 RESTORE_BATCH_RECORDS = 40  # so that a kill finds a restore under way
+BETWEEN = frozenset(("commit.logged", "stores.families", "engine.written", "commit.local"))
+DAWDLED = 0.1  # share of these steps
 EXIT_FENCED = 75
 REFUSED_MS = 3_000
-BULK = BulkSettings(2, 8_000, cold_records=1, warm_records=1, fetch_records=20)
+BULK = BulkSettings(2, 8_000, cold_records=1, warm_records=1, fetch_records=20, spills_max=2)
 
 
 def source_of(app: str) -> str:
@@ -127,8 +134,12 @@ def check_counter(task: Task, guarantee: str) -> int:
     return offset
 
 
-def write(session: Session, settings: dict[str, Any], random: Random) -> bool:
-    """Process and commit until the next reopen; False once every partition has reached `stop_after`."""
+def write(session: Session, settings: dict[str, Any], random: Random, tried: dict[int, int] | None = None) -> bool:
+    """Process and commit until the next reopen; False once every partition has reached `stop_after`.
+
+    A commit that raises leaves its partition and source offset in `tried`.
+    """
+    tried = {} if tried is None else tried
     stop_after = settings.get("stop_after") or sys.maxsize
     session.wait_ready(30)
     offsets = {number: check_counter(session.task(number), settings["guarantee"]) for number in range(PARTITIONS)}
@@ -147,13 +158,9 @@ def write(session: Session, settings: dict[str, Any], random: Random) -> bool:
             task.discard()
             continue
         say(f"try {partition} {offsets[partition]} {offset}")
-        try:
-            task.commit({(source_of(session.app), partition): offset})
-        except Fenced:
-            # At least once, a commit may be refused when its batch is in the local database already.
-            local = task.stores.cut.sources.get(f"{source_of(session.app)}/{partition}")
-            say(f"ack {partition} {offset}" if local == offset else f"dropped {partition}")
-            raise
+        tried[partition] = offset
+        task.commit({(source_of(session.app), partition): offset})
+        del tried[partition]
         offsets[partition] = offset
         say(f"ack {partition} {offset}")
     return True
@@ -178,15 +185,29 @@ def run_writer(settings: dict[str, Any], random: Random, session: Session | None
 def run_racer(settings: dict[str, Any], random: Random) -> None:
     """A process that loses a task does not end: it stands by, takes over again, and goes on."""
     session = open_session(settings, LossTeller())
+    tried: dict[int, int] = {}
     while True:
         try:
             session.assign(active=range(PARTITIONS))
-            while write(session, settings, random):
+            while write(session, settings, random, tried):
                 pass
         except Fenced:
             say("lost-race")
             session.assign(standby=range(PARTITIONS))
+            tell_tried(session, tried)
             session.clock.sleep_ms(random.randrange(150))
+
+
+def tell_tried(session: Session, tried: dict[int, int]) -> None:
+    """Say of the commit that raised whether it is in the local database, which was opened again since.
+
+    Another instance took the task over: the log may have the commit or not, and at least once the database may have it
+    though the source offsets were refused.
+    """
+    for partition, offset in tried.items():
+        local = session.tasks()[partition].stores.cut.sources.get(f"{source_of(session.app)}/{partition}")
+        say(f"ack {partition} {offset}" if local == offset else f"dropped {partition}")
+    tried.clear()
 
 
 def run_healer(settings: dict[str, Any]) -> None:
@@ -278,6 +299,20 @@ def watch(session: Session) -> NoReturn:
         session.clock.sleep_ms(20)
 
 
+def dawdle(most_ms: int, random: Random) -> None:
+    """Let steps of commits take up to that long, now and then, so that other threads run between two of them."""
+    clock = SystemClock()
+    for module in (task_module, task_stores, rocks):
+        reach = module.reach
+
+        def late(name: str, reach: Callable[[str], None] = reach) -> None:
+            reach(name)
+            if name in BETWEEN and random.random() < DAWDLED:
+                clock.sleep_ms(random.randrange(most_ms))
+
+        module.reach = late  # type: ignore[attr-defined]
+
+
 def say(line: str) -> None:
     print(line, flush=True)
 
@@ -286,6 +321,9 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     signal.alarm(LIFE_MAX_S)
     random = Random(settings.get("life"))
+    if settings.get("dawdle_ms"):
+        dawdle(settings["dawdle_ms"], Random(f"{settings.get('life')}/dawdle"))
+    task_stores.PREPARED_ROWS_MIN = 1  # commits of a few rows are prepared too, while Kafka has their records
     if settings["role"] == "opener":
         open_task(settings).close()
     elif settings["role"] == "writer":

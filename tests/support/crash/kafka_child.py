@@ -55,10 +55,10 @@ def stop_once_at(place: str) -> None:
     name = {"before": "transact", "within": "_commit"}[place]
     inner: Any = getattr(KafkaWriter, name)
 
-    def stopping(self: KafkaWriter, *arguments: Any) -> Any:
+    def stopping(self: KafkaWriter, *arguments: Any, **others: Any) -> Any:
         setattr(KafkaWriter, name, inner)
         stop_here()
-        return inner(self, *arguments)
+        return inner(self, *arguments, **others)
 
     setattr(KafkaWriter, name, stopping)
 

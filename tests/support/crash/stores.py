@@ -5,8 +5,9 @@
     Unlogged       content of stores without a changelog: the operations of every local batch of one directory
 
 A store without a changelog can be compared only with the batches that were committed beside it. A child prints `try`
-before a commit and `ack` after it, so that at most one batch of each life is in doubt: the one that the kill met. The
-source offset in the task's own record, from the same batch, decides about it.
+before a commit and `ack` after it, so that at most one batch of each life is in doubt: the one that the kill met, or
+that was refused as the process lost its task. The source offset in the task's own record, from the same batch, decides
+about it: the child reads it in the next opening, or the look at the directory after its end.
 
 Rules of this file: pure. Expected rows come as records of a changelog that was never written, for `crash_oracle`.
 """

@@ -43,6 +43,7 @@ STRIKES = (
     ("racer", "restore.apply"),
 )
 MENDING = ("", "", "restore.apply=kill:1", "engine.written=kill:1", "engine.written=kill:2", "stores.dropped=kill:1")
+DAWDLE_MS = 60
 DAMAGED, RACED = 0.6, 0.25  # shares of all runs
 
 BULK_STRIKES = (
@@ -51,6 +52,7 @@ BULK_STRIKES = (
     ("loader", "ingest.positioned"),
     ("loader", "engine.written"),
     ("loader", "worker.run"),
+    ("loader", "worker.spilled"),
 )
 
 
@@ -83,9 +85,16 @@ def kill_standby(crash: Crash, failpoint: str) -> list[str]:
     return ["a", "b"]
 
 
-def kill_racers(crash: Crash, failpoint: str, role: str = "racer") -> list[str]:
-    """Two processes take the same tasks from each other; the loser stands by and goes on."""
-    with crash.life(role, "a", failpoint) as one, crash.life("racer", "b") as other:
+def kill_racers(crash: Crash, failpoint: str, role: str = "racer", *, dawdle: float = 0.5) -> list[str]:
+    """Two processes take the same tasks from each other; the loser stands by and goes on.
+
+    In a share `dawdle` of the runs their commits pause between two steps, so that a take-over meets them there.
+    """
+    pause_ms = DAWDLE_MS if crash.random.random() < dawdle else 0
+    with (
+        crash.life(role, "a", failpoint, dawdle_ms=pause_ms) as one,
+        crash.life("racer", "b", dawdle_ms=pause_ms) as other,
+    ):
         racers = [one, other]
         other.wait_until_ready()
         time.sleep(crash.random.uniform(0.3, 1.2))

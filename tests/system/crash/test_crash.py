@@ -44,6 +44,7 @@ from support.crash.seeds import seed_of_run
 from support.crash.stores import COUNTS
 from support.crash.stories import GUARANTEES, kill_racers, run
 
+RACES = 6
 RUNS = int(os.environ.get("STANDFAST_CRASH_RUNS", "1"))
 
 
@@ -188,6 +189,19 @@ def test_a_process_that_a_lost_race_ends_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=f"ended by itself with {EXIT_FENCED}"):
         for _ in range(5):
             kill_racers(crash, "", role="writer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_owners_that_are_replaced_in_the_middle_of_their_commits_keep_whole_batches(
+    tmp_path: Path, guarantee: str
+) -> None:
+    """Beside a store in memory, a close within the local batch once left rows that no report of the process named."""
+    names = [COUNTS, "session", "memory", "memory-window", "scratch", "scratch-session"]
+    crash = Crash(tmp_path, 9, guarantee, stores=names)
+    while crash.races < RACES:
+        kill_racers(crash, "", dawdle=1)
+    crash.check_restored(["b", "cold", "a"])
 
 
 @pytest.mark.slow

@@ -52,6 +52,16 @@ def test_files_of_a_killed_process_go_with_the_next_start(tmp_path: Path) -> Non
     assert not list((tmp_path / "b").glob(f"*/{BULK_FOLDER}/*/*"))
 
 
+@pytest.mark.slow
+def test_kill_with_rows_on_the_disk_that_are_no_run_yet_is_made_good(tmp_path: Path) -> None:
+    crash = written(tmp_path, 11)
+    for times in (1, 2, 5):
+        crash.kill_once("loader", "b", f"worker.spilled=kill:{times}", within_s=PATIENCE_S)
+        assert not list((tmp_path / "b").glob("**/*.spill")), "such a file has no name"
+    assert crash.met == 3
+    crash.check_restored(["b", "a", "cold"])
+
+
 def written(root: Path, seed: int) -> Crash:
     """An application whose writer has ended by itself in directory a."""
     crash = Crash(root, seed, "exactly_once")

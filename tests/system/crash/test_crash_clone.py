@@ -20,9 +20,15 @@ from standfast.store.errors import InvalidRequest
 from support.crash.snapshot_child import APP, STORE, STORES, session_of
 from support.places import SUPPORT
 
-PLACES = (
-    *("snapshot.download:1", "snapshot.fetched:1", "log.locked:1", "clone.marked:1", "clone.topics:1", "clone.rows:3"),
-    *("clone.written:1", "clone.whole:1", "engine.written:1", "clone.placed:1"),
+# Before anything is in the log, with the mark alone, amid its rows, and with the task in its place.
+PLACES = ("snapshot.fetched:1", "clone.marked:1", "clone.rows:3", "clone.placed:1")
+FURTHER = (
+    "snapshot.download:1",
+    "log.locked:1",
+    "clone.topics:1",
+    "clone.written:1",
+    "clone.whole:1",
+    "engine.written:1",
 )
 WITHIN_S = 60
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
@@ -64,7 +70,7 @@ def rows(session: sf.Session) -> dict[str, str]:
         return dict(found)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, *(pytest.param(place, marks=pytest.mark.long) for place in FURTHER)])
 def test_a_killed_restore_starts_nothing_and_is_completed_by_the_same_command(tmp_path: Path, place: str) -> None:
     with closing(session_of(tmp_path, "a")) as session:
         for number in range(40):

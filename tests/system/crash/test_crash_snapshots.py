@@ -29,7 +29,7 @@ from support.crash.seeds import seed_of_run
 from support.crash.snapshot_child import APP, STORE, session_of
 from support.places import SUPPORT
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_SNAPSHOT_RUNS", "1"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_SNAPSHOT_RUNS", "2"))
 CHANGELOG = TopicPartition(f"{APP}-{STORE}-changelog", 0)
 WITHIN_S = 60
 UPLOADS = ("snapshot.intent", "snapshot.file", "snapshot.files", "snapshot.manifest")
@@ -69,9 +69,9 @@ def folded(root: Path, end: int | None = None) -> dict[bytes, bytes]:
     return rows
 
 
-def check_snapshots(root: Path) -> int:
+def check_snapshots(root: Path, to: str | None = None) -> int:
     """Restore every listed snapshot and compare it with the log folded to its offset; returns their number."""
-    storage, shared = open_storage(str(root / "snaps"), APP), RocksShared(8 << 20)
+    storage, shared = open_storage(to or str(root / "snaps"), APP), RocksShared(8 << 20)
     found = listed(storage)
     assert found.broken == {}
     for kept in found.whole:

@@ -251,7 +251,9 @@ def test_worker_that_cannot_start_ends_the_run_with_its_exit_code_and_last_lines
     assert "the program goes on" not in ended.stdout
 
 
-@pytest.mark.parametrize("how", ["module", pytest.param("path", marks=pytest.mark.long), "standfast run"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(one, marks=pytest.mark.long) for one in ("module", "path")), "standfast run"]
+)
 def test_program_started_by_module_or_path_runs_again_in_each_worker_and_goes_on_in_the_supervisor_alone(
     how: str, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ import pytest
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from support.clients import node_and_npm
+from support.node import node_and_npm
 from support.places import EXAMPLES
 from support.serve import Sidecars, wait_for
 

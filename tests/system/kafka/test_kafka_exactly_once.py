@@ -30,6 +30,7 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
+from support.kafka import light_broker
 from support.kafka_bench import WAIT_S, KafkaBench, rows, until
 from support.places import SUPPORT
 
@@ -55,8 +56,13 @@ def bench(tmp_path: Path, kafka_address: str) -> Iterator[KafkaBench]:
 
 @pytest.fixture(scope="module")
 def stopped_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker of this file alone, which tests stop for a while."""
-    with Broker(tmp_path_factory.mktemp("kafka"), light=True) as broker:
+    """A broker of this file alone, which tests stop for a while.
+
+    Its controller, which stands still with it, must not fence it for that: a broker without its partitions may lose
+    the ends of transactions for ever (`LOST_END` in support/kafka.py).
+    """
+    settings = {"broker.session.timeout.ms": "120000"}
+    with light_broker(tmp_path_factory.mktemp("kafka"), settings) as broker:
         yield broker
 
 
@@ -183,9 +189,9 @@ def test_after_a_time_out_each_record_counts_once(
     name = {"records": "_deliver", "commit": "_commit"}[place]
     inner: Any = getattr(KafkaWriter, name)
 
-    def while_stopped(self: KafkaWriter, *arguments: Any) -> Any:
+    def while_stopped(self: KafkaWriter, *arguments: Any, **named: Any) -> Any:
         stand_still(stopped_broker.running.pid)
-        return inner(self, *arguments)
+        return inner(self, *arguments, **named)
 
     monkeypatch.setattr(KafkaWriter, name, while_stopped)
     try:

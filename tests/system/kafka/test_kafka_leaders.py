@@ -194,7 +194,7 @@ def test_partition_without_a_leader_is_not_asked_for_and_named_in_the_end(
 
     monkeypatch.setattr(cluster, "describe", describe)
     cluster.forget(topic)
-    cluster.timeout_ms = 100  # of the retries
+    cluster._timeout_ms = 100  # of the retries
     calls.made()
     with pytest.raises(Unavailable, match="LEADER_NOT_AVAILABLE"):
         cluster.written_end(source)
@@ -203,7 +203,7 @@ def test_partition_without_a_leader_is_not_asked_for_and_named_in_the_end(
 
 def test_topic_that_does_not_exist_is_not_asked_for(log: KafkaLog, calls: Calls) -> None:
     cluster = cluster_of(log)
-    cluster.timeout_ms = 100  # of the retries
+    cluster._timeout_ms = 100  # of the retries
     with pytest.raises(UnknownStore, match="UNKNOWN_TOPIC_OR_PART"):
         cluster.written_end(TopicPartition("no-such-topic", 0))
     assert "offsets" not in calls.made()

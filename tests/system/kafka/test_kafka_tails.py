@@ -20,6 +20,7 @@ from confluent_kafka import Producer
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.restore.accepted import read_accepted
 from standfast.store.clock import ManualClock
 from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
 
@@ -114,6 +115,7 @@ def test_compacted_log_with_gaps_restores_to_its_end(bench: KafkaBench) -> None:
     wanted["tick"] = "t"
     first.close()
     assert len(bench.records()) < bounds(bench).end / 2
+    assert bounds(bench).begin == 0  # the cleaner moves no begin: it is the proof of a removal
     assert rows(restored(bench, **settings)) == wanted
 
 
@@ -133,6 +135,7 @@ def test_log_compacted_to_nothing_but_markers_restores_to_its_end(bench: KafkaBe
 
     until(emptied, "compaction")
     end = bounds(bench).end
+    assert bounds(bench).begin == 0
     first.close()
     cold = restored(bench, **settings)
     assert (rows(cold), position(cold) >= end) == ({}, True)
@@ -285,6 +288,77 @@ def test_log_without_its_head_that_nothing_explains_is_refused_until_accepted(be
     assert rows(accepted) == {"b": "2"}
 
 
+def remove_head(bench: KafkaBench, before: int) -> None:
+    """As a person does it: Kafka removes records only while the policy deletes."""
+    topic = bench.changelog.topic
+    bench.log.admin.change_topic(topic, {"cleanup.policy": "compact,delete"})
+    until(lambda: removed(bench, before), "the removal")
+    bench.log.admin.change_topic(topic, {"cleanup.policy": "compact"})
+    info = bench.log.admin.describe_topic(topic)
+    assert info is not None
+    assert info.policy.cleanup == {"compact"}
+
+
+def removed(bench: KafkaBench, before: int) -> bool:
+    try:
+        bench.log.admin.delete_records({bench.changelog: before})
+    except sf.StandfastError:  # until the broker knows the policy
+        return False
+    return bounds(bench).begin == before
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_only_compacted_log_that_lost_its_head_is_refused_where_no_rows_have_seen_it(
+    bench: KafkaBench, guarantee: str
+) -> None:
+    first = bench.active("a", guarantee=guarantee)
+    behind = bench.session("b", guarantee=guarantee, take_over=False)
+    behind.assign(standby=[0])
+    put(bench, first, a="1", b="2")
+    until(lambda: behind.poll_once() >= 0 and len(rows(behind)) == 2, "the standby has two")
+    behind.close()
+    put(bench, first, c="3", d="4")
+    if guarantee == "exactly_once":
+        wait_for_marker(bench, first)
+    first.close()
+    last = bench.records()[-1].offset
+    remove_head(bench, last)
+    for directory in ("b", "cold"):
+        refused = bench.session(directory, guarantee=guarantee)
+        with pytest.raises(sf.StateLost, match=rf"{bench.changelog}.*below offset {last} were removed") as error:
+            refused.assign(active=[0])
+        assert error.value.reason == "history-missing"
+        assert refused.counters.wipes == {}
+        refused.close()
+    whole = restored(bench, "a", guarantee=guarantee)  # it had applied every record
+    assert (rows(whole), whole.counters.wipes) == ({"a": "1", "b": "2", "c": "3", "d": "4"}, {})
+    whole.close()
+    accepted = restored(bench, "b", guarantee=guarantee, accept_missing_history=True)
+    assert rows(accepted) == {"d": "4"}
+    assert [one.name.split(".")[1] for one in (accepted.state_path / ".kept").iterdir()] == ["truncated"]
+    assert [one.begin for one in read_accepted(accepted.state_path)] == [last]
+
+
+def test_snapshot_that_has_the_removed_head_is_used_by_itself(bench: KafkaBench) -> None:
+    policy = sf.SnapshotPolicy(to=str(bench.root / "snaps"))
+    first = bench.active("a", snapshots=policy)
+    put(bench, first, a="1", b="2")
+    first.snapshot(0)
+    at = position(first)
+    put(bench, first, c="3", d="4")
+    wait_for_marker(bench, first)
+    first.close()
+    last = bench.records()[-1].offset
+    remove_head(bench, at)
+    cold = restored(bench, "cold", snapshots=policy)
+    assert (rows(cold), read_accepted(cold.state_path)) == ({"a": "1", "b": "2", "c": "3", "d": "4"}, [])
+    cold.close()
+    remove_head(bench, last)
+    refused = bench.session("colder", snapshots=policy)
+    with pytest.raises(sf.StateLost, match="were removed although the topic is only compacted"):
+        refused.assign(active=[0])
+
+
 # -- another topic, another log ---------------------------------------------------------------------------------------
 
 
@@ -306,6 +380,7 @@ def test_recreated_topic_with_as_many_records_is_another_topic(bench: KafkaBench
     again.wait_ready(WAIT_S)
     assert rows(again) == {f"n{n}": "new" for n in range(3)}
     assert (position(again), list(aside.iterdir())) == (3, [])
+    assert len(list((again.state_path / ".kept").iterdir())) == 1  # the rows of the topic that is gone
 
 
 def test_topic_deleted_under_a_restored_task_is_refused_and_its_rows_stay(bench: KafkaBench) -> None:

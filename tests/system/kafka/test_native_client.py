@@ -271,7 +271,7 @@ def test_bad_arguments_raise(kafka_address: str) -> None:
         lambda: native().module.part_of("t", 0, ["a"], [1], [b""], [b""]),
         lambda: native().module.Fold(True, 4),
         lambda: native().module.Fold(True).add(object(), 0, 1),
-        lambda: native().module.Fold(True).rows(0, 1, True),
+        lambda: native().module.merged_rows((), native().module.Fold(True), 0, None, 1),
         lambda: native().module.part_of("t", 0, [1], [1], [b"k"], [b"v"]).columns(0, 2),
     ]
     for call in calls:

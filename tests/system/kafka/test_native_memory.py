@@ -2,6 +2,7 @@
 
 The module is built again with AddressSanitizer and UndefinedBehaviorSanitizer, and a child process feeds it records of
 random shapes, rules and sizes, and misuses it. A broker is not needed: the client meets one that never answers.
+A second build lets memory, disk and threads fail, call by call.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ def cell(most, null=0.1):
     return None if chance.random() < null else chance.randbytes(chance.choice([0, 1, 7, 8, 9, 12, 16, most]))
 
 
+def no_word():
+    return None
+
+
 for turn in range(400):
+    spills = []
     suffix = chance.choice([0, 0, 12, 16])
     numbered = suffix == 12 and chance.random() < 0.5
     fold = native.Fold(chance.random() < 0.5, suffix, numbered, 120_000, 60_000, chance.choice([-1, 0, 10**6]))
@@ -56,23 +62,52 @@ for turn in range(400):
         part.find(chance.randrange(-5, 400)), part.payload(start, stop)
         bad, _, _ = fold.add(part, start, stop)
         del part
-        for place, (_, first, last, deletes) in enumerate(fold.sort() if chance.random() < 0.5 else ()):
-            found, _ = fold.rows(first, last, True)
-            assert found == sorted(set(found)), "rows of a segment ascend"
-            assert len(fold.rows(first, last, False)[0]) == last - first - deletes
+        for segment, first, last, deletes in fold.sort() if chance.random() < 0.5 else ():
+            found, rows, _ = native.merged_rows((), fold, segment, None, last - first)
+            assert found == sorted(set(found)) and len(found) == last - first, "rows of a segment ascend"
+            assert rows.count(None) == deletes
             if fold.short_keys:
                 paths = tuple(sys.argv[3] + str(at) for at in range(chance.randrange(1, 4)))
-                files = fold.write(paths, place, True, chance.choice([1, 64, 8_192]), lambda: None)
+                block = chance.choice([1, 64, 8_192])
+                files, _ = native.merge(paths, len(paths), (), fold, segment, True, block, lambda: None)
                 assert next(one[2] for one in files if one) == found[0]
                 assert sum(one[0] for one in files if one) == len(found)
-                files = fold.write(paths, place, False, 8_192, lambda: None)
-                assert sum(one[0] for one in files if one) == last - first - deletes
+                files, dropped = native.merge(paths, 1, (), fold, segment, False, 8_192, lambda: None)
+                assert (sum(one[0] for one in files if one), dropped) == (last - first - deletes, deletes)
                 if files[0]:
                     native.digest_of(paths[0])
-        for wrong in (("/dev/full", 0), (sys.argv[3], 10**6), ("/", 0), ("nul\\0", 0)):
+        if chance.random() < 0.5:  # rows leave memory, all of them or those of later segments
+            fold.sort()
+            spills = [*spills[-5:], native.Spill(fold, sys.argv[3] + "-spill", chance.choice([-(2**63), 3]), no_word)]
+            fold.clear()
+        groups = {segment: last - first for segment, first, last, _ in fold.sort()}
+        for segment in {*groups, *(one[0] for spill in spills for one in spill.segments)}:
+            found, rows, after = native.merged_rows(tuple(spills), fold, segment, None, 10**6)
+            assert after is None and found == sorted(set(found)), "of a key one row"
+            most = chance.randrange(1, 50)
+            again, place, begun = [], None, False
+            while place is not None or not begun:
+                some, _, place = native.merged_rows(tuple(spills), fold, segment, place, most)
+                again, begun = again + some, True
+            assert again == found
+            if fold.short_keys and all(spill.short_keys for spill in spills):
+                paths = tuple(sys.argv[3] + str(at) for at in range(chance.randrange(1, 6)))
+                for deletes in (True, False):
+                    threads = chance.randrange(1, 4)
+                    files, dropped = native.merge(paths, threads, tuple(spills), fold, segment, deletes, 8_192, no_word)
+                    assert sum(one[0] for one in files if one) == len(found) - dropped
+                    assert dropped == (0 if deletes else rows.count(None))
+        for wrong in (("/dev/full", 0), ("/", 0), ("nul\\0", 0), (sys.argv[3], 10**6)):
             try:
-                fold.write((wrong[0], wrong[0]), wrong[1], True, 8_192, len)
-            except (OSError, RuntimeError, ValueError, TypeError):
+                native.merge((wrong[0], wrong[0]), 2, tuple(spills), fold, wrong[1], True, 8_192, no_word)
+            except (OSError, RuntimeError, ValueError):
+                pass
+            else:
+                raise AssertionError(wrong)
+        for wrong in ("/dev/full", "/no/such/folder", "nul\\0"):
+            try:
+                native.Spill(fold, wrong, 0, no_word)
+            except (OSError, ValueError):
                 pass
             else:
                 raise AssertionError(wrong)
@@ -154,14 +189,21 @@ print("clean")
 """
 
 
+FAULTS = "tests/support/programs/native_faults.h"
+
+
+def build(repo_root: Path, folder: Path, *more: str) -> Path:
+    """The module under the sanitizers."""
+    built = folder / "_native.abi3.so"
+    sources = sorted(map(str, (repo_root / "replication/kafka/native").glob("*.c")))
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(["gcc", *FLAGS, *CHECKS, *more, include, *sources, "-o", str(built)], check=True)
+    return built
+
+
 @pytest.fixture(scope="module")
 def checked_module(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = repo_root / "replication/kafka/native"
-    built = tmp_path_factory.mktemp("native") / "_native.abi3.so"
-    include = sysconfig.get_path("include")
-    sources = sorted(map(str, folder.glob("*.c")))
-    subprocess.run(["gcc", *FLAGS, *CHECKS, f"-I{include}", *sources, "-o", str(built)], check=True)
-    return built
+    return build(repo_root, tmp_path_factory.mktemp("native"))
 
 
 def _runtime(name: str) -> str:
@@ -169,8 +211,8 @@ def _runtime(name: str) -> str:
     return found.stdout.strip()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, tmp_path: Path, seed: int) -> None:
+def checked(*command: str) -> None:
+    """Run a program of Python under the sanitizers, which prints "clean"."""
     environment = os.environ | {
         "LD_PRELOAD": f"{_runtime('libasan.so')} {_runtime('libubsan.so')}",
         # Python and librdkafka keep memory until the process ends; another test looks for leaks.
@@ -179,11 +221,31 @@ def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, tmp_path
         "PYTHONMALLOC": "malloc",
     }
     child = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(checked_module), str(seed), str(tmp_path / "file")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert (child.returncode, child.stdout.strip()) == (0, "clean"), child.stderr[-4_000:]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, tmp_path: Path, seed: int) -> None:
+    checked("-c", SCRIPT, str(checked_module), str(seed), str(tmp_path / "file"))
+
+
+def test_call_of_the_machine_that_fails_is_an_error_that_loses_no_row_and_no_memory(
+    repo_root: Path, tmp_path: Path
+) -> None:
+    module = build(repo_root, tmp_path, "-D_GNU_SOURCE=", "-include", str(repo_root / FAULTS))
+    checked(str(repo_root / "tests/support/native_faults_child.py"), str(module), str(tmp_path))
+
+
+def test_big_endian_machine_gets_no_module_with_wrong_numbers(repo_root: Path) -> None:
+    source = repo_root / "replication/kafka/native/merge.c"
+    include = f"-I{sysconfig.get_path('include')}"
+    other = "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__"
+    compiled = subprocess.run(
+        ["gcc", "-w", "-std=gnu11", "-fsyntax-only", include, other, str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert compiled.returncode != 0 and "this module is for little-endian machines" in compiled.stderr

@@ -12,9 +12,9 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.callbacks import Callbacks
 from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.kafka.members import MEMBERS_SUFFIX
 from standfast.replication.kafka.native_library import SWITCH, native
 from standfast.replication.kafka.native_producer import NativeProducer
 from standfast.replication.kafka.producer import Producer, PythonProducer
@@ -29,7 +30,8 @@ from standfast.replication.kafka.records import Columns
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.store.errors import CommitUnknown, InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import CommitUnknown, Fenced, InvalidRequest, StandfastError, Unavailable
+from standfast.store.value_timestamp import TIMESTAMP, RowChanges
 from support.kafka import every_shape, left_by_opens
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
@@ -130,6 +132,15 @@ def test_records_of_every_shape_are_read_as_they_were_written(
     assert isinstance(writer._transactional or writer._plain, NativeProducer) == (way == "compiled")
 
 
+def test_refused_row_of_a_store_is_named_by_the_size_of_its_record(
+    log: KafkaLog, part: TopicPartition, way: str
+) -> None:
+    rows = {b"small": TIMESTAMP.pack(1) + b"v", b"key": TIMESTAMP.pack(2) + os.urandom(LIMIT + 1)}
+    batch = cast("Sequence[Outgoing]", RowChanges(rows, {}))
+    with pytest.raises(InvalidRequest, match=f"a record of {LIMIT + 4} bytes.*larger than the limit"):
+        log.producer().append({part: batch})
+
+
 def test_acknowledged_offsets_are_those_of_each_partition(log: KafkaLog, part: TopicPartition, way: str) -> None:
     other, writer = part._replace(partition=1), log.producer()
     record = Outgoing(b"k", b"v", 1)
@@ -160,7 +171,8 @@ def test_full_queue_is_waited_for_and_bounded(
     log: KafkaLog, kafka_address: str, part: TopicPartition, make: Make
 ) -> None:
     keys = tuple(b"%d" % number for number in range(5_000))
-    columns = Columns(keys, keys, (1,) * len(keys))
+    # Rows with their timestamps before them, which a call that goes on in the middle must find as well.
+    columns = Columns(keys, tuple(len(key).to_bytes(8, "big") + key for key in keys), None)
     producer = make(kafka_address, queue_buffering_max_messages="100", linger_ms="0")
     at, deadline = 0, time.monotonic() + WAIT_S
     while at < len(keys):
@@ -168,7 +180,7 @@ def test_full_queue_is_waited_for_and_bounded(
         at = producer.produce(part, columns, at, 10_000)
     producer.flush(WAIT_S)
     assert producer.delivered()[part][:2] == (len(keys), None)
-    assert [record.key for record in read(log, part, len(keys))] == list(keys)
+    assert [record[1:] for record in read(log, part, len(keys))] == [(len(key), key, key, ()) for key in keys]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         stuck = make(f"127.0.0.1:{silent.getsockname()[1]}", queue_buffering_max_messages="100")
         began = time.monotonic()
@@ -246,9 +258,9 @@ def test_broker_killed_amid_a_transaction_leaves_all_or_nothing(
         writer.transact({part: [Outgoing(b"%d" % number, b"first", 1) for number in range(10)]})
         inner: Any = getattr(KafkaWriter, place)
 
-        def killing(self: KafkaWriter, *given: Any) -> Any:
+        def killing(self: KafkaWriter, *given: Any, **named: Any) -> Any:
             broker.kill()
-            return inner(self, *given)
+            return inner(self, *given, **named)
 
         monkeypatch.setattr(KafkaWriter, place, killing)
         with pytest.raises(Unavailable) as found:
@@ -293,6 +305,84 @@ def test_closing_amid_records_on_their_way_is_bounded(kafka_address: str, part: 
     assert len(client) == 0
 
 
+# -- ends of partitions -----------------------------------------------------------------------------------------------
+
+
+def test_end_of_a_partition_is_that_after_its_last_record(
+    log: KafkaLog, part: TopicPartition, way: str, make: Make, kafka_address: str
+) -> None:
+    producer = make(kafka_address)
+    for count in (1, 1_000):
+        end = log.producer().append({part: [Outgoing(b"k", b"v", 1)] * count})[part]
+        assert producer.end(part, WAIT_S) == (end if way == "compiled" else None)
+    if way == "compiled":
+        assert producer.end(part._replace(partition=1), WAIT_S) == 0
+        for absent in (part._replace(partition=2), TopicPartition(f"absent-{part.topic}", 0)):
+            with pytest.raises(KafkaException):
+                producer.end(absent, 2.0)
+        assert producer.end(part, WAIT_S) == 1_001, "an error leaves the producer as it was"
+
+
+def test_end_that_no_broker_tells_is_an_error_in_time(make: Make, way: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        producer = make(f"127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        if way == "compiled":
+            with pytest.raises(KafkaException):
+                producer.end(TopicPartition("t", 0), 0.2)
+        assert time.monotonic() - began < 5
+
+
+def test_claim_of_another_instance_is_seen_by_the_next_append_and_the_next_offsets(
+    part: TopicPartition, kafka_address: str, way: str
+) -> None:
+    """At least once no broker fences: both look at the members topic, through the connection of its writer."""
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    record = Outgoing(b"k", b"v", 1)
+    ours, theirs = KafkaLog(f"kafka://{kafka_address}"), KafkaLog(f"kafka://{kafka_address}")
+    try:
+        writer = ours.writer("w", group=group, owner="a")
+        members = ours.group(group)
+        for offset in range(1, 4):
+            writer.append({part: [record]})
+            members.commit({part: Committed(offset)}, None, writer.claim)
+        newer = theirs.writer("w", group=group, owner="b")
+        with pytest.raises(Fenced, match="epoch 2"):
+            members.commit({part: Committed(9)}, None, writer.claim)
+        with pytest.raises(Fenced, match="epoch 2"):
+            writer.append({part: [record]})
+        newer.append({part: [record]})
+        assert ours.reader().bounds([part])[part].end == 4, "three of the older writer, one of the newer"
+        assert members.committed([part])[part].offset == 3
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_members_topic_that_is_recreated_is_not_taken_for_the_old_one(
+    part: TopicPartition, kafka_address: str, way: str
+) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    ours, theirs = KafkaLog(f"kafka://{kafka_address}"), KafkaLog(f"kafka://{kafka_address}")
+    try:
+        writer = ours.writer("w", group=group, owner="a")
+        writer.append({part: [Outgoing(b"k", b"v", 1)]})
+        theirs.admin.delete_topic(group + MEMBERS_SUFFIX)
+        theirs.writer("w", group=group, owner="b")
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                writer.append({part: [Outgoing(b"k", b"late", 1)]})
+            except Fenced:
+                break
+            except Unavailable:  # as long as brokers and clients still know the deleted topic
+                pass
+            assert time.monotonic() < deadline, "the newer claim is in the new topic"
+    finally:
+        ours.close()
+        theirs.close()
+
+
 # -- opening and closing ----------------------------------------------------------------------------------------------
 
 
@@ -318,6 +408,7 @@ def calls_of(client: Any) -> list[Callable[[], object]]:
         lambda: client.offsets([("t", 0, 1, "")], b"", 0),
         lambda: client.commit(0),
         lambda: client.abort(0),
+        lambda: client.end("t", 0, 0),
     ]
 
 
@@ -401,6 +492,10 @@ def test_forked_process_is_refused_and_the_parent_goes_on(kafka_address: str, pa
         ("t", 0, (b"k",), (bytearray(b"v"),), (1,), None, 0, 0),
         ("t", 0, (b"k",), (b"v",), ("1",), None, 0, 0),
         ("t", 0, (b"k",), (b"v",), (1 << 70,), None, 0, 0),
+        ("t", 0, (b"k",), (b"v",), [1], None, 0, 0),
+        ("t", 0, (b"k",), (b"1234567",), None, None, 0, 0),
+        ("t", 0, (b"k",), (None,), None, None, 0, 0),
+        ("t", 0, (b"k",), (bytearray(b"12345678"),), None, None, 0, 0),
         ("t", 0, (b"k",), (b"v",), (1,), (5,), 0, 0),
         ("t", 0, (b"k",), (b"v",), (1,), ((("a",),),), 0, 0),
         ("t", 0, (b"k",), (b"v",), (1,), ((("a", b"b"), ("c", 5)),), 0, 0),
@@ -430,6 +525,10 @@ def test_bad_calls_raise(kafka_address: str) -> None:
         lambda: client.offsets([("t", 0, 1, 5)], b"", 0),
         lambda: client.offsets(5, b"", 0),
         lambda: client.flush("a"),
+        lambda: client.end("t", 0, 100),  # there is no such topic
+        lambda: client.end("t\0", 0, 100),
+        lambda: client.end("t", -1, 100),
+        lambda: client.end(None, 0, 100),
         lambda: module.Producer([("no.such.setting", "1")]),
         lambda: module.Producer([("acks", 1)]),
         lambda: module.Producer(),

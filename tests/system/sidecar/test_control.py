@@ -13,11 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import standfast as sf
 from standfast.ops.cli.command_line import main
@@ -416,6 +412,12 @@ def operation_takes(api: Any) -> bool:
 @pytest.mark.long
 def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> None:
     """schemathesis over the served document: valid and broken requests, statuses and replies as declared."""
+    # Here, since its import takes most of a second and each process of a run imports this file.
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.generation import GenerationMode
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
     sidecar = sidecars.start()
     sidecar.declare(FOUR)
     schema = schemathesis.openapi.from_url(sidecar.info["http"] + "/v1/openapi.json")

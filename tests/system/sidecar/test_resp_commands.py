@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import hiredis
 import pytest
 
@@ -9,7 +11,8 @@ from standfast.ops.sidecar.resp.connection import CallLimits
 from standfast.ops.sidecar.resp.scans import Scans
 from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
-from support.resp import DAY_MS, HOUR_MS, Desk
+from standfast.store.clock import ManualClock
+from support.resp import DAY_MS, HOUR_MS, TIMEOUT_S, Desk, open_session, raw_stores
 
 START_MS = 1_357_000_000_000 - 1_357_000_000_000 % HOUR_MS
 
@@ -382,12 +385,17 @@ def test_sets_that_stand_together_are_as_good_as_single_ones(desk: Desk) -> None
     assert replies[1200:] == [b"again", b"v1199"]
     assert desk.engine.statistics().calls["SET"] == 1_200
     assert talk("SF.COMMIT", "SEQ", 1) == [1, 1, 1_198]
-    uncached = desk.talk("other")
-    desk.session.task(0).store("other").rows.caching = False  # every put is logged
-    uncached.connection.push([[b"SET", b"a", b"1"], [b"SET", b"a", b"2"], [b"GET", b"a"]])
-    uncached.run()
-    assert uncached.replies() == [b"OK", b"OK", b"2"]
-    assert uncached("SF.COMMIT", "SEQ", 2) == [1, 2, 2]
+
+
+def test_sets_that_stand_together_in_an_uncached_store_are_all_logged(tmp_path: Path, clock: ManualClock) -> None:
+    with open_session(tmp_path, clock, stores=raw_stores(caching=False)) as session:
+        session.assign(active=[0])
+        session.wait_ready(TIMEOUT_S)
+        talk = Desk(session).talk()
+        talk.connection.push([[b"SET", b"a", b"1"], [b"SET", b"a", b"2"], [b"GET", b"a"]])
+        talk.run()
+        assert talk.replies() == [b"OK", b"OK", b"2"]
+        assert talk("SF.COMMIT", "SEQ", 1) == [1, 1, 2]
 
 
 def test_one_reply_has_its_bound(desk: Desk) -> None:

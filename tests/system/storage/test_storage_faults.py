@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -80,6 +82,19 @@ def test_throttled_requests_are_repeated_until_the_snapshot_is_whole(
     storage = open_storage(server.address("x"), "app")
     (kept,) = listed(storage).whole
     assert (str(kept.snapshot.name), verify_files(storage, kept.snapshot)) == (name, [])
+
+
+def test_a_slow_line_costs_a_download_its_time_and_not_its_patience(
+    server: Buckets, front: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("standfast.restore.snapshot.storage.REQUEST_MIN_S", 1)
+    content = random.Random(1).randbytes(6 << 20)
+    (tmp_path / "up").write_bytes(content)
+    open_storage(server.address("x"), "app").put_file("files/large", tmp_path / "up")
+    front.bytes_per_s = 1 << 20  # a range takes four seconds
+    slow = open_storage(server.address("x", host=front.host), "app", patience_s=1)
+    slow.download("files/large", tmp_path / "down", len(content), hashlib.sha256(content).hexdigest())
+    assert (tmp_path / "down").read_bytes() == content
 
 
 @pytest.mark.usefixtures("impatient")
@@ -261,7 +276,7 @@ def test_an_application_starts_beside_a_storage_that_is_away_and_stores_its_firs
 ) -> None:
     for place in (
         "restore.snapshot.storage.PATIENCE_S",
-        "stream.snapshots.keeper.START_PATIENCE_S",
+        "stream.snapshots.care.START_PATIENCE_S",
         "stream.snapshots.beginning.PATIENCE_S",
     ):
         monkeypatch.setattr(f"standfast.{place}", 1)
@@ -291,7 +306,7 @@ def test_a_storage_that_never_answers_is_given_up_and_holds_up_no_commit_meanwhi
         monkeypatch.setenv(name, value)
     for place in ("storage.PATIENCE_S", "storage.REQUEST_MIN_S"):
         monkeypatch.setattr(f"standfast.restore.snapshot.{place}", 4)
-    monkeypatch.setattr("standfast.stream.snapshots.keeper.START_PATIENCE_S", 1)
+    monkeypatch.setattr("standfast.stream.snapshots.care.START_PATIENCE_S", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         to = f"s3://bucket/x?endpoint=http://127.0.0.1:{silent.getsockname()[1]}&region=us-east-1"
         session = bench.active(stores=KV, snapshots=sf.SnapshotPolicy(to=to, every_records=1))

@@ -43,8 +43,14 @@ MEASURES = {
 TASKS = 3
 
 
+def records(what: str) -> int:
+    """404; for `scale` so many that some are left when all of its processes run."""
+    return 16_160 if what == "scale" else 404
+
+
 def tiny(what: str, folder: Path, *options: str) -> list[str]:
-    return ["bench", what, "--records", "404", "--batch", "100", "--runs", "2", "--dir", str(folder), *options]
+    sizes = ("--records", str(records(what)), "--batch", "100", "--runs", "2")
+    return ["bench", what, *sizes, "--dir", str(folder), *options]
 
 
 @slow
@@ -57,7 +63,7 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["bench"]) == ("standfast.bench/1", what)
     assert document["settings"] == {
-        "records": 404,
+        "records": records(what),
         "key_bytes": 16,
         "value_bytes": 100,
         "batch": 100,
@@ -74,10 +80,11 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
         assert one["unit"] == ("ms" if taken_over else "records/s") and one["what"]
         assert 0 < one["min"] <= one["median"] <= one["max"]
         if one["name"].startswith("scale_workers"):  # those before the stopwatch started are left out
-            assert 0 < one["records"] < 404
+            assert 0 < one["records"] < records(what)
         else:
-            assert one["records"] == (TASKS if taken_over else 404)
+            assert one["records"] == (TASKS if taken_over else records(what))
         assert not [name for name in one if "goal" in name], "figures only"
+        assert (one["cpu_us"] is None) == (taken_over or what == "scale"), "processor time a record"
         assert len(one["runs"]) == 2
         for run in one["runs"]:
             assert {"records", "elapsed_ms", "rate", "cpu_ms", "waited_for_cpu_ms"} <= set(run)
@@ -206,14 +213,18 @@ def test_bench_refuses_a_number_of_tasks_that_cannot_be(tmp_path: Path, capsys: 
 @pytest.mark.long
 @slow
 @pytest.mark.kafka
-def test_bench_write_starts_a_broker_of_its_own_and_measures_both_guarantees(
+def test_bench_write_starts_a_broker_of_its_own_and_stands_both_guarantees_beside_the_bare_produce_loop(
     kafka_files: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--json", "--runs", "1", "--batch", "100", "--log", "kafka")
     assert main(tiny("write", tmp_path, *options)) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["log"]["broker"] == document["versions"]["kafka"]
-    assert [one["name"] for one in document["measures"]] == ["put_commit_exactly_once", "put_commit_at_least_once"]
+    names = [one["name"] for one in document["measures"]]
+    assert names == ["put_commit_exactly_once", "put_commit_at_least_once", "produce_bare", "transact_bare"]
+    ratios = [f"{name} / produce_bare" for name in (*names[:2], "transact_bare")]
+    assert [one["name"] for one in document["ratios"]] == [*ratios, "put_commit_exactly_once / transact_bare"]
+    assert all(one["records"] == 404 and one["cpu_us"] is not None for one in document["measures"])
     assert not judged(document), "goals are for their own sizes only"
     host, _, port = document["log"]["address"].removeprefix("kafka://").partition(":")
     assert live_nodes(host, int(port), 1.0) is None, "the broker was stopped"
@@ -271,13 +282,25 @@ def test_goal_of_writes_to_kafka_is_for_either_guarantee() -> None:
     assert missed(judged(reported("write", "kafka", dict.fromkeys(both, 91_000), {})))
 
 
+def test_goals_of_writes_to_kafka_are_a_share_of_the_bare_loop_and_processor_time() -> None:
+    name = "put_commit_at_least_once"
+    ratios = {f"{name} / produce_bare": 0.4, "transact_bare / produce_bare": 0.3}
+    document = reported("write", "kafka", {name: 118_000}, ratios)
+    document["measures"][0]["cpu_us"] = 3.5
+    assert judged(document)[1:] == [
+        (f"{name} / produce_bare", 0.4, 0.5, False),
+        (f"{name}, us of processor time", 3.5, 4, True),
+    ]
+    assert missed(judged(document))
+
+
 def test_bench_prints_figures_and_no_goal(capsys: pytest.CaptureFixture[str]) -> None:
     measure = {"name": "put_commit", "what": "put", "unit": "records/s", "median": 130_000, "min": 1, "max": 150_000}
     settings = SIZES | {"records": 1_000_000, "memory_bytes": 256 << 20}
     document = {"bench": "write", "settings": settings, "versions": {}, "ratios": [], "log": {"kind": "sqlite"}}
-    show({**document, "measures": [measure | {"waited_share": 0.25}]}, Output(wide=True))
+    show({**document, "measures": [measure | {"waited_share": 0.25, "cpu_us": 11.72}]}, Output(wide=True))
     shown = capsys.readouterr().out
-    assert "130,000" in shown and "25%" in shown
+    assert "130,000" in shown and "25%" in shown and "11.7" in shown
     assert "goal" not in shown.lower() and "MET" not in shown
 
 

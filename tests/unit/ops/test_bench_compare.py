@@ -65,7 +65,7 @@ def test_both_sides_restore_the_same_rows_from_their_own_changelogs(streams_clas
 @pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.usefixtures("s3_server")
+@pytest.mark.usefixtures("bench_s3_server")
 def test_restores_from_snapshots_have_the_right_rows_and_later_snapshots_upload_what_changed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     scenarios = [f"snapshot-{one}" for one in ("folder", "s3", "links", "bytes")]

@@ -21,12 +21,14 @@ from confluent_kafka.cimpl import NewTopic
 from standfast.ops.cli.command_line import main
 from standfast.ops.shared.loopback import HOST, free_port, is_free
 from standfast.ops.shared.process_id import ProcessId, identify, is_alive, send, wait_gone
+from standfast.ops.tools import broker as tool
 from standfast.ops.tools.broker import Broker
 from standfast.ops.tools.broker_settings import properties_text, server_properties
 from standfast.ops.tools.broker_state import STATE_FILE, RunningBroker, end_broker, record_broker, running_broker
 from standfast.ops.tools.kafka_probe import live_nodes, parse_answer
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Held, InvalidRequest, Unavailable
+from support.kafka import format_data
 
 kafka = pytest.mark.kafka
 slow = pytest.mark.slow
@@ -169,10 +171,12 @@ def test_second_start_on_a_directory_is_refused_and_names_the_first(kafka_broker
 @kafka
 @slow
 def test_broker_ends_with_the_process_that_started_it(kafka_files: None, tmp_path: Path) -> None:
+    format_data(tmp_path / "b")
     script = f"""if True:
         import os, signal
-        from standfast.ops.tools.broker import Broker
-        print(Broker({str(tmp_path / "b")!r}, light=True).start().pid, flush=True)
+        from standfast.ops.tools import broker
+        broker.JVM_LIGHT = {tool.JVM_LIGHT!r}  # with the archive of classes
+        print(broker.Broker({str(tmp_path / "b")!r}, light=True).start().pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run([sys.executable, "-P", "-c", script], stdout=subprocess.PIPE, text=True, check=False)
@@ -188,6 +192,7 @@ def test_failed_start_tells_the_brokers_own_words_and_leaves_no_process(kafka_fi
     with socket.create_server((HOST, 0)) as server:
         taken = server.getsockname()[1]
         listeners = f"PLAINTEXT://{HOST}:{taken},CONTROLLER://{HOST}:{{controller_port}}"
+        format_data(tmp_path / "b")
         broker = Broker(tmp_path / "b", free_port(), settings={"listeners": listeners}, light=True)
         with pytest.raises(Unavailable, match=r"(?s)ended with exit code 1.*Address already in use"):
             broker.start()

@@ -29,6 +29,9 @@ from standfast.ops.sidecar.control.schema import Assignment, Revoke, Store, Stor
 from standfast.ops.sidecar.engine.commit import CommitRequest
 from standfast.ops.sidecar.engine.task import Binding, Commit
 from standfast.ops.sidecar.serve_http import HEALTH, application, bounded
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.log import Outgoing
+from standfast.replication.offsets import TopicPartition
 from standfast.replication.shapes import fit
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
@@ -350,6 +353,25 @@ def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Pat
         with pytest.raises(OSError, match="no space"):
             await made.call(lambda: made.plane.wipe(0, epoch))
         await made.call(made.plane.tick)
+        assert made.plane.session.held().tasks
+        await made.ready()
+
+    on_plane(tmp_path, test)
+
+
+def test_wipe_is_refused_where_the_log_cannot_give_the_rows_back(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        session = made.plane.session.session
+        spec = next(one for one in session.specs if one.traits.cleanup == {"compact"})
+        at = TopicPartition(spec.changelog_of(session.app), 0)
+        session.log.producer().append({at: [Outgoing(b"k", b"v", 1)] * 3})
+        assert isinstance(session.log, EmbeddedLog)
+        session.log.truncate(at, 2)
+        epoch = made.plane.table.running(0).epoch
+        with pytest.raises(Refused, match=rf"removed from the head of {at} \(it begins at 2\)"):
+            await made.call(lambda: made.plane.wipe(0, epoch))
         assert made.plane.session.held().tasks
         await made.ready()
 

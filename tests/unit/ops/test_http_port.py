@@ -24,7 +24,8 @@ import pytest
 import standfast as sf
 from standfast.ops.http.session import CONNECTIONS_MAX
 from standfast.ops.shared.run_file import RUN_FILE, read_run_file
-from standfast.replication.log import TopicPolicy
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from support.processes import resident_bytes
 from support.serve import wait_for
@@ -359,7 +360,9 @@ def test_app_that_ends_by_a_signal_leaves_no_run_file(tmp_path: Path) -> None:
 import standfast as sf
 store = sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)
 app = sf.App("app", log="sqlite:///{tmp_path}/log", state_dir={str(tmp_path / "state")!r}, stores=[store], http_port=0)
-app.stream("in").group_by_key().count("kv")
+text = sf.serde.string
+stream = app.stream("in", key=text, value=text)
+stream.filter(lambda key, value: print("runs", flush=True) is None).group_by_key().count("kv")
 print(app.open().http_address, flush=True)
 app.run()
 """
@@ -367,6 +370,9 @@ app.run()
         assert child.stdout is not None
         address = child.stdout.readline().strip()
         assert ask(address, "/livez")[0] == 200
+        with closing(open_log(f"sqlite:///{tmp_path}/log")) as log, closing(log.producer()) as producer:
+            producer.append({TopicPartition("in", 0): [Outgoing(b"k", b"v", 1)]})
+        assert child.stdout.readline() == "runs\n"  # before that, `run` may not have its signal handlers yet
         os.kill(child.pid, signal.SIGTERM)
         assert child.wait(30) == 0
     assert not (tmp_path / "state/app" / RUN_FILE).exists()

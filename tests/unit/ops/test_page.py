@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -450,6 +452,64 @@ def test_status_that_cannot_be_read_becomes_the_verdict() -> None:
     assert answer.status_code == 200 and "NOT READABLE" in answer.text and "&lt;did&gt;" in answer.text
 
 
+async def begun(feed: Feed) -> Stream | None:
+    """A stream with its first page; None if there are too many."""
+    stream = feed.open()
+    if stream is not None:
+        await feed.begin(stream)
+    return stream
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # A browser connects again by itself after a stream that has ended, and not after an error.
+    ("path", "code", "text"),
+    [("/", 503, "closing"), ("/page.json", 503, "closing"), ("/page-events", 200, "retry: 1000\n\n")],
+)
+def test_a_server_that_closes_while_its_status_is_read_answers_by_no_error_of_its_own(
+    serve: Serve, path: str, code: int, text: str
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def stuck() -> dict[str, Any]:
+        reading.set()
+        assert go_on.wait(60)
+        return status()
+
+    with ThreadPoolExecutor(1) as thread:
+        with serve(stuck) as address:
+            asked = thread.submit(httpx.get, address + path, timeout=30)
+            assert reading.wait(30)
+        answer = asked.result()
+        go_on.set()
+    assert answer.status_code == code and text in answer.text
+
+
+def test_a_stream_whose_status_cannot_be_read_ends_with_that_error(clock: ManualClock) -> None:
+    def broken() -> dict[str, Any]:
+        raise ValueError("a defect")
+
+    async def watch() -> None:
+        feed = Feed(broken, clock)
+        stream = feed.open()
+        assert stream is not None
+        with pytest.raises(ValueError, match="a defect"):
+            await feed.begin(stream)
+        assert await stream.queue.get() is None
+
+    asyncio.run(watch())
+
+
+def test_a_stream_that_is_opened_after_the_close_has_ended(clock: ManualClock) -> None:
+    async def watch() -> None:
+        feed = Feed(status, clock)
+        feed.close()
+        stream = feed.open()
+        assert stream is not None and await stream.queue.get() is None and feed.streams == 0
+
+    asyncio.run(watch())
+
+
 def test_streams_have_a_limit_and_share_one_reading(clock: ManualClock) -> None:
     readings = []
 
@@ -459,12 +519,12 @@ def test_streams_have_a_limit_and_share_one_reading(clock: ManualClock) -> None:
 
     async def watch() -> None:
         feed = Feed(reading, clock, streams_max=3)
-        streams = [await feed.subscribe() for _ in range(4)]
+        streams = [await begun(feed) for _ in range(4)]
         assert streams[3] is None and feed.streams == 3 and len(readings) == 1
         first = streams[0]
         assert first is not None and json.loads(str(await first.queue.get()))["whole"]
         feed.unsubscribe(first)
-        assert await feed.subscribe() is not None
+        assert await begun(feed) is not None
         feed.close()
         assert feed.streams == 0 and first.queue.empty()
 
@@ -489,7 +549,7 @@ def test_a_stream_tells_changes_and_that_it_lives() -> None:
 
     async def watch() -> None:
         feed = Feed(lambda: status(task(epoch=epochs[0])), ManualTicks())
-        stream = await feed.subscribe()
+        stream = await begun(feed)
         assert stream is not None
         assert json.loads(str(await stream.queue.get()))["whole"]
         epochs[0] = 2

@@ -14,6 +14,7 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
+from standfast.store.value_timestamp import TIMESTAMP, RowChanges
 
 AT = TopicPartition("t", 1)
 BOUNDS = (LEAST_TIMESTAMP_MS, TIMESTAMP_MAX_MS)
@@ -59,3 +60,60 @@ def test_sound_rows_become_columns_without_python_and_others_are_left_to_it() ->
         assert columns_of(other, *BOUNDS) is None
     with pytest.raises(TypeError):
         columns_of(rows)
+
+
+changed = st.dictionaries(
+    st.binary(max_size=3),
+    st.tuples(st.sampled_from([0, 1, 5, 1_700_000_000_000, TIMESTAMP_MAX_MS]), st.none() | st.binary(max_size=20)),
+    max_size=5,
+)
+
+
+def rows_of(changes: dict[bytes, tuple[int, bytes | None]]) -> RowChanges:
+    """The changes as a store's rows."""
+    rows = {key: None if value is None else TIMESTAMP.pack(stamp) + value for key, (stamp, value) in changes.items()}
+    return RowChanges(rows, {key: stamp for key, (stamp, value) in changes.items() if value is None})
+
+
+@given(changed)
+def test_rows_of_a_store_are_the_columns_of_their_changes(changes: dict[bytes, tuple[int, bytes | None]]) -> None:
+    batch = rows_of(changes)
+    plain = [(key, value, stamp, ()) for key, (stamp, value) in changes.items()]
+    assert list(batch) == plain
+    assert batch == plain
+    assert [batch[number] for number in range(len(batch))] == plain
+    with pytest.MonkeyPatch.context() as patch:
+        for switch in ("1", "0"):
+            patch.setenv(SWITCH, switch)
+            wanted, found = answer(plain), answer(batch)
+            if isinstance(wanted, str) or isinstance(found, str):
+                assert found == wanted
+                continue
+            assert (found.keys, *found.plain(), found.headers) == (wanted.keys, *wanted.plain(), None)
+            assert [found.size_of(number) for number in range(len(found))] == [
+                wanted.size_of(number) for number in range(len(wanted))
+            ]
+
+
+def test_rows_go_to_the_compiled_client_as_they_are_if_each_has_a_sound_timestamp() -> None:
+    headed = compiled().module.headed
+    row = TIMESTAMP.pack(1) + b"v"
+    assert checked(AT, rows_of({b"a": (1, b"v")})) == Columns((b"a",), (row,), None)  # type: ignore[arg-type]
+    assert headed((b"a", b""), (row, TIMESTAMP.pack(TIMESTAMP_MAX_MS)), *BOUNDS)
+    assert headed((), (), *BOUNDS)
+    for keys, rows in (
+        ((b"a",), (TIMESTAMP.pack(0) + b"v",)),
+        ((b"a",), (TIMESTAMP.pack(-1) + b"v",)),
+        ((b"a",), (TIMESTAMP.pack(TIMESTAMP_MAX_MS + 1) + b"v",)),
+        ((b"a",), (row[:7],)),
+        ((b"a",), (b"",)),
+        ((b"a",), (None,)),
+        ((b"a",), (bytearray(row),)),
+        ((None,), (row,)),
+        (("a",), (row,)),
+        ((b"a",), (row, row)),
+        ((b"a", b"b"), (row,)),
+    ):
+        assert not headed(keys, rows, *BOUNDS)
+    with pytest.raises(TypeError):
+        headed([b"a"], [row], *BOUNDS)

@@ -29,6 +29,7 @@ READS = {
         "trouble",
         "close",
         "care",
+        "hasten",
     },
     LogAdmin: {"describe_topic", "topics", "topic_names", "survey", "groups", "consumers", "first_offsets", "lacking"},
     port.Group: {"committed", "close"},

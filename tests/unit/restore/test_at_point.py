@@ -69,6 +69,28 @@ def at(bench: Bench, folder: str, wanted: Wanted) -> tuple[AtPoint, Path]:
     return chosen, bench.root / folder
 
 
+def test_newest_snapshot_is_of_the_topics_that_are_there_now(bench: Bench) -> None:
+    session = running(bench)
+    put(session, a="v1", b="v2")
+    session.close()
+    session = running(bench)  # a higher epoch than the new topic's first writer has
+    put(session, c="v3")
+    session.snapshot(0)
+    session.close()
+    for left in [*bench.root.glob("log*"), bench.root / "a"]:
+        left.rename(bench.root / f"lost {left.name}")
+    session = running(bench)
+    put(session, new="v4")
+    made = session.snapshot(0)
+    kept = listed(storage_of(bench), "0_0").whole
+    assert len({one.snapshot.lineage for one in kept}) == 2
+    assert str(kept[0].snapshot.name) != made  # by epoch and position the lost one is higher
+    for with_log in (True, False):
+        with tails_of(bench) as tails:
+            chosen = choose_task(storage_of(bench), "0_0", Wanted(), tails if with_log else None)
+        assert str(chosen.snapshot.name) == made
+
+
 def test_every_offset_behind_a_snapshot_is_restored(bench: Bench) -> None:
     session = running(bench)
     put(session, a="v1", b="v2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,16 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.plan import HISTORY_MISSING
 from standfast.restore.replay.bulk import BulkLoader
 from standfast.restore.replay.bulk_plan import LEVEL0_FILES_MAX
+from standfast.restore.replay.jobs import Failed, Job
 from standfast.restore.replay.run_builder import RunBuilder
+from standfast.restore.replay.worker import Worker
 from standfast.store import window_key
-from standfast.store.errors import Corruption, Unavailable
+from standfast.store.errors import Corruption, StateLost, Unavailable
 from standfast.store.rocks.engine import RocksEngine
+from standfast.stream.session.session import BULK_WAIT_S
 from support.bulk import BATCHES, BULK, digests, drive, loader
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench, four_stores, operate
 
@@ -106,6 +111,31 @@ def test_bulk_and_batches_restore_what_the_live_store_holds(
     for changelog, bounds in ends.items():
         position = session.task(0).applier.position(changelog)
         assert position is not None and position.offset == bounds.end
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_that_left_memory_are_restored_without_runs_above_each_other(
+    bench: Bench, many_spills: None, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    first = live(bench, seed)
+    expected = digests(first)
+    times = first.task(0).stores.cut.stores
+    first.close()
+    spilled = []
+    real = RunBuilder.spill
+
+    def spill(self: RunBuilder) -> bool:
+        done = real(self)
+        spilled.append(done)
+        return done
+
+    monkeypatch.setattr(RunBuilder, "spill", spill)
+    session = restored(bench, "bulk", **BULK)
+    assert digests(session) == expected
+    assert session.task(0).stores.cut.stores == times
+    assert spilled.count(True) > 10 and spilled.count(False) > 1, "some become runs on the way"
+    assert loader(session).statistics().failures == 0
+    assert not list((bench.root / "bulk" / "app").glob(".bulk/**/*.s*"))
 
 
 def test_files_and_workers_are_gone_afterwards(bench: Bench, many_runs: None) -> None:
@@ -327,6 +357,29 @@ def test_failing_workers_cost_time_and_nothing_else(
     assert loader(session).statistics().failures >= min(times, 3)
 
 
+def test_caller_that_polls_without_a_pause_leaves_the_interpreter_to_the_workers(
+    bench: Bench, many_runs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(bench, 6).close()
+    go_on, real = threading.Event(), Worker.run
+
+    def held(self: Worker) -> None:
+        go_on.wait(30)
+        real(self)
+
+    monkeypatch.setattr(Worker, "run", held)
+    session = bench.session("bulk", stores=all_kinds(), **BULK)
+    session.assign(active=[0])
+    while session.poll_once():  # other stores are restored by batches
+        pass
+    began = time.monotonic()
+    assert [session.poll_once() for _ in range(10)] == [0] * 10
+    assert time.monotonic() - began >= 10 * BULK_WAIT_S, "each of them waited outside the interpreter's lock"
+    go_on.set()
+    drive(session)
+    assert not session._instance.readiness.restorer.waits_for_threads, "without a bulk restore no round waits"
+
+
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("a bug")])
 def test_worker_that_ends_with_any_error_is_done_without(
     bench: Bench, many_runs: None, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -409,16 +462,39 @@ def test_revoked_in_the_middle_and_assigned_again_goes_on(bench: Bench, many_run
     assert digests(session) == expected
 
 
-def test_truncated_log_is_noticed_as_ever(bench: Bench, many_runs: None) -> None:
+def failed(session: sf.Session) -> BaseException:
+    """Poll until the task fails; its error."""
+    deadline = time.monotonic() + 60
+    while (error := session._instance.tasks[TaskId(0, 0)].error) is None:
+        session.poll_once()
+        time.sleep(0.002)
+        assert time.monotonic() < deadline
+    return error
+
+
+def truncated(bench: Bench, name: str, **settings: Any) -> sf.Session:
+    """A session whose changelogs lose their heads once a bulk restore of them has been ordered."""
     live(bench, 9).close()
-    told = Told()
-    session = bench.session("bulk", stores=all_kinds(), listeners=[told], **BULK)
+    session = bench.session(name, stores=all_kinds(), **BULK, **settings)
     session.assign(active=[0])
-    for name in ("kv", "plain"):
-        at = TopicPartition(f"app-{name}-changelog", 0)
-        bench.embedded.truncate(at, 100)
+    for store in ("kv", "plain"):
+        bench.embedded.truncate(TopicPartition(f"app-{store}-changelog", 0), 100)
+    return session
+
+
+def test_log_that_is_truncated_in_a_bulk_restore_gives_no_part_of_the_rows(bench: Bench, many_runs: None) -> None:
+    session = truncated(bench, "bulk")
+    assert isinstance(error := failed(session), StateLost)
+    assert error.reason == HISTORY_MISSING
+    assert "records below offset 100 were removed although the topic is only compacted" in str(error)
+
+
+def test_log_that_is_truncated_in_a_bulk_restore_gives_the_rest_if_the_loss_is_accepted(
+    bench: Bench, many_runs: None
+) -> None:
+    session = truncated(bench, "bulk", accept_missing_history=True)
     drive(session)
-    assert digests(session) == digests(restored(bench, "batches", **BATCHES))
+    assert digests(session) == digests(restored(bench, "batches", accept_missing_history=True, **BATCHES))
 
 
 def test_record_of_nobody_fails_the_task_and_names_itself(bench: Bench, many_runs: None) -> None:
@@ -426,12 +502,7 @@ def test_record_of_nobody_fails_the_task_and_names_itself(bench: Bench, many_run
     bench.log.producer().append({TopicPartition("app-win-x-changelog", 0): [Outgoing(b"short", b"v", 1)]})
     session = bench.session("bulk", stores=stores, **BULK)
     session.assign(active=[0])
-    deadline = time.monotonic() + 60
-    while (error := session._instance.tasks[TaskId(0, 0)].error) is None:
-        session.poll_once()
-        time.sleep(0.002)
-        assert time.monotonic() < deadline
-    assert isinstance(error, Corruption)
+    assert isinstance(error := failed(session), Corruption)
     assert "the record at offset 1 cannot be a row of the window store" in str(error)
 
 
@@ -447,3 +518,26 @@ def test_changelog_made_anew_is_another_one(bench: Bench, many_runs: None) -> No
     drive(session)
     assert digests(session)["kv", 0].count == 0
     assert digests(session) == digests(restored(bench, "batches", **BATCHES))
+
+
+def test_topic_that_goes_away_under_a_worker_is_lost_and_is_not_given_to_batches(bench: Bench, tmp_path: Path) -> None:
+    live(bench, 9).close()
+    changelog = TopicPartition("app-kv-changelog", 0)
+    info = bench.log.admin.describe_topic(changelog.topic)
+    assert info is not None
+    spec = next(one for one in all_kinds() if one.name == "kv")
+    job = Job(0, spec, changelog, info.topic_id, 0, 9, tmp_path, 1 << 20, 100)
+    said: list[Any] = []
+    worker = Worker(bench.log, job, said.append, threading.Event())
+    read = worker._read
+
+    def gone(*given: Any) -> Any:
+        bench.log.admin.delete_topic(changelog.topic)
+        return read(*given)
+
+    worker._read = gone  # type: ignore[method-assign]
+    worker.run()
+    (failed,) = said
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, StateLost)
+    assert failed.error.reason == "topic-recreated"

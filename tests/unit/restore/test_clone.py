@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.ops.cli.command_line import main
 from standfast.replication.commit_metadata import CommitMetadata
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.topics.restoring import mark_of, read_mark
@@ -255,6 +257,42 @@ def test_rows_without_a_changelog_come_with_the_files(bench: Bench) -> None:
     assert opened(bench, "b", stores=stores).task(0).store("own").get("a") == "1"
 
 
+def test_rows_with_a_lower_timestamp_than_the_log_takes_are_equal_from_files_and_from_changelogs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Kafka, whose client would write a row of 1970 as one of now, which no age removes."""
+    stores = [*four_stores(), sf.KeyValueStore("own", sf.serde.string, sf.serde.string, logging=False)]
+    session = running(bench, stores=stores)
+    task = session.task(0)
+    for name, *put in (("kv", 0), ("win", 0, 0), ("ses", 0, 5, "v", 0), ("ver", 0)):
+        task.store(name).put("low", *(put if len(put) > 2 else ("v", *put)))
+    task.store("ver").put("low", "v5", 5)
+    task.store("ver").put("gone", "v", 0)
+    task.store("ver").delete("gone", 1)
+    task.store("kv").put("late", "v", START_MS)
+    task.store("own").put("a", "1")
+    task.commit()
+    session.snapshot(0)
+    before = digests(session)
+    session.close()
+    monkeypatch.setattr(EmbeddedLog, "least_timestamp_ms", property(lambda log: 1))
+    done = copied(bench)
+    local, cold = opened(bench, "b", stores=stores), opened(bench, "cold", stores=stores)
+    assert digests(local) == digests(cold)
+    assert list(local.task(0).store("kv").logical_rows()) == list(cold.task(0).store("kv").logical_rows())
+    assert [(key, at) for key, at, _ in local.task(0).store("kv").logical_rows()] == [(b"late", START_MS), (b"low", 1)]
+    newest = local.task(0).store("ver").get("low")
+    assert newest is not None
+    assert (newest.value, newest.valid_from) == ("v5", 5)
+    assert local.task(0).store("ver").get("gone") is None
+    assert local.task(0).store("own").get("a") == "1"
+    # The log gives every row of these stores, and the files none.
+    assert {name for name, *_ in local.counters.restored_records} == {"kv", "win", "ver"}
+    assert sum(local.counters.restored_records.values()) == done.tasks[0].rows - 1
+    assert local.counters.wipes == {}
+    assert {name for name, found in digests(local).items() if found == before[name]} == {"ses"}
+
+
 def test_stores_in_memory_are_refused(bench: Bench) -> None:
     stores = [*KV, sf.KeyValueStore("fast", sf.serde.string, sf.serde.string, engine="memory")]
     session = running(bench, stores=stores)
@@ -321,6 +359,53 @@ def test_a_broken_run_lets_nothing_start_and_the_same_run_completes_it(
         new.close()
 
 
+@pytest.mark.parametrize("place", ["clone.marked", "clone.rows", "clone.placed"])
+def test_an_interrupt_says_what_is_left_and_the_same_command_completes_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    session = snapshotted(bench)
+
+    def interrupted(name: str) -> None:
+        if name == place:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(clone, "reach", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        copied(bench)
+    assert "interrupted; it does not start until the same restore has run again" in caplog.text
+    monkeypatch.setattr(clone, "reach", lambda name: None)
+    session.task(0).store("kv").put("b", "2")
+    session.task(0).commit()
+    session.snapshot(0)  # as a schedule does
+    flags = ["--from", str(bench.root / "snaps"), "--app", "app", "--log", bench.address]
+    flags += ["--as", "copy", "--state-dir", str(bench.root / "b")]
+    assert main(["snapshot", "restore", *flags]) == 0
+    for directory in ("b", "cold"):
+        assert rows(opened(bench, directory)) == {"a": "1"}
+        bench.opened[-1].close()
+
+
+def test_unfinished_restore_whose_snapshot_is_gone_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshotted(bench)
+
+    def broken(name: str) -> None:
+        if name == "clone.rows":
+            raise Broken(name)
+
+    monkeypatch.setattr(clone, "reach", broken)
+    with pytest.raises(Broken):
+        copied(bench)
+    storage = open_storage(str(bench.root / "snaps"), "app")
+    for one in listed(storage).whole:
+        (bench.root / "snaps/app" / one.snapshot.name.key).unlink()
+    flags = ["--from", str(bench.root / "snaps"), "--app", "app", "--log", bench.address]
+    assert main(["snapshot", "restore", *flags, "--as", "copy", "--state-dir", str(bench.root / "b")]) == 2
+    assert "began with a snapshot of task 0_0 that" in capsys.readouterr().err
+    assert bench.log.admin.describe_topic(mark_of("copy").topic) is not None
+
+
 def test_a_first_run_that_still_lives_is_fenced_by_the_second(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshotted(bench)
 
@@ -357,6 +442,33 @@ def test_an_instance_that_starts_between_mark_and_topics_keeps_its_name(
         copied(bench)
     assert bench.log.admin.describe_topic(mark_of("copy").topic) is None
     assert rows(opened(bench, "new")) == {}
+
+
+def test_an_instance_that_started_before_a_mark_without_a_record_keeps_its_rows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshotted(bench)
+    refuse, calls = clone.refuse_used, []
+
+    def killed(log: Log, plan: Any, state_dir: Path) -> None:
+        if calls:  # the mark's topic is made, and the name is not looked at again
+            raise Broken("killed")
+        refuse(log, plan, state_dir)
+        calls.append(plan.name)
+        live = opened(bench, "live")
+        live.task(0).store("kv").put("mine", "1")
+        live.task(0).commit()
+        live.close()
+
+    monkeypatch.setattr(clone, "refuse_used", killed)
+    with pytest.raises(Broken):
+        copied(bench)
+    assert bench.log.admin.describe_topic(mark_of("copy").topic) is not None
+    monkeypatch.setattr(clone, "refuse_used", refuse)
+    with pytest.raises(InvalidRequest, match="exists already"):
+        copied(bench)
+    bench.log.admin.delete_topic(mark_of("copy").topic)
+    assert rows(opened(bench, "cold")) == {"mine": "1"}
 
 
 def test_a_mark_of_another_program_is_named(bench: Bench) -> None:

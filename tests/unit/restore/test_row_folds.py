@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +20,10 @@ from standfast.replication.kafka.native_library import SWITCH, native
 from standfast.replication.log import Record
 from standfast.restore.replay.row_folds import NativeFold, RowFold, StoreFold, fold_for
 from standfast.restore.replay.run_builder import RunBuilder
-from standfast.store import serde, session_key, window_key
 from standfast.store.errors import Corruption
-from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
+from support.folds import SPECS, keys, row_key, times
 
-TEXT = serde.string
-SPECS: dict[str, StoreSpec] = {
-    "kv": KeyValueStore("kv", TEXT, TEXT),
-    "plain": KeyValueStore("plain", TEXT, TEXT, timestamped=False),
-    "win": WindowStore("win", TEXT, TEXT, window_size_ms=60_000, retention_ms=120_000),
-    "dup": WindowStore("dup", TEXT, TEXT, window_size_ms=60_000, retention_ms=120_000, retain_duplicates=True),
-    "ses": SessionStore("ses", TEXT, TEXT, retention_ms=120_000),
-}
-keys = st.binary(max_size=3) | st.sampled_from([b"", b"\0", b"same-prefix-1", b"same-prefix-2", b"same-prefix-" * 3])
-times = st.integers(0, 8).map(lambda minute: minute * 45_000)
 values = st.none() | st.binary(max_size=4) | st.just(b"long" * 30)
-
-
-def row_key(spec: StoreSpec, key: bytes, time: int, sequence: int) -> bytes:
-    if spec.kind == "keyvalue":
-        return key
-    if spec.kind == "session":
-        return session_key.pack(key, time // 2, time)
-    return window_key.pack(key, time, sequence if spec.numbered else 0)
 
 
 def lazy(records: Sequence[Record], cut: int) -> LazyColumns:
@@ -147,6 +131,35 @@ def test_both_folds_refuse_a_key_that_no_store_can_have_written_in_the_same_word
     assert said[0] == said[1]
 
 
+MANY = 50_000
+
+
+def numbered_keys(count: int) -> list[bytes]:
+    rng = random.Random(count)
+    return [b"%012d" % rng.randrange(10**12) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "keys_of",
+    [
+        numbered_keys,
+        lambda count: [b"same-prefix-of-all-keys-%08d" % at for at in range(count)],
+        lambda count: [b"12345678" + bytes(at % 4) + b"%06d" % at for at in range(count)] + [b"1234567", b"1234567\0"],
+        lambda count: [b"\xff" * 8 + b"%d" % at for at in range(count)] + [b"", b"\0", *numbered_keys(count)],
+        lambda count: [b"8bytes--" + b"a" * 40 + b"%d" % at for at in range(count)] + [b"8bytes--", b"7bytes-"],
+    ],
+)
+@pytest.mark.parametrize("count", [MANY - 1, MANY, MANY + 1])
+def test_many_rows_are_in_key_order(keys_of: Callable[[int], list[bytes]], count: int) -> None:
+    made = list(dict.fromkeys(keys_of(count)))
+    random.Random(1).shuffle(made)
+    fold = native().module.Fold(False, 0, False, 0, 1, -1)
+    part = native().module.part_of("", 0, range(len(made)), [0] * len(made), made, made)
+    fold.add(part, 0, len(made))
+    assert fold.sort() == [(0, 0, len(made), 0)]
+    assert native().module.merged_rows((), fold, 0, None, len(made) + 1) == (sorted(made), sorted(made), None)
+
+
 def test_held_bytes_of_the_compiled_fold_follow_its_rows() -> None:
     fold = NativeFold(SPECS["kv"], -1)
     fold.add(lazy([Record(at, at, b"k%05d" % at, b"v" * 100) for at in range(1_000)], 500), 0)
@@ -156,6 +169,33 @@ def test_held_bytes_of_the_compiled_fold_follow_its_rows() -> None:
     assert fold.used_bytes == held, "rows that fit take the place of older ones"
     fold.clear()
     assert fold.used_bytes == 0
+
+
+def test_room_that_rows_leave_unused_is_counted() -> None:
+    fold = NativeFold(SPECS["plain"], -1)
+    fold.add(lazy([Record(at, at, b"k%04d" % at, bytes(1 << 18)) for at in range(16)], 8), 0)
+    assert fold.used_bytes > 5 << 20, "three rows fill a piece of 1 MiB, in which a fourth finds no room"
+
+
+def test_collection_of_garbage_in_the_middle_of_a_call_changes_no_rows() -> None:
+    """A collection may begin wherever an object is made, up to Python 3.11, and runs code that may know the fold."""
+    fold = native().module.Fold(False, 12, False, 1 << 40, 1)
+    keys = [at.to_bytes(8, "big") + bytes(4) for at in range(1_000)]
+    fold.add(native().module.part_of("", 0, list(range(1_000)), [0] * 1_000, keys, keys), 0, 1_000)
+
+    def meddle(*_: Any) -> None:
+        with suppress(RuntimeError):
+            fold.clear()
+
+    before, sort = gc.get_threshold(), fold.sort
+    gc.callbacks.append(meddle)
+    try:
+        gc.set_threshold(1)
+        groups = sort()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(meddle)
+    assert groups == [(at, at, at + 1, 0) for at in range(1_000)]
 
 
 @pytest.mark.parametrize("common", [b"", b"a common beginning of all keys-"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from standfast.restore.snapshot.checkpoints import (
     Outcome,
     Part,
     State,
+    abandon_dead,
     begin,
     checkpoints,
     conclude,
@@ -31,7 +32,7 @@ from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.clock import SystemClock
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, Unavailable
 from support.snapshots import checkpoint
 
 HOUR_MS = 3_600_000
@@ -161,6 +162,113 @@ def test_a_leader_that_was_stopped_for_too_long_completes_nothing(storage: Stora
     with pytest.raises(InvalidRequest, match="took too long"):
         seal(storage, outcome, [TASK], {}, {}, in_time=lambda: False)
     assert checkpoints(storage)[0].state is State.UNFINISHED
+
+
+def while_sealing(monkeypatch: pytest.MonkeyPatch, place: str, work: Callable[[], object]) -> None:
+    """Let others work while a leader is stopped at a failpoint, once."""
+    left = [work]
+
+    def reach(name: str) -> None:
+        if name == place and left:
+            left.pop()()
+
+    monkeypatch.setattr("standfast.restore.snapshot.checkpoints.reach", reach)
+
+
+def test_a_complete_checkpoint_stays_though_its_leader_was_stopped_right_after_it(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = begin(storage, 1, "me", 5)
+    put_part(storage, Part(number, "0_0", 1, "", EMPTY))
+    key = f"checkpoints/{number:010}/outcome.json"
+    seen: list[object] = []
+
+    def next_leader() -> None:
+        aged(storage, tmp_path)
+        found = conclude(storage, Outcome(number, State.ABANDONED, "its leader ended", "next", 9, 0, ()))
+        pruned(storage)
+        seen.extend((found.state, storage.read(key)))
+
+    while_sealing(monkeypatch, "checkpoint.sealed", next_leader)
+    assert sealed(storage, number).state is State.COMPLETE
+    assert seen == [State.COMPLETE, storage.read(key)]
+    assert read_checkpoint(storage, number).leader == "me"
+
+
+def test_a_checkpoint_whose_parts_a_prune_has_removed_is_never_complete(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = snapshot(storage, tmp_path, "a")
+    number = begin(storage, 1, "me", 5)
+    put_part(storage, Part(number, "0_0", 1, str(one.name), one.cut))
+
+    def prune_all() -> None:
+        aged(storage, tmp_path)
+        assert [found.number for found in pruned(storage).checkpoints] == [number]
+
+    while_sealing(monkeypatch, "checkpoint.seal", prune_all)
+    with pytest.raises(InvalidRequest, match="a prune has removed its parts"):
+        sealed(storage, number)
+    assert checkpoints(storage) == []
+
+
+@pytest.mark.parametrize("removed", [0, 1, 2])
+def test_a_prune_that_stops_at_any_note_of_a_dead_checkpoint_lets_no_leader_complete_it(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    number = begin(storage, 1, "me", 5)
+    put_part(storage, Part(number, "0_0", 1, "", EMPTY))
+    left = [removed]
+    delete = Storage.delete
+
+    def killed(self: Storage, key: str) -> None:
+        if key.startswith("checkpoints/"):
+            if not left[0]:
+                raise Unavailable("killed here")
+            left[0] -= 1
+        delete(self, key)
+
+    def prune_in_part() -> None:
+        aged(storage, tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(Storage, "delete", killed)
+            with pytest.raises(Unavailable, match="killed here"):
+                pruned(storage)
+
+    while_sealing(monkeypatch, "checkpoint.seal", prune_in_part)
+    assert sealed(storage, number).state is State.ABANDONED
+    assert [one.state for one in checkpoints(storage)] == [State.ABANDONED]
+    with pytest.raises(InvalidRequest, match="was abandoned"):
+        read_checkpoint(storage, number)
+
+
+def test_a_prune_keeps_a_checkpoint_that_becomes_complete_beside_it(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = snapshot(storage, tmp_path, "a")
+    snapshot(storage, tmp_path, "a", "b")  # newer, so that only the checkpoint keeps the first one
+    number = begin(storage, 1, "me", 5)
+    put_part(storage, Part(number, "0_0", 1, str(first.name), first.cut))
+    aged(storage, tmp_path)
+
+    def late(storage: Storage, found: Iterable[Checkpoint], at_ms: int) -> bool:
+        sealed(storage, number)
+        return abandon_dead(storage, found, at_ms)
+
+    monkeypatch.setattr(prune, "abandon_dead", late)
+    assert (pruned(storage).checkpoints, pruned(storage).plan.snapshots) == ((), ())
+    assert len(parts_of(storage, read_checkpoint(storage, number))[0]) == 1
+
+
+def test_an_outcome_without_its_beginning_is_never_used(storage: Storage) -> None:
+    """As its leader leaves it that is killed after a prune has removed all other notes."""
+    number = begin(storage, 1, "me", 5)
+    put_part(storage, Part(number, "0_0", 1, "", EMPTY))
+    sealed(storage, number)
+    storage.delete(f"checkpoints/{number:010}/begun.json")
+    assert [one.state for one in checkpoints(storage)] == [State.ABANDONED]
+    with pytest.raises(InvalidRequest, match="a prune took it for dead"):
+        read_checkpoint(storage, number)
 
 
 def test_offsets_of_tasks_without_stores_come_with_their_metadata_and_memory_stores_are_refused(

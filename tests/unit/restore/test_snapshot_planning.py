@@ -27,6 +27,7 @@ from standfast.restore.snapshot.planning import (
     Retention,
     Stored,
     judge,
+    newest,
     newest_first,
     outdated,
     plan_prune,
@@ -163,6 +164,15 @@ def test_retention_keeps_the_newest_of_each_task_and_all_that_are_young() -> Non
 def test_snapshots_of_recreated_topics_do_not_push_out_those_of_the_topics_before() -> None:
     kept = [Kept(snapshot(9, 900, topic_id="lost"), 0), Kept(snapshot(1, 10), 0), Kept(snapshot(1, 20), 0)]
     assert outdated(kept, Retention(1), HOUR_MS) == [SnapshotName("0_0", 1, 10)]
+
+
+def test_the_newest_is_of_the_topics_that_the_log_has_or_else_of_those_stored_last() -> None:
+    lost, first, second = snapshot(9, 900, topic_id="lost"), snapshot(1, 10), snapshot(1, 20)
+    kept = [Kept(lost, 1), Kept(first, 3), Kept(second, 2)]
+    assert newest(kept) == newest(kept, {"t"}) == newest(kept, {"another"}) == second
+    assert newest(kept, {"lost"}) == lost
+    assert newest([Kept(lost, 4), *kept[1:]]) == lost
+    assert newest([Kept(lost, 4), *kept[1:]], {"t", "other"}) == second
 
 
 def test_a_broken_snapshot_replaces_no_whole_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from standfast.restore.snapshot.manifest import Intent, PruneNote, Snapshot, dum
 from standfast.restore.snapshot.names import file_key
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Judged, Retention
-from standfast.restore.snapshot.storage import PIECE_BYTES, Storage, shown
+from standfast.restore.snapshot.storage import PIECE_BYTES, RANGE_BYTES, SHOWN_MAX, Storage, shown
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
 from standfast.store.rocks.engine import RocksShared
@@ -209,6 +210,8 @@ def test_an_old_intent_keeps_no_files(storage: Storage, tmp_path: Path) -> None:
 def age(tmp_path: Path, by_s: int) -> None:
     """Every object is older by so many seconds, as after a jump of the storage's clock."""
     for path in (tmp_path / "snaps").rglob("*"):
+        if "#" in path.name:
+            continue  # the temporary name of an upload under way, which may end meanwhile
         at = path.stat().st_mtime - by_s
         os.utime(path, (at, at))
 
@@ -298,6 +301,36 @@ def test_a_storage_that_overwrites_is_refused(storage: Storage, monkeypatch: pyt
     assert Overwriting(parse_storage(storage.where), "app").list("probes") == []
 
 
+def test_a_prune_removes_old_probes_of_processes_that_died_and_leaves_young_ones(
+    storage: Storage, tmp_path: Path
+) -> None:
+    for name in ("old", "young"):
+        assert storage.put_new(f"probes/{name}", b"first")
+    os.utime(tmp_path / "snaps" / "app" / "probes" / "old", (1_000, 1_000))
+    assert pruned(storage, dry_run=True).probes == 1
+    assert len(storage.list("probes")) == 2, "a dry run removes nothing"
+    assert pruned(storage).probes == 1
+    assert [one.key for one in storage.list("probes")] == ["probes/young"]
+    assert pruned(storage).probes == 0
+
+
+def test_a_probe_that_a_prune_removed_in_its_middle_is_made_again(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process is stopped for longer than the grace."""
+    found: list[str] = []
+
+    def reach(name: str) -> None:
+        if name == "snapshot.probe" and not found:
+            found.extend(one.key for one in storage.list("probes"))
+            storage.delete(found[0])
+
+    monkeypatch.setattr("standfast.restore.snapshot.storage.reach", reach)
+    storage.prove()
+    assert len(found) == 1
+    assert storage.list("probes") == []
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -308,6 +341,18 @@ def test_a_storage_that_overwrites_is_refused(storage: Storage, monkeypatch: pyt
         ("memory:///", "no storage for snapshots"),
         ("s3:///x", "no storage for snapshots"),
         ("file://host/x", "file:///PATH"),
+        ("s3://bucket/x?endpoint=ftp://host", "an endpoint is http"),
+        ("s3://bucket/x?endpoint=http://key:hidden@host", "its endpoint holds credentials"),
+        ("s3://bucket/x//y", "an empty part"),
+        ("gs://bucket/x?region=r", "unknown for Google Cloud Storage"),
+        ("az://account/box?region=r", "unknown for Azure"),
+        ("az://account/box?sas_token=hidden", "by the environment"),
+        ("az://account", "'' is no container"),
+        ("az://account/Box/x", "'Box' is no container"),
+        ("az://my-container/x", "'my-container' is no account"),
+        ("abfss://box/x", "CONTAINER@ACCOUNT"),
+        ("abfss://box:hidden@account.dfs.core.windows.net/x", "holds credentials"),
+        ("az://key:hidden@account/box/x", "holds credentials"),
         ("", "a folder"),
     ],
 )
@@ -323,6 +368,35 @@ def test_addresses_of_folders_and_services_are_read() -> None:
     found = parse_storage("s3://bucket/pre/fix?endpoint=http://127.0.0.1:1&region=r")
     assert (found.url, found.text) == ("s3://bucket/pre/fix", "s3://bucket/pre/fix")
     assert found.options == {"endpoint": "http://127.0.0.1:1", "region": "r"}
+    found = parse_storage("gs://bucket/pre?endpoint=http://127.0.0.1:1/")
+    assert (found.url, found.options, found.plain_http) == ("gs://bucket/pre", {"base_url": "http://127.0.0.1:1"}, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("az://account/box/pre/fix", "az://box/pre/fix"),
+        ("azure://account/box/pre/fix/", "az://box/pre/fix"),
+        ("abfss://box@account.dfs.core.windows.net/pre/fix", "az://box/pre/fix"),
+        ("az://account/box", "az://box"),
+        ("abfs://box@account.dfs.core.windows.net", "az://box"),
+    ],
+)
+def test_an_address_of_azure_names_account_and_container(text: str, url: str) -> None:
+    found = parse_storage(text)
+    assert (found.url, found.text, found.options["account_name"]) == (url, text, "account")
+    assert found.bucket == "container 'box' of account 'account'"
+    assert not found.plain_http
+
+
+def test_a_variable_that_names_an_emulator_changes_no_address_of_azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "other")
+    monkeypatch.setenv("AZURE_CONTAINER_NAME", "other")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "dG9w")
+    storage = open_storage("az://account/box/x?endpoint=http://127.0.0.1:1/account", "app", patience_s=0)
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1/account/box/x/app/notes/a "):
+        storage.put_new("notes/a", b"1")
 
 
 def test_errors_show_neither_secrets_nor_the_body_of_an_answer() -> None:
@@ -334,12 +408,52 @@ def test_errors_show_neither_secrets_nor_the_body_of_an_answer() -> None:
     assert line == "Generic S3 error: PUT http://h/b failed with *** (SlowDown)"
 
 
-def test_a_storage_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "TOPSECRET")
-    away = open_storage("s3://bucket/x?endpoint=http://127.0.0.1:1&region=r", "app", patience_s=0)
-    with pytest.raises(Unavailable, match=r"s3://bucket/x/app") as refused:
+def test_a_long_error_keeps_the_request_and_the_answer() -> None:
+    path = "prefix/" * 60
+    line = shown(Exception(f"Error performing PUT {path} failed: 403 Forbidden: <Error><Code>AuthFailure</Code>"), {})
+    assert line.startswith("Error performing PUT prefix/") and line.endswith("failed: 403 Forbidden (AuthFailure)")
+    assert len(line) == SHOWN_MAX + len(" ... ")
+
+
+@pytest.mark.parametrize(
+    ("to", "environment"),
+    [
+        (
+            "s3://bucket/x?endpoint=http://127.0.0.1:1&region=r",
+            {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "TOPSECRET"},
+        ),
+        ("gs://bucket/x?endpoint=http://127.0.0.1:1", {"GOOGLE_BEARER_TOKEN": "TOPSECRET"}),
+        ("az://account/box/x?endpoint=http://127.0.0.1:1", {"AZURE_STORAGE_ACCOUNT_KEY": "TOPSECRET000"}),
+        ("az://account/box/x?endpoint=http://127.0.0.1:1", {"AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=TOPSECRET"}),
+    ],
+)
+def test_a_storage_that_does_not_answer_is_unavailable(
+    to: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    away = open_storage(to, "app", patience_s=0)
+    with pytest.raises(Unavailable, match=to.partition("?")[0] + "/app") as refused:
         away.prove()
+    assert next(iter(environment)) in str(refused.value) or "GOOGLE_SERVICE_ACCOUNT" in str(refused.value)
+    assert "TOPSECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", "TOPSECRET and no JSON"),
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", '{"type": "service_account", "private_key": "TOPSECRET"}'),
+        ("AZURE_STORAGE_ACCOUNT_KEY", "TOPSECRET%"),
+        ("AZURE_STORAGE_SAS_TOKEN", "TOPSECRET"),
+    ],
+)
+def test_credentials_that_cannot_be_read_are_refused_and_not_shown(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(Unavailable, match="credentials") as refused:
+        open_storage("gs://bucket/x" if "GOOGLE" in name else "az://account/box/x", "app", patience_s=0)
     assert "TOPSECRET" not in str(refused.value)
 
 
@@ -354,3 +468,29 @@ def test_a_download_that_ends_early_is_damage(storage: Storage, tmp_path: Path) 
     for number, (key, size) in enumerate((("files/short", 9), ("files/short", 5), ("files/none", 5))):
         with pytest.raises(Corruption):
             storage.download(key, tmp_path / f"down{number}", size, "0" * 64)
+
+
+def test_a_file_of_many_ranges_comes_back_whole_and_damage_in_any_of_them_is_found(
+    storage: Storage, tmp_path: Path
+) -> None:
+    content = random.Random(4711).randbytes(5 * RANGE_BYTES + 7)
+    (tmp_path / "up").write_bytes(content)
+    sha = hashlib.sha256(content).hexdigest()
+    storage.put_file("files/large", tmp_path / "up")
+    arrived: list[int] = []
+    storage.download("files/large", tmp_path / "down", len(content), sha, arrived.append)
+    assert (tmp_path / "down").read_bytes() == content
+    assert sum(arrived) == len(content)
+    zeros = content[: 3 * RANGE_BYTES] + bytes(2 * RANGE_BYTES + 7)
+    for number, damaged in enumerate((content[:-1], content[: 2 * RANGE_BYTES], content + b"x", zeros)):
+        (tmp_path / "snaps/app/files/large").write_bytes(damaged)
+        with pytest.raises(Corruption):
+            storage.download("files/large", tmp_path / f"down{number}", len(content), sha)
+
+
+def test_a_long_error_keeps_the_status_and_the_code_at_its_end() -> None:
+    address = f"http://127.0.0.1/{'long/' * 200}object"
+    text = f"Error performing GET {address} - 403 Forbidden: <Error><Code>Skewed</Code></Error>"
+    line = shown(Exception(text), {})
+    assert line.startswith("Error performing GET http://127.0.0.1/") and line.endswith("403 Forbidden (Skewed)")
+    assert len(line) < 450

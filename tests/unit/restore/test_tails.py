@@ -13,10 +13,13 @@ import pytest
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.restore.verify.at_rest import cut_of, open_task
+from standfast.store.clock import ManualClock
 from support.sessions import Bench
 
 KV = TopicPartition("app-kv-changelog", 0)
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+DAY_MS = 24 * 3_600_000
 
 
 def write(session: sf.Session, pairs: Mapping[str, str | None]) -> None:
@@ -93,7 +96,7 @@ def test_truncated_head_below_the_position_is_no_loss(bench: Bench) -> None:
     assert again.counters.wipes == {}
 
 
-def test_truncated_beyond_the_position_reinitialises_with_its_reason(bench: Bench) -> None:
+def test_truncated_beyond_the_position_reinitialises_with_its_reason_once_it_is_accepted(bench: Bench) -> None:
     first = bench.active(stores=STORES)
     second = bench.session("b", stores=STORES)
     second.assign(standby=[0])
@@ -102,7 +105,11 @@ def test_truncated_beyond_the_position_reinitialises_with_its_reason(bench: Benc
     write(first, {"a": "1", "b": "2", "c": "3"})
     bench.embedded.truncate(KV, 2)
     first.close()
-    again = bench.active("b", stores=STORES)
+    refused = bench.session("b", stores=STORES)
+    with pytest.raises(sf.StateLost, match="below offset 2 were removed"):
+        refused.assign(active=[0])
+    refused.close()
+    again = bench.active("b", stores=STORES, accept_missing_history=True)
     assert rows(again) == [("c", "3")]
     assert again.counters.wipes == {"truncated": 1}
 
@@ -169,6 +176,67 @@ def test_position_older_than_delete_retention_may_have_missed_deletes(bench: Ben
     again = bench.active("b", stores=STORES)
     assert rows(again) == [("b", "2")]
     assert again.counters.wipes == {"tombstones-expired": 1}
+
+
+class AheadClock(ManualClock):
+    """A machine's clock whose wall time stands ahead of the bench's clock."""
+
+    def __init__(self, bench: Bench, ahead_ms: int) -> None:
+        super().__init__()
+        self.bench = bench
+        self.ahead_ms = ahead_ms
+
+    def wall_ms(self) -> int:
+        return self.bench.clock.wall_ms() + self.ahead_ms
+
+    def monotonic_ms(self) -> int:
+        return self.bench.clock.monotonic_ms()
+
+
+def delete_a_and_compact(bench: Bench) -> None:
+    """Another instance deletes row a; eight days later its tombstone is gone, too."""
+    other = bench.active("other", stores=STORES)
+    write(other, {"a": None})
+    other.close()
+    bench.clock.advance(8 * DAY_MS)
+    bench.embedded.compact(KV.topic, bench.clock.wall_ms())
+
+
+def test_a_store_that_was_stamped_ahead_of_the_clock_brings_no_deleted_row_back(bench: Bench) -> None:
+    ahead = bench.active("b", stores=STORES, clock=AheadClock(bench, 30 * DAY_MS))
+    write(ahead, {"a": "1", "b": "2"})
+    ahead.close()
+    delete_a_and_compact(bench)
+    again = bench.active("b", stores=STORES)
+    assert (rows(again), again.counters.wipes) == ([("b", "2")], {"time-ahead": 1})
+
+
+def test_a_position_at_the_end_that_was_stamped_ahead_gets_the_present_time(bench: Bench) -> None:
+    """By its first stamp it would later be three days old, and not look as if it missed deletes."""
+    ahead = bench.active("b", stores=STORES, clock=AheadClock(bench, 5 * DAY_MS))
+    write(ahead, {"a": "1", "b": "2"})
+    ahead.close()
+    bench.active("b", stores=STORES).close()  # nothing is written
+    delete_a_and_compact(bench)
+    again = bench.active("b", stores=STORES)
+    assert (rows(again), again.counters.wipes) == ([("b", "2")], {"tombstones-expired": 1})
+
+
+def test_a_standby_at_its_end_gets_the_present_time_when_its_clock_was_ahead(bench: Bench) -> None:
+    first = bench.active(stores=STORES)
+    clock = AheadClock(bench, 5 * DAY_MS)
+    standby = bench.session("b", stores=STORES, take_over=False, clock=clock)
+    standby.assign(standby=[0])
+    write(first, {"a": "1", "b": "2"})
+    bench.settle(standby)
+    clock.ahead_ms = 0
+    bench.clock.advance(60_000)
+    bench.settle(standby)
+    standby.close()
+    with open_task(bench.root / "b" / "app" / "0_0") as engine:
+        stamped = cut_of(engine, "b").positions["kv"]
+    assert stamped.offset == 2
+    assert stamped.at_ms <= bench.clock.wall_ms()
 
 
 @pytest.mark.usefixtures("small_batches")

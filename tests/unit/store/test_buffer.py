@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from standfast.store.buffer import CHANGE_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES, WriteBuffer, merge_pending
 from standfast.store.errors import Backpressure
+from standfast.store.value_timestamp import TIMESTAMP
 
 keys = st.binary(max_size=2)
 stored_rows = st.dictionaries(keys, st.binary(max_size=2), max_size=12)
@@ -129,24 +130,60 @@ def test_a_dropped_family_is_forgotten_and_its_changes_stay() -> None:
         st.tuples(st.sampled_from([b"", b"a", b"b", b"ab"]), st.one_of(st.none(), st.binary(max_size=5))), max_size=5
     ),
     pairs=st.lists(st.tuples(st.sampled_from([b"", b"a", b"b", b"ab"]), st.binary(max_size=5)), max_size=8),
-    prefix=st.sampled_from([b"", b"12345678"]),
     savepoint=st.booleans(),
 )
 def test_writing_all_is_writing_each(
-    before: list[tuple[bytes, bytes | None]], pairs: list[tuple[bytes, bytes]], prefix: bytes, savepoint: bool
+    before: list[tuple[bytes, bytes | None]], pairs: list[tuple[bytes, bytes]], savepoint: bool
 ) -> None:
     one, other = WriteBuffer(), WriteBuffer()
+    prefix = TIMESTAMP.pack(2)
     for buffer in (one, other):
         for key, value in before:
-            buffer.write("f", key, None if value is None else prefix + value, "s", value, 1)
+            buffer.write_headed("s", key, None if value is None else TIMESTAMP.pack(1) + value, "s", value, 1)
         if savepoint:
             buffer.begin()
-    one.write_all("f", pairs, prefix, "s", 2)
+    one.write_all("s", pairs, prefix)
     for key, value in pairs:
-        other.write("f", key, prefix + value, "s", value, 2)
+        other.write_headed("s", key, prefix + value, "s", value, 2)
     for buffer in (one, other):
         assert (buffer.rows, buffer.changes, buffer.size_bytes) == (other.rows, other.changes, other.size_bytes)
         assert list(buffer.changes.get("s", {})) == list(other.changes.get("s", {}))
         if savepoint:
             buffer.rollback()
     assert (one.rows, one.changes, one.size_bytes) == (other.rows, other.changes, other.size_bytes)
+    assert one.take_changes() == other.take_changes()
+
+
+def test_a_headed_store_that_loses_its_rows_to_a_rollback_begins_again() -> None:
+    buffer = WriteBuffer()
+    buffer.begin()
+    buffer.write_headed("s", b"k", None, "s", None, 3)
+    buffer.rollback()
+    assert (buffer.rows, buffer.changes, buffer.delete_times, buffer.size_bytes) == ({}, {}, {}, 0)
+    buffer.write_headed("s", b"k", TIMESTAMP.pack(4) + b"v", "s", b"v", 4)
+    assert buffer.take_changes() == {"s": [(b"k", b"v", 4, ())]}
+
+
+def test_a_rollback_restores_the_time_of_an_earlier_delete() -> None:
+    buffer = WriteBuffer()
+    buffer.write_headed("s", b"k", None, "s", None, 3)
+    buffer.begin()
+    buffer.write_headed("s", b"k", TIMESTAMP.pack(4) + b"v", "s", b"v", 4)
+    buffer.write_headed("s", b"k", None, "s", None, 5)
+    assert buffer.take_changes() == {"s": [(b"k", None, 5, ())]}
+    buffer.rollback()
+    assert buffer.take_changes() == {"s": [(b"k", None, 3, ())]}
+
+
+def test_changes_that_were_taken_stay_as_they_were() -> None:
+    buffer = WriteBuffer()
+    buffer.keep_bytes = 1_000
+    buffer.read_families.add("s")
+    buffer.write_headed("s", b"k", TIMESTAMP.pack(1) + b"a", "s", b"a", 1)
+    taken = buffer.take_changes()
+    buffer.settle()
+    buffer.write_headed("s", b"k", None, "s", None, 2)
+    buffer.write_headed("s", b"l", TIMESTAMP.pack(2) + b"b", "s", b"b", 2)
+    assert taken == {"s": [(b"k", b"a", 1, ())]}
+    assert buffer.recent == {"s": {b"k": TIMESTAMP.pack(1) + b"a"}}
+    assert buffer.take_changes() == {"s": [(b"k", None, 2, ()), (b"l", b"b", 2, ())]}

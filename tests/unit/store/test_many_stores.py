@@ -53,6 +53,16 @@ def test_restore_of_many_stores_does_not_set_options_of_each(tmp_path: Path, roc
     assert bytes_written() - before < 100_000
 
 
+def test_a_restored_snapshot_of_many_stores_is_opened_as_usual(tmp_path: Path, rocks_shared: RocksShared) -> None:
+    families = [f"s{number}" for number in range(MANY)]
+    RocksEngine(tmp_path / "db", shared=rocks_shared, families=families).close()
+    engine = RocksEngine(tmp_path / "db", shared=rocks_shared, restoring=True)
+    before = bytes_written()
+    engine.restoring(False)
+    engine.close()
+    assert bytes_written() - before < 100_000
+
+
 def test_stores_added_to_a_task_all_at_once_leave_the_others_their_rows(
     open_task: Open, tmp_path: Path, rocks_shared: RocksShared
 ) -> None:

@@ -14,6 +14,7 @@ from standfast.store.errors import Backpressure, Closed, Corruption, InvalidRequ
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
+from standfast.store.task.task_stores import PREPARED_ROWS_MIN, TaskStores
 from support.stores import MINUTE_MS, TEXT, Open, at, keyvalue, rows_on_disk, session, versioned, window
 
 # The cut
@@ -348,3 +349,71 @@ def test_an_unlogged_store_has_rows_and_no_changes(open_task: Open) -> None:
     assert task.buffer.take_changes() == {}
     task.commit(at(1))
     assert task.store("kv").get("a") == "1"
+
+
+# Rows prepared ahead
+
+
+def prepared_task(open_task: Open, *specs: StoreSpec) -> TaskStores:
+    """A task with enough buffered rows to prepare their write."""
+    task = open_task(*specs)
+    for number in range(PREPARED_ROWS_MIN):
+        task.store(specs[0].name).put(f"{number:04}", f"v{number}", number + 1)
+    return task
+
+
+def test_a_commit_writes_the_rows_that_were_prepared_and_its_own_cut(open_task: Open) -> None:
+    task = prepared_task(open_task, keyvalue())
+    task.store("kv").put("0001", None, 7)
+    prepared = task.prepare()
+    assert prepared is not None
+    assert prepared.counts == {"kv": PREPARED_ROWS_MIN}
+    assert task.committed_view("kv").get("0000") is None, "nothing is written ahead"
+    task.commit(at(PREPARED_ROWS_MIN, "kv"), prepared)
+    task.close()
+    again = open_task(keyvalue())
+    assert again.cut.positions == at(PREPARED_ROWS_MIN, "kv").positions
+    assert [key for key, _ in again.store("kv").all()] == [
+        f"{number:04}" for number in range(PREPARED_ROWS_MIN) if number != 1
+    ]
+
+
+def test_rows_that_came_after_the_preparation_are_written_too(open_task: Open) -> None:
+    task = prepared_task(open_task, keyvalue(), keyvalue("other"))
+    prepared = task.prepare()
+    task.store("kv").put("late", "1", 1)
+    task.store("other").put("late", "2", 1)
+    task.commit(at(1, "kv", "other"), prepared)
+    assert (task.committed_view("kv").get("late"), task.committed_view("other").get("late")) == ("1", "2")
+    assert task.committed_view("kv").get("0000") == "v0"
+
+
+def test_a_preparation_that_is_not_used_leaves_nothing(open_task: Open) -> None:
+    task = prepared_task(open_task, keyvalue())
+    assert task.prepare() is not None
+    task.discard()
+    task.store("kv").put("only", "1", 1)
+    task.commit(at(1, "kv"))
+    assert list(task.committed_view("kv").all()) == [("only", "1")]
+
+
+def test_few_rows_rows_in_memory_new_families_and_expired_ones_are_not_prepared(open_task: Open) -> None:
+    task = open_task(keyvalue(), keyvalue("fast", engine="memory"), window())
+    task.store("kv").put("a", "1", 1)
+    assert task.prepare() is None, "few rows"
+    for number in range(PREPARED_ROWS_MIN):
+        task.store("fast").put(f"{number}", "1", 1)
+    assert task.prepare() is None, "a row of a store on disk"
+    for number in range(PREPARED_ROWS_MIN):
+        task.store("win").put(f"{number}", "1", 0)
+    assert task.prepare() is None, "the segment has no family yet"
+    task.commit(at(1, "kv", "fast", "win"))
+    for number in range(PREPARED_ROWS_MIN):
+        task.store("win").put(f"{number}", "2", 1)
+    assert task.prepare() is not None
+    task.store("win").put("far", "1", 10 * 24 * 60 * MINUTE_MS)
+    for number in range(PREPARED_ROWS_MIN):
+        task.store("kv").put(f"{number}", "2", 1)
+    assert task.prepare() is None, "expired segments go with the commit"
+    task.commit(at(2, "kv", "fast", "win"))
+    assert list(task.committed_view("win").all())[-1][1] == "1"

@@ -17,6 +17,9 @@ from standfast.replication.placement.checkpoint import Order, OrderState, Reques
 from standfast.restore.snapshot import checkpoints as stored
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
+from standfast.stream.runtime.holds import Hold, Holds
+from standfast.stream.runtime.runner import TaskRunner
+from standfast.stream.session.task import Task
 from support.apps import Running, write
 from support.checkpoints import COLORS, Sums, complete, stores, sums, two_groups
 from support.placement import TASKS, Cluster, placement_of
@@ -139,6 +142,33 @@ def test_an_idle_application_has_checkpoints_too_and_the_pause_is_counted(cluste
         {"complete": 3},
     )
     assert placement_of(one)._topic.state.complete.number == 3
+
+
+def test_a_task_that_missed_the_end_of_a_checkpoint_has_its_part_of_the_next_one(
+    cluster: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that is busy in between sees the order that stops the task again, and never the one that frees it."""
+    cluster.start("a")
+    cluster.until(cluster.all_run)
+    real = Holds.follow
+
+    def late(self: Holds, hold: Hold, task: Task, runner: TaskRunner) -> bool:
+        order = None if self._parts is None else self._parts.order
+        stood = hold.stands and hold.order is not None and order is not None and order.number == hold.order.number
+        if stood and task.id == TaskId(0, 0):
+            return False
+        return real(self, hold, task, runner)
+
+    monkeypatch.setattr(Holds, "follow", late)
+    for number in (1, 2, 3):
+        cluster.feed(30)
+        assert cluster.made().state is OrderState.COMPLETE
+        # The task stands still, so that its records of the next turn come with the next checkpoint.
+        assert cluster.numbers(number).offsets <= cluster.fed
+    monkeypatch.setattr(Holds, "follow", real)
+    cluster.until(cluster.processed)
+    assert cluster.made().state is OrderState.COMPLETE
+    assert cluster.numbers(4) == Sums(90, 90, 90)
 
 
 def test_a_schedule_makes_checkpoints_and_retention_keeps_the_newest_with_their_parts(bench: Bench) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,13 @@ import pytest
 import standfast as sf
 from standfast.restore.forecast.rates import DOWNLOAD, REPLAY, read_rates
 from standfast.restore.snapshot.catalogue import listed, names
+from standfast.restore.snapshot.closed import create
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
+from standfast.store.clock import SystemClock
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.task.state_dir import StateDir
+from standfast.stream.snapshots import beginning
 from standfast.stream.snapshots.counts import DownloadStatistics
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from support.sessions import HOUR_MS, Bench, operate
@@ -103,6 +110,63 @@ def test_a_lost_directory_begins_with_a_snapshot(bench: Bench, to: str, tmp_path
     again = bench.active(stores=KV, snapshots=policy(to))
     assert rows(again) == {"a": "1", "b": "1"}
     assert restored(again)["restored"] == 1
+
+
+def put_in_files(session: sf.Session, count: int) -> None:
+    """Leave so many files of level 0, as an instance has them while its compaction is behind."""
+    engine = session.task(0).stores.engine
+    engine.restoring(True)
+    for number in range(count):
+        put(session, "same", f"k{number}", value=str(number))
+        engine.flush()
+
+
+def level0(session: sf.Session) -> tuple[int, int]:
+    """Files of level 0, and whether a compaction is due."""
+    (task,) = session.all_tasks().values()
+    properties = task.stores.engine.statistics("kv").properties
+    return properties["num-files-at-level0"], properties["compaction-pending"]
+
+
+def test_a_standby_that_begins_with_a_snapshot_compacts_as_any_other(bench: Bench, to: str) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put_in_files(first, 9)
+    first.snapshot(0)
+    other = bench.session("b", stores=KV, snapshots=policy(to))
+    other.assign(standby=[0])
+    bench.settle(first, other)
+    assert restored(other)["restored"] == 1
+    (standby,) = other.all_tasks().values()
+    engine = standby.stores.engine
+    assert isinstance(engine, RocksEngine)
+    assert engine.settle(30)
+    assert level0(other) == (0, 0)
+
+
+def test_a_snapshot_of_a_stopped_task_has_its_rows_in_files_and_leaves_the_directory_as_it_is(
+    bench: Bench, to: str, tmp_path: Path
+) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to, restore=False))
+    put_in_files(first, 9)
+    put(first, "in the log")
+    wanted = rows(first)
+    directory = tmp_path / "a/app/0_0"
+    shutil.copytree(directory, tmp_path / "killed")  # a clean stop would bring the rows to files
+    first.close()
+    shutil.rmtree(directory)
+    shutil.copytree(tmp_path / "killed", directory)
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    assert [path for path in directory.glob("*.log") if path.stat().st_size]
+    storage = open_storage(to, "app")
+    with closing(StateDir(tmp_path / "a", "app")) as state:
+        made = create(storage, state, "0_0", clock=SystemClock())
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    assert [file.bytes for file in made.snapshot.files if file.name.endswith(".log")] == [0]
+    shutil.rmtree(directory)
+    again = bench.active(stores=KV, snapshots=policy(to))
+    assert restored(again)["restored"] == 1
+    assert rows(again) == wanted
+    assert level0(again) == (0, 0)
 
 
 def test_a_standby_begins_with_a_snapshot(bench: Bench, to: str) -> None:
@@ -253,6 +317,92 @@ def test_a_storage_that_is_away_at_an_opening_leaves_the_task_to_its_changelog(
     assert "restored from its changelogs alone" in caplog.text
 
 
+def test_a_storage_that_took_its_time_to_fail_is_not_waited_for_by_each_task(
+    bench: Bench, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.active(partitions=(0, 1), stores=KV)
+    for task in (0, 1):
+        first.task(task).store("kv").put("a", f"{task}")
+        first.task(task).commit()
+    first.close()
+    asked: list[str] = []
+
+    def away(self: Storage, prefix: str) -> list[Any]:
+        asked.append(prefix)
+        bench.clock.advance(20_000)
+        raise sf.Unavailable("the storage does not answer")
+
+    monkeypatch.setattr(Storage, "list", away)
+    second = bench.active("b", partitions=(0, 1), stores=KV, snapshots=policy(to))
+    assert [second.task(task).store("kv").get("a") for task in (0, 1)] == ["0", "1"]
+    assert (restored(second)["failed"], asked) == (2, ["tasks/0_0"])
+    second.close()
+    bench.clock.advance(30_000)
+    bench.active("c", partitions=(0,), stores=KV, snapshots=policy(to))
+    assert len(asked) == 2
+
+
+def endless(began: threading.Event) -> Callable[[Storage, str, int], Iterator[bytes]]:
+    """Parts of a file that never ends by itself."""
+
+    def parts(self: Storage, key: str, size: int) -> Iterator[bytes]:
+        began.set()
+        for _ in range(500_000):
+            yield b""
+        raise AssertionError("the download went on")
+
+    return parts
+
+
+def test_a_session_that_closes_ends_its_download_and_the_next_one_begins_again(
+    bench: Bench, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, "a")
+    first.snapshot(0)
+    first.close()
+    second, began, errors = bench.session("b", stores=KV, snapshots=policy(to)), threading.Event(), []
+
+    def assign() -> None:
+        try:
+            second.assign(active=[0])
+        except sf.Unavailable as error:
+            errors.append(str(error))
+
+    opening = threading.Thread(target=assign)
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "read_parts", endless(began))
+        opening.start()
+        assert began.wait(10)
+        second.close()  # waits for the lock that the opening has
+        opening.join()
+    assert ["the session closes" in error for error in errors] == [True]
+    assert list((bench.root / "b/app/.copying").iterdir()) == []
+    third = bench.active("b", stores=KV, snapshots=policy(to))
+    assert (rows(third), restored(third)["restored"]) == ({"a": "1"}, 1)
+
+
+def test_an_interrupt_ends_the_download_of_an_opening(bench: Bench, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.active(stores=KV, snapshots=policy(to))
+    put(first, "a")
+    first.snapshot(0)
+    first.close()
+    second, began = bench.session("b", stores=KV, snapshots=policy(to)), threading.Event()
+
+    def interrupted(running: list[Any], timeout: float) -> Any:
+        assert began.wait(10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "read_parts", endless(began))
+        patched.setattr(beginning, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            second.assign(active=[0])
+    second.assign(active=[0])  # the interrupt was of that call alone
+    second.wait_ready(30)
+    assert (rows(second), restored(second)["restored"]) == ({"a": "1"}, 1)
+
+
 def test_a_session_without_a_policy_stores_no_snapshot(bench: Bench) -> None:
     with pytest.raises(sf.InvalidRequest, match="SnapshotPolicy"):
         bench.active(stores=KV).snapshot(0)
@@ -381,6 +531,25 @@ def test_the_rate_of_a_restore_is_kept_for_the_next_forecast(bench: Bench, to: s
 
 
 @pytest.mark.slow
+def test_a_stopped_task_on_a_full_disk_is_stored_with_its_write_ahead_log(
+    bench: Bench, to: str, tmp_path: Path, small_disk: Callable[[int], Path]
+) -> None:
+    disk, chance = small_disk(8), random.Random(1)
+    first = bench.active(stores=KV)
+    put(first, *(f"k{number}" for number in range(400)), value=chance.randbytes(4_000).hex())
+    wanted = rows(first)
+    shutil.copytree(tmp_path / "a/app/0_0", disk / "app/0_0")  # as it is after a kill
+    first.close()
+    storage = open_storage(to, "app")
+    with closing(StateDir(disk, "app")) as state:
+        made = create(storage, state, "0_0", clock=SystemClock())
+        assert not state.copying_path("0_0").exists()
+    assert max(file.bytes for file in made.snapshot.files if file.name.endswith(".log")) > 400 * 8_000
+    again = bench.active("b", stores=KV, snapshots=policy(to))
+    assert restored(again)["restored"] == 1
+    assert rows(again) == wanted
+
+
 def test_a_storage_that_fills_up_leaves_the_instance_running(bench: Bench, small_disk: Callable[[int], Path]) -> None:
     to = small_disk(1)
     session = bench.active(stores=KV, snapshots=policy(str(to), every_records=1))

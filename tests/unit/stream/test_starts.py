@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import standfast as sf
+from standfast.store.clock import ManualClock
+from standfast.stream.runtime.running import wait_for_task
+from standfast.stream.session.task import TaskState
 from support.apps import Running, create, write
 from support.loops import JSON, TEXT, Seen
 from support.sessions import Bench
@@ -121,3 +125,35 @@ def test_start_above_the_rows_of_a_source_that_is_a_changelog_is_refused(bench: 
     stores = [sf.KeyValueStore("rows", TEXT, JSON, source_topic="src")]
     with pytest.raises(sf.BadConfig, match="has start='latest' and is the changelog of store 'rows': a restore would"):
         Running(bench, reads(Seen(), "latest"), stores=stores)
+
+
+class _Held:
+    """A session whose one task restores, and is open from `opens_ms` of the clock on."""
+
+    def __init__(self, clock: ManualClock, opens_ms: int, state: TaskState) -> None:
+        self._clock, self._opens_ms, self._state = clock, opens_ms, state
+
+    def open_tasks(self) -> dict[str, Any]:
+        return {"0_0": self} if self._clock.monotonic_ms() >= self._opens_ms else {}
+
+    def held_tasks(self) -> dict[str, Any]:
+        return {"0_0": SimpleNamespace(state=self._state)}
+
+
+@pytest.mark.parametrize(
+    ("state", "opens_ms", "waited_ms"),
+    [
+        (TaskState.RESTORING, 12, 15),
+        (TaskState.RESTORING, 1_000, 50),
+        (TaskState.STANDBY, 12, 50),
+        (TaskState.STANDBY, 1_000, 50),
+    ],
+)
+def test_loop_without_a_task_looks_often_only_while_one_restores(
+    state: TaskState, opens_ms: int, waited_ms: int
+) -> None:
+    clock = ManualClock()
+    began_ms = clock.monotonic_ms()
+    session: Any = _Held(clock, began_ms + opens_ms, state)
+    wait_for_task(session, clock, 50)
+    assert clock.monotonic_ms() - began_ms == waited_ms

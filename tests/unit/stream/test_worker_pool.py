@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.replication.offsets import TaskId
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.pauses import FAILOVER, PLANNED
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, WorkerFailed
@@ -38,7 +39,8 @@ Start = Callable[..., Pool]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setattr("standfast.stream.workers.pool.CALM_MS", 200)  # the time before each spare, of the machine
     pools: list[Pool] = []
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
 
@@ -200,6 +202,58 @@ def test_tasks_of_a_killed_worker_have_a_failover_pause_each(start: Start) -> No
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     until(pool, lambda: counted(pool) == {FAILOVER: 2})
+
+
+def parts_of(pool: Pool, number: int, step: int = 1) -> frozenset[TaskId]:
+    """Tasks whose part of this order is cut, as far as the workers have reported."""
+    found = pool.parts.report()
+    return found.stopped if found is not None and (found.number, found.step) == (number, step) else frozenset()
+
+
+def test_order_of_a_checkpoint_reaches_every_worker_and_their_parts_are_one_report(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    assert pool.parts.report() is None
+    pool.parts.follow(Order(7, 1, stop=frozenset({0}), limits={TopicPartition("inner", 3): 12}))
+    until(pool, lambda: parts_of(pool, 7) == TASKS)
+    assert pool.parts.report() == PartReport(7, 1, TASKS, TASKS)
+    until(pool, lambda: pool.snapshot_counts().made == {"made": 2})
+    assert pool.snapshot_counts().pauses_ms == [20, 20]
+
+
+def test_parts_of_a_killed_worker_fail_and_its_replacement_has_the_order_before_it_opens_a_task(start: Start) -> None:
+    pool = start("obey")
+    run(pool)
+    pool.parts.follow(Order(7, 1, stop=frozenset({0})))
+    until(pool, lambda: parts_of(pool, 7) == TASKS)
+    until(pool, lambda: pool.snapshot_counts().made == {"made": 2})
+    hit, pid = pool.orders.may_hold(0), pool.pids[0]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(pool, lambda: has_replaced(pool, pid))
+    found = pool.parts.report()
+    assert found is not None
+    assert set(found.failed) == hit
+    assert set(found.failed.values()) == {"worker 1, which ran it, ended in the middle of the checkpoint"}
+    # The stand-in reports its tasks with the parts of the order that it got before.
+    until(pool, lambda: parts_of(pool, 7) == TASKS)
+    until(pool, lambda: pool.snapshot_counts().made == {"made": 3})  # the dead process's count stays
+    # The next checkpoint knows nothing of that end.
+    pool.parts.follow(Order(8, 1, stop=frozenset({0})))
+    until(pool, lambda: parts_of(pool, 8) == TASKS)
+    assert pool.parts.report() == PartReport(8, 1, TASKS, TASKS)
+
+
+def test_files_of_a_process_that_has_ended_are_forgotten_once_it_is_gone(start: Start) -> None:
+    pool = start("obey")
+    forgotten: list[int] = []
+    pool._settings.forget = forgotten.append
+    run(pool)
+    pid = pool.pids[0]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(pool, lambda: has_replaced(pool, pid))
+    assert forgotten == [pid]
 
 
 @pytest.mark.parametrize(("task", "worker"), [(TaskId(7, 7), 1), (TaskId(0, 0), 2), (TaskId(0, 0), -1)])

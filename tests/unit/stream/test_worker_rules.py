@@ -61,6 +61,11 @@ def test_every_problem_of_several_workers_is_named_at_once() -> None:
     ]
 
 
+def test_schedules_of_snapshots_and_of_coordinated_checkpoints_go_with_workers() -> None:
+    every: Any = {**MANAGED, "snapshots": sf.SnapshotPolicy(to="snaps", every_ms=60_000, checkpoint_every_ms=60_000)}
+    assert worker_count(2, 2, every) == 2
+
+
 def share_of(workers: int, **options: Any) -> dict[str, Any]:
     given: Any = {**MANAGED, **options}
     return dict(worker_options(given, workers))
@@ -70,6 +75,13 @@ def test_sum_of_the_shares_is_never_more_than_the_setting_of_the_instance() -> N
     given = {"memory_bytes": 100 << 20, "cache_max_bytes": 10 << 20, "restore_memory_bytes": 64 << 20}
     share = share_of(3, **given)
     assert all(3 * share[name] <= whole for name, whole in given.items())
+
+
+def test_uploads_of_all_workers_together_send_no_more_than_the_limit_of_the_instance() -> None:
+    policy = sf.SnapshotPolicy(to="snaps", every_ms=60_000, bytes_per_s=100)
+    assert share_of(3, snapshots=policy)["snapshots"] == sf.SnapshotPolicy(to="snaps", every_ms=60_000, bytes_per_s=33)
+    unlimited = sf.SnapshotPolicy(to="snaps")
+    assert share_of(3, snapshots=unlimited)["snapshots"] == unlimited
 
 
 def test_setting_that_is_off_stays_off_in_each_worker_and_one_that_is_on_stays_on() -> None:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import standfast as sf
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.checkpoint import Order as CheckpointOrder
+from standfast.replication.placement.checkpoint_flow import Flow
+from standfast.restore.snapshot.catalogue import names
+from standfast.restore.snapshot.opening import open_storage
 from standfast.store.errors import Held
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.groups import TaskGroup
 from standfast.stream.session.managed import ACTIVES_FIRST_MS
+from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
 from standfast.stream.workers.session import WorkerSession
@@ -29,7 +37,8 @@ class Instance:
         self.bench = bench
         self.state = StateDir(bench.root / "a", "app")
 
-    def worker(self) -> WorkerSession:
+    def worker(self, **settings: Any) -> WorkerSession:
+        options: Any = {"placement": "managed", **settings}
         session = WorkerSession(
             "app",
             state_dir=self.state.lend(self.state.instance_id),
@@ -38,7 +47,7 @@ class Instance:
             groups={0: TaskGroup(2, tuple(four_stores()), frozenset({"in"}))},
             background=False,
             clock=self.bench.clock,
-            **worker_options({"placement": "managed"}, 2),
+            **worker_options(options, 2),
         )
         self.bench.opened.append(session)
         return session
@@ -189,3 +198,55 @@ def test_worker_is_no_member_of_the_group_and_takes_no_task_by_itself(instance: 
     worker = instance.worker()
     assert instance.settled(worker) == {}
     assert worker.look_at_group().members == ()
+
+
+def snapshots(worker: WorkerSession, keys: int) -> None:
+    """Make so many snapshots of a task by the worker's schedule."""
+    assert worker._snapshots is not None
+    for number in range(keys):
+        worker.task(T0).store("kv").put(f"k{number}", "v")
+        worker.task(T0).commit()
+        worker._snapshots.round()
+
+
+def test_workers_store_snapshots_and_the_supervisor_alone_lists_and_prunes_them(
+    instance: Instance, tmp_path: Path
+) -> None:
+    bench, to = instance.bench, str(tmp_path / "snaps")
+    policy = sf.SnapshotPolicy(to=to, every_records=1, keep=1, grace_ms=1_000)
+    worker = instance.worker(snapshots=policy)
+    instance.follow(worker, Order(1, {T0: 1}))
+    storage = open_storage(to, "app")
+    assert not list(storage.list("probes"))
+    snapshots(worker, 4)  # records count from the first look on
+    kept = names(storage)
+    assert len(kept) == 3, "a worker prunes nothing"
+    assert worker.counters.snapshots.stored == (), "a worker lists nothing"
+    counts = SnapshotCounts()
+    care = InstanceCare("app", policy, clock=bench.clock, counts=counts)
+    care.note(frozenset({"0_0"}), 3)
+    care.round()
+    assert names(storage) == kept[-1:]
+    assert [one.snapshot for one in counts.stored] == [str(kept[-1])]
+    snapshots(worker, 1)
+    care.round()
+    assert len(names(storage)) == 2, "it prunes once the workers report more snapshots"
+    bench.clock.advance(600_000)
+    care.note(frozenset({"0_0"}), 4)
+    care.round()
+    assert len(names(storage)) == 1
+
+
+def test_worker_takes_part_in_checkpoints_and_reports_no_parts_before_its_first_one(instance: Instance) -> None:
+    worker = instance.worker()
+    parts = worker.join_checkpoints(Flow({0: frozenset()}, {}, {}))
+    assert parts is not None
+    assert (worker.parts(), worker.stands) == (None, False)
+    order = CheckpointOrder(4, 1, stop=frozenset({0}))
+    worker.follow_checkpoint(order)
+    assert worker.stands
+    assert parts.order is order
+    parts.applied(T0, order)
+    found = worker.parts()
+    assert found is not None
+    assert (found.number, found.applied) == (4, {T0})

@@ -1,0 +1,64 @@
+"""A task that a loop processes, with the records and commits that wait for it, and the wait for the first one.
+
+Rules of this file: the loop's thread alone. It keeps facts and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from standfast.replication.log import Record
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import Clock
+from standfast.stream.runtime.holds import Hold
+from standfast.stream.runtime.runner import TaskRunner
+from standfast.stream.session.session import Session
+from standfast.stream.session.task import Task, TaskState
+
+RESTORING_WAIT_MS = 5
+
+
+@dataclass(slots=True)
+class RunningTask:
+    """A task that this loop processes."""
+
+    task: Task
+    runner: TaskRunner
+    next_commit_ms: int
+    committing: bool = False  # a commit is due and waits for the results of calls
+    due_ms: int = 0  # of the commit under way
+    last: bool = False  # the commit under way is the one before another instance gets the task
+    hold: Hold = field(default_factory=Hold)  # for a checkpoint
+    # Fetched during its commit, or beyond its limits: with partition, next offset, whether that is the end.
+    later: list[tuple[TopicPartition, Sequence[Record], int, bool]] = field(default_factory=list)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the task asks for a commit before its interval is over."""
+        return self.task.commit_requested or self.task.stores.buffer.full
+
+    def waiting(self, at: TopicPartition) -> int:
+        """The number of records of an input that were fetched and not processed."""
+        return self.runner.waiting(at) + sum(len(one[1]) for one in self.later if one[0] == at)
+
+    def fetched(self, at: TopicPartition) -> int:
+        """The next offset of an input to fetch, by the records that the loop has."""
+        later = [one[2] for one in self.later if one[0] == at]
+        return later[-1] if later else self.runner.inputs[at.topic].fetched
+
+
+def offsets_text(task: Task) -> str:
+    """The source offsets of a task's last commit, as text; of a failed task, too."""
+    offsets = sorted(task.stores.cut.sources.items())
+    return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
+
+
+def wait_for_task(session: Session, clock: Clock, timeout_ms: int) -> None:
+    """Wait until a task is open, at most `timeout_ms`."""
+    # Short waits only while a task restores: an instance that has nothing but standbys must sleep.
+    while timeout_ms > 0 and not session.open_tasks():
+        restoring = any(task.state is TaskState.RESTORING for task in session.held_tasks().values())
+        wait_ms = min(timeout_ms, RESTORING_WAIT_MS) if restoring else timeout_ms
+        clock.sleep_ms(wait_ms)
+        timeout_ms -= wait_ms
