@@ -44,7 +44,7 @@ from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.mending import Loss
-from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
+from standfast.stream.session.opener import NOTHING, Opened, TaskOpener, TransactionOpen
 from standfast.stream.session.ownership import lost_task
 from standfast.stream.session.readiness import PROMOTE, Readiness
 from standfast.stream.session.settings import SessionSettings
@@ -60,7 +60,7 @@ TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
 AGAIN_TICK_MS = 500
-SNAPSHOTS_AGAIN_MS = 10_000  # between two attempts at a task whose storage of snapshots is away: each opens a writer
+LATER_MS = 10_000  # between two attempts at a task that cannot be opened yet: each opens a writer
 
 
 class Instance:
@@ -127,7 +127,7 @@ class Instance:
         # Rows of failed tasks that are assigned again, though closed: the log has their commit, and no directory has.
         self._unwritten: dict[TaskId, Unwritten] = {}
         self._next_take_over_ms = 0
-        self._snapshots_due_ms: dict[TaskId, int] = {}  # when to try tasks again that need a snapshot
+        self._due_ms: dict[TaskId, int] = {}  # when to try tasks again that could not be opened yet
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
@@ -420,7 +420,7 @@ class Instance:
         before = self.tasks.get(task_id)
         unwritten = self._unwritten.get(task_id) if before is None else before.stores.unwritten
         try:
-            opened = self._opener.open(task_id, unwritten=unwritten)
+            opened = self._opener.open(task_id, owner=True, unwritten=unwritten)
         except BaseException:
             writer.close()
             raise
@@ -431,16 +431,16 @@ class Instance:
 
     def open_standby(self, task_id: TaskId) -> None:
         """Open a standby of a task."""
-        self._stand_by_for(self._opener.open(task_id))
+        self._stand_by_for(self._opener.open(task_id, owner=False))
 
     def try_standby(self, task_id: TaskId) -> None:
         """`open_standby` for placements, which continue: a refused task stays closed here, with its rows."""
-        if self._waits_for_snapshots(task_id):
+        if self._opens_later(task_id):
             return
         try:
             self.open_standby(task_id)
         except SnapshotsAway as away:
-            self._wait_for_snapshots(task_id, away)
+            self._open_later(task_id, away, "task_waits_for_snapshots")
         except (StateLost, Corruption) as refused:
             logger.error(
                 "task %s cannot be a standby here, its rows stay: %s",
@@ -634,7 +634,7 @@ class Instance:
             self._stays_closed(old, reason, loss, error)
             return
         try:
-            opened = self._opener.open(task_id, loss=loss, unwritten=old.stores.unwritten)
+            opened = self._opener.open(task_id, owner=active, loss=loss, unwritten=old.stores.unwritten)
         except StandfastError as error:
             if writer is not None:
                 writer.close()
@@ -685,7 +685,7 @@ class Instance:
         """Run a task; with `if_free` not while another live member owns it. A task that failed here stays as it is."""
         if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
             return
-        if self._waits_for_snapshots(task_id):
+        if self._opens_later(task_id):
             return
         started_ms = self._clock.monotonic_ms()
         try:
@@ -701,7 +701,10 @@ class Instance:
             logger.warning("task %s cannot be opened yet: %s", task_id, held, extra=as_event("task_held", task=task_id))
             return
         except SnapshotsAway as away:
-            self._wait_for_snapshots(task_id, away)
+            self._open_later(task_id, away, "task_waits_for_snapshots")
+            return
+        except TransactionOpen as open_yet:
+            self._open_later(task_id, open_yet, "task_waits_for_transaction")
             return
         except (StateLost, Corruption) as refused:
             logger.error(
@@ -713,15 +716,13 @@ class Instance:
                 self._keep_closed(task_id, refused)
         self.membership.publish()
 
-    def _waits_for_snapshots(self, task_id: TaskId) -> bool:
-        return self._clock.monotonic_ms() < self._snapshots_due_ms.get(task_id, 0)
+    def _opens_later(self, task_id: TaskId) -> bool:
+        return self._clock.monotonic_ms() < self._due_ms.get(task_id, 0)
 
-    def _wait_for_snapshots(self, task_id: TaskId, away: SnapshotsAway) -> None:
+    def _open_later(self, task_id: TaskId, why: Unavailable, event: str) -> None:
         """Try a task again later; the others that are to come here do not wait for it."""
-        self._snapshots_due_ms[task_id] = self._clock.monotonic_ms() + SNAPSHOTS_AGAIN_MS
-        logger.warning(
-            "task %s is opened later: %s", task_id, away, extra=as_event("task_waits_for_snapshots", task=task_id)
-        )
+        self._due_ms[task_id] = self._clock.monotonic_ms() + LATER_MS
+        logger.warning("task %s is opened later: %s", task_id, why, extra=as_event(event, task=task_id))
 
     def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
         """Keep an owned task that must not be opened: it holds the gate shut, and reports the reason."""

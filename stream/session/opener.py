@@ -23,7 +23,7 @@ from standfast.replication.kafka.native_library import compiled
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Group, Log, TopicInfo
-from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.topics.changelog import (
@@ -52,7 +52,7 @@ from standfast.restore.plan import (
 from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
-from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
+from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
@@ -70,6 +70,11 @@ from standfast.stream.snapshots.counts import Downloads, SnapshotCounts
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
 NOTHING = Loss()
+ENDS_MS, ENDS_PAUSE_MS = 1_000, 20  # for the ends of former owners' transactions, which are written by then
+
+
+class TransactionOpen(Unavailable):
+    """A changelog of a task holds an open transaction, which hides committed rows. Other tasks need not wait for it."""
 
 
 @dataclass(slots=True)
@@ -200,12 +205,13 @@ class TaskOpener:
                 extra=as_event("changelog_grown", topic=topic, partitions=partitions),
             )
 
-    def open(self, task: TaskId, *, loss: Loss = NOTHING, unwritten: Unwritten | None = None) -> Opened:
+    def open(self, task: TaskId, *, owner: bool, loss: Loss = NOTHING, unwritten: Unwritten | None = None) -> Opened:
         """Open the stores of a task and plan its restore; stores that are damaged or do not fit the log start empty.
 
-        `loss` is the loss that is known already. `unwritten` are rows that an earlier opening could not write,
-        although the log has their commit.
-        Raises StateLost if a person must decide; the task's files are unchanged then.
+        `owner`: the log has fenced the former owners for this instance. `loss` is the loss that is known already.
+        `unwritten` are rows that an earlier opening could not write, although the log has their commit.
+        Raises StateLost if a person must decide, TransactionOpen if an owner cannot know all rows yet; the task's files
+        are unchanged then.
         """
         topics = self.topics(task.group)
         # Only groups with rows that no log has look for a replacement that a crash interrupted.
@@ -213,7 +219,7 @@ class TaskOpener:
         self._put_back(task)
         for _ in range(len(self.groups[task.group].specs) + 3):  # each round takes out one more store
             try:
-                opened = self._round(task, topics, loss, lost)
+                opened = self._round(task, topics, loss, lost, owner=owner)
             except StateLost as refused:
                 if refused.reason != HISTORY_MISSING or not self._exchange(task, topics):
                     raise
@@ -230,7 +236,9 @@ class TaskOpener:
             reason=CORRUPT,
         ) from loss.damage
 
-    def _round(self, task: TaskId, topics: Mapping[str, TopicInfo], loss: Loss, lost: dict[str, str]) -> Opened | Loss:
+    def _round(
+        self, task: TaskId, topics: Mapping[str, TopicInfo], loss: Loss, lost: dict[str, str], *, owner: bool
+    ) -> Opened | Loss:
         """Take out the lost stores, and try to open the rest; adds the stores taken out to `lost`."""
         if loss:
             lost |= self._mender.take_out(task, loss)
@@ -241,7 +249,7 @@ class TaskOpener:
             stores = self._stores(task)
         except Corruption as damage:
             return Loss.by(damage)
-        return self._planned(task, topics, stores, lost)
+        return self._planned(task, topics, stores, lost, owner=owner)
 
     def _exchange(self, task: TaskId, topics: Mapping[str, TopicInfo]) -> bool:
         """Put a snapshot in the place of refused state, which stays aside; whether it was done. Raises SnapshotsAway.
@@ -301,7 +309,7 @@ class TaskOpener:
     def plan_again(self, task: Task) -> tuple[Ranges, bool] | Loss:
         """Plan a promoted standby: the ranges left to restore, or the lost part of its state."""
         try:
-            plans = self._plans(task.stores, task.applier, self._topic_infos(task.applier))
+            plans = self._plans(task.stores, task.applier, self._topic_infos(task.applier), owner=True)
         except Corruption as damage:
             return Loss.by(damage)
         _refuse(task.id, plans)
@@ -334,14 +342,20 @@ class TaskOpener:
         self._reader.close()
 
     def _planned(
-        self, task: TaskId, topics: Mapping[str, TopicInfo], stores: TaskStores, lost: Mapping[str, str]
+        self,
+        task: TaskId,
+        topics: Mapping[str, TopicInfo],
+        stores: TaskStores,
+        lost: Mapping[str, str],
+        *,
+        owner: bool,
     ) -> Opened | Loss:
         """The task, or the lost part of its state; the stores are closed in that case."""
         try:
             if self._snapshots is not None:
                 self._snapshots.refill(task, stores, lost, self._of_snapshots(task, topics)[1])
             applier = self._applier(task, stores, topics)
-            plans = self._plans(stores, applier, topics)
+            plans = self._plans(stores, applier, topics, owner=owner)
             _refuse(task, plans)
             note_accepted(self.state_dir.path, applier, plans, self._clock.wall_ms())
             found = _lost(plans, applier)
@@ -456,9 +470,10 @@ class TaskOpener:
         topics: Mapping[str, TopicInfo],
         lost: Mapping[str, str] = MappingProxyType({}),
         had_rows: Callable[[str], bool] | None = None,
+        *,
+        owner: bool = False,
     ) -> dict[TopicPartition, Plan]:
         """A plan for each changelog; `lost` are stores with unusable rows, `had_rows` as in `_refuse_loss`."""
-        bounds = self._reader.bounds(applier.store_of)
         # Read after the writer's opening has fenced the previous owner, so that no later commit can move it.
         committed = self._group.committed(applier.limited) if applier.limited else {}
         limits = {at: committed[at].offset if at in committed else 0 for at in applier.limited}
@@ -468,6 +483,7 @@ class TaskOpener:
             else _local(stores, applier, at, name)
             for at, name in applier.store_of.items()
         }
+        bounds = self._bounds(applier, locals_, owner=owner)
         # A commit is acknowledged before its end is written into every partition: this instance's own position may be
         # above the readable end, for as long as the brokers take, such as after all of them were restarted.
         reached = {at: max(limits.get(at, 0), local.position if local else 0) for at, local in locals_.items()}
@@ -495,6 +511,31 @@ class TaskOpener:
             )
         return plans
 
+    def _bounds(
+        self, applier: ChangelogApplier, local: Mapping[TopicPartition, LocalPosition | None], *, owner: bool
+    ) -> dict[TopicPartition, Bounds]:
+        """The bounds of the changelogs; of an owner's no record lies above them that it lacks. Raises TransactionOpen.
+
+        The brokers have ended the transactions of all former owners when a writer is open. One that they count as ended
+        although its end is missing (KAFKA-20734) hides acknowledged rows: a restore up to the readable end would
+        lose them without a word, and the next commit of the task would write the end for both. With the hidden
+        records in its own store, that commit is right: they were acknowledged.
+        """
+        bounds = self._reader.bounds(applier.store_of)
+        seen = {at: one.seen if one is not None and not one.lost else 0 for at, one in local.items()}
+        owned = [at for at in applier.store_of if at not in applier.limited] if owner else []
+        deadline_ms = self._clock.monotonic_ms() + ENDS_MS
+        while owned:
+            written = self._reader.written_ends(owned)  # after the bounds, so that it is never below them
+            owned = [at for at in owned if written[at] > max(bounds[at].end, seen[at])]
+            if not owned:
+                break
+            if self._clock.monotonic_ms() >= deadline_ms:
+                raise _hidden(owned[0], bounds[owned[0]].end, written[owned[0]])
+            self._clock.sleep_ms(ENDS_PAUSE_MS)
+            bounds |= self._reader.bounds(owned)
+        return bounds
+
     def _written(self, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Ends with open transactions, of partitions whose processed offset is above the readable end."""
         written = self._reader.written_ends(reached) if reached else {}
@@ -508,6 +549,16 @@ class TaskOpener:
                 extra=as_event("offset_in_open_transaction", source=at, offset=reached[at]),
             )
         return written
+
+
+def _hidden(changelog: TopicPartition, readable: int, written: int) -> TransactionOpen:
+    return TransactionOpen(
+        f"{changelog}: offsets {readable} to {written - 1} are in a transaction that is open although its task has a "
+        "new owner, so the rows of the task are not known yet: the opening is tried again. If this persists, another "
+        "client writes to the changelog, or the brokers lost the end of a transaction, as Kafka may where a partition "
+        "has no leader when a transaction ends (KAFKA-20734): kafka-transactions.sh finds it (find-hanging) and ends "
+        "it (abort); verify the stores after that"
+    )
 
 
 def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartition, name: str) -> LocalPosition | None:

@@ -30,6 +30,7 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
+from standfast.stream.session import instance
 from support.kafka import light_broker
 from support.kafka_bench import WAIT_S, KafkaBench, rows, until
 from support.places import SUPPORT
@@ -286,6 +287,47 @@ def test_rows_of_a_commit_whose_end_cannot_be_read_yet_are_kept(bench: KafkaBenc
     assert not list(again.state_path.glob(".aside/*"))
 
 
+def test_task_is_not_opened_while_an_open_transaction_hides_rows_of_its_changelog(bench: KafkaBench) -> None:
+    """Such is an acknowledged commit whose end the brokers lost: a store without its rows would look whole."""
+    owner = bench.active("a")
+    bench.write(owner, 3, "good")
+    standby = bench.session("b", take_over=False)
+    standby.assign(standby=[0])
+    until(lambda: standby.poll_once() >= 0 and len(rows(standby)) == 3, "the standby follows")
+    owner.close()
+    foreign = transaction(bench, "hidden")
+    cold = bench.session("cold", take_over=False)
+    for session in (cold, standby):
+        with pytest.raises(sf.Unavailable, match=r"open although its task has a new owner.*KAFKA-20734"):
+            session.assign(active=[0])
+    assert not cold.tasks() and standby.tasks()[0].role == "standby"
+    foreign.commit_transaction(10)
+    standby.assign(active=[0])
+    standby.wait_ready(WAIT_S)
+    assert rows(standby) == {"k0": "hidden", "k1": "good", "k2": "good"}
+    bench.write(standby, 4, "good")
+    cold.assign(active=[0])
+    cold.wait_ready(WAIT_S)
+    assert rows(cold) == {"k0": "hidden"} | {f"k{number}": "good" for number in (1, 2, 3)}
+
+
+def test_shared_task_is_opened_once_no_transaction_hides_its_rows_and_delays_no_other(
+    bench: KafkaBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(instance, "LATER_MS", 200)
+    given: dict[str, Any] = {"placement": "shared", "partitions": 2, "background": True, "restart_grace_ms": 0}
+    bench.session("a", **given).close()  # which has created the changelog
+    foreign = transaction(bench, "hidden")
+    session = bench.session("b", **given)
+    until(lambda: 1 in session.tasks(), "the other task is here")
+    until(lambda: "task_waits_for_transaction" in {getattr(one, "event", "") for one in caplog.records}, "one waits")
+    assert 0 not in session.tasks()
+    foreign.commit_transaction(10)
+    until(lambda: 0 in session.tasks(), "the task is here")
+    session.wait_ready(WAIT_S)
+    assert rows(session) == {"k0": "hidden"}
+
+
 def test_aborted_records_are_in_no_store_and_verify_does_not_miss_them(bench: KafkaBench) -> None:
     owner = bench.active("a")
     bench.write(owner, 3, "good")
@@ -299,9 +341,9 @@ def test_aborted_records_are_in_no_store_and_verify_does_not_miss_them(bench: Ka
         return rows(standby) == good
 
     until(followed, "the standby has what is committed")
-    cold = bench.active("cold", take_over=False)  # while the transaction is open: it ends at the last stable offset
-    assert rows(cold) == good
     foreign.abort_transaction(10)
+    cold = bench.active("cold", take_over=False)
+    assert rows(cold) == good
     bench.write(cold, 4, "good")
     good["k3"] = "good"
     until(followed, "the standby passes the aborted records")
