@@ -155,17 +155,23 @@ def test_aborted_records_at_the_end_are_passed(bench: KafkaBench) -> None:
         session.close()
 
 
-def test_open_transaction_ends_the_restore_at_the_last_stable_offset(bench: KafkaBench) -> None:
+def test_open_transaction_at_the_end_holds_a_new_owner_back_and_no_standby(bench: KafkaBench) -> None:
+    """A standby has an owner that may be writing; of an owner nothing may be hidden."""
     first = bench.active("a")
     put(bench, first, a="1")
     wait_for_marker(bench, first)
     first.close()
     stable = bounds(bench).end
     transaction = foreign(bench, "open")
-    session = restored(bench, "cold")
-    assert (rows(session), position(session)) == ({"a": "1"}, stable)
+    standby = bench.session("standby", take_over=False)
+    standby.assign(standby=[0])
+    until(lambda: standby.poll_once() >= 0 and rows(standby) == {"a": "1"}, "the standby follows")
+    until(lambda: standby.poll_once() >= 0 and position(standby) == stable, "the last stable offset")
+    cold = bench.session("cold")
+    with pytest.raises(sf.Unavailable, match=rf"{bench.changelog}: offsets {stable} to {stable} .* open"):
+        cold.assign(active=[0])
+    cold.close()
     transaction.commit_transaction(10)
-    session.close()
     until(lambda: bounds(bench).end == stable + 2, "the commit")
     again = restored(bench, "cold")
     assert rows(again) == {"a": "1", "k0": "open"}
