@@ -2,7 +2,7 @@
 
 The module is built again with AddressSanitizer and UndefinedBehaviorSanitizer, and a child process feeds it records of
 random shapes, rules and sizes, and misuses it. A broker is not needed: the client meets one that never answers.
-A second build lets memory, disk and threads fail, call by call.
+A second build lets memory, disk, threads and Python objects fail, call by call.
 """
 
 from __future__ import annotations
@@ -202,6 +202,12 @@ def build(repo_root: Path, folder: Path, *more: str) -> Path:
 
 
 @pytest.fixture(scope="module")
+def failing_module(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failing")
+    return build(repo_root, folder, "-D_GNU_SOURCE=", "-include", str(repo_root / FAULTS))
+
+
+@pytest.fixture(scope="module")
 def checked_module(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(repo_root, tmp_path_factory.mktemp("native"))
 
@@ -232,10 +238,16 @@ def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, tmp_path
 
 
 def test_call_of_the_machine_that_fails_is_an_error_that_loses_no_row_and_no_memory(
-    repo_root: Path, tmp_path: Path
+    failing_module: Path, repo_root: Path, tmp_path: Path
 ) -> None:
-    module = build(repo_root, tmp_path, "-D_GNU_SOURCE=", "-include", str(repo_root / FAULTS))
-    checked(str(repo_root / "tests/support/native_faults_child.py"), str(module), str(tmp_path))
+    checked(str(repo_root / "tests/support/native_faults_child.py"), str(failing_module), str(tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_puts_right_and_wrong_are_those_of_the_python_method_and_lose_no_reference(
+    failing_module: Path, repo_root: Path, seed: int
+) -> None:
+    checked(str(repo_root / "tests/support/native_puts_child.py"), str(failing_module), str(seed))
 
 
 def test_big_endian_machine_gets_no_module_with_wrong_numbers(repo_root: Path) -> None:
