@@ -155,10 +155,22 @@ with socket.create_server(("127.0.0.1", 0)) as silent:
             stamps = tuple(chance.randrange(1, 2**62) for _ in range(count))
             given_headers = headers if chance.random() < 0.5 else None
             start = chance.randrange(count + 1)
+            assert native.columns_of(list(zip(keys, values, stamps)), 1, 2**62) == (keys, values, stamps)
+            given_stamps, short = stamps, False
+            if chance.random() < 0.4:  # rows of a store: each has its timestamp before its value
+                given_stamps = None
+                values = tuple(stamp.to_bytes(8, "big") + (value or b"") for stamp, value in zip(stamps, values))
+                short = start < count and chance.random() < 0.3
+                if short:
+                    values = values[:-1] + (chance.choice([None, b"", b"7 bytes"]),)
+                assert native.headed(keys, values, 1, 2**62) == (None not in keys and not short)
             try:
-                taken = producer.produce("t", chance.randrange(3), keys, values, stamps, given_headers, start, 5)
-                assert start <= taken <= count
+                partition = chance.randrange(3)
+                taken = producer.produce("t", partition, keys, values, given_stamps, given_headers, start, 5)
+                assert start <= taken <= count and not short
                 given += taken > start
+            except ValueError as error:
+                assert short and "too short" in str(error)
             except native.Error as error:
                 assert error.args[0] in (10, -172), error  # too large; no transaction
         producer.poll(0), producer.said(), len(producer)
