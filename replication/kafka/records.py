@@ -96,8 +96,9 @@ def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Columns:
         if module is not None and module.headed(batch.keys, batch.rows, LEAST_TIMESTAMP_MS, TIMESTAMP_MAX_MS):
             return Columns(batch.keys, batch.rows, None)
         changed = batch.columns()
+        keys = _bytes(source, "key", changed[0])  # a serde that is wrong may have returned text
         check_timestamps(source, changed[2], LEAST_TIMESTAMP_MS)
-        return Columns(*changed)
+        return Columns(keys, *changed[1:])
     if module is not None:
         # Nearly every batch is a list of sound rows: 0.1 us a row instead of 0.4.
         found = module.columns_of(batch, LEAST_TIMESTAMP_MS, TIMESTAMP_MAX_MS)

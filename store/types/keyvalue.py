@@ -18,7 +18,7 @@ from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp
 from standfast.store.rows import StoreIterator, StoreRows
-from standfast.store.serde import QUICK_BYTES, quick
+from standfast.store.serde import QUICK_BYTES, Part, Serde, quick, serde_error
 from standfast.store.specs import K, KeyValueStore, V
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.typed import (
@@ -69,10 +69,10 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
 
     def quicken(self, module: Any) -> None:
         if self.rows.headed:
-            serdes = (None if serde is QUICK_BYTES else serde for serde in (self._quick_key, self._quick_value))
             self.put = module.putter(  # type: ignore[method-assign]
-                self.put, self.rows, self.name, *serdes, ENTRY_OVERHEAD_BYTES, TIMESTAMP_MAX_MS
-            )
+                self.put, self.put_raw, self._encode_again, self.rows, self.name, self._quick_key, self._quick_value,
+                QUICK_BYTES, ENTRY_OVERHEAD_BYTES, TIMESTAMP_MAX_MS,
+            )  # fmt: skip
 
     def get(self, key: K) -> V | None:
         """The value of a key, or None. One look-up."""
@@ -105,9 +105,13 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
             return
         # The usual case without any call but those of the serdes: this runs for every record of an application.
         try:
-            raw_key, raw = self._quick_key(key), self._quick_value(value)
-        except Exception:  # noqa: BLE001 - one of these two raises the error, with part and store in it
-            raw_key, raw = self._encode_key(key), self._encode_value(value)
+            raw_key = self._quick_key(key)
+        except Exception as error:  # noqa: BLE001 - raised there, with part and store in it
+            raw_key = self._encode_again("key", key, error)
+        try:
+            raw = self._quick_value(value)
+        except Exception as error:  # noqa: BLE001
+            raw = self._encode_again("value", value, error)
         buffer, limits = access.buffer, access.limits
         hot = buffer.hot.get(self.name)
         size = len(raw_key) + len(raw)
@@ -123,9 +127,22 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
             self.put_raw(raw_key, raw, timestamp)
             return
         # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
+        row = _pack(timestamp) + raw  # before the first change: a serde that is wrong may have returned text
         access.counters.put += 1
         buffer.size_bytes = size_bytes
-        hot[raw_key] = _pack(timestamp) + raw
+        hot[raw_key] = row
+
+    def _encode_again(self, part: Part, given: Any, error: Exception) -> bytes:
+        """Bytes of a key or value that its quick serde refused with `error`.
+
+        The quick serde of bytes takes less than the serde itself. Any other has had its run: a user's serde may be
+        slow, such as one that asks a registry.
+        """
+        quick_serde = self._quick_key if part == "key" else self._quick_value
+        if quick_serde is QUICK_BYTES:
+            return self._encode_key(given) if part == "key" else self._encode_value(given)
+        serde: Serde[Any] = self.spec.key if part == "key" else self.spec.value
+        raise serde_error(serde, self.name, part, "serialize", error) from error
 
     def put_raw(self, raw_key: bytes, raw: bytes | None, timestamp: int) -> None:
         """`put` of bytes as the serdes would return them; it does not check the timestamp."""

@@ -17,9 +17,10 @@ static PyMethodDef functions[] = {
      "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns, which are lists "
      "or tuples of one length; a key or value may be None."},
     {"putter", putter, METH_VARARGS,
-     "putter(slowly, rows, name, key, value, beside_bytes, most_ms) -> put\n\nA function for `KeyValueState.put`, which "
-     "is `slowly`, of the store of `rows`. Key and value are serdes, None for bytes; an entry counts so many bytes beside "
-     "twice its key and value."},
+     "putter(slowly, put_raw, encode, rows, name, key, value, plain, beside_bytes, most_ms) -> put\n\nA function for "
+     "`KeyValueState.put`, which is `slowly`, of the store of `rows`. Key and value are serdes, `plain` is that of bytes; "
+     "`encode(part, given, error)` answers for one that failed, `put_raw(key, value, timestamp)` takes bytes. An entry "
+     "counts so many bytes beside twice its key and value."},
     {"digest_of", digest_of, METH_O,
      "digest_of(path) -> int\n\n64 bits that accidents to a file change; not against an attacker. Raises OSError."},
     {"merge", merge_files, METH_VARARGS,

@@ -1,11 +1,12 @@
 /* A put into a store whose rows are timestamp and value, in one call: `KeyValueState.put` for nearly every record.
  *
  *     put(key, value[, timestamp])    a key that the buffer does not have yet, with room: one entry, counted
+ *     another key, no room, ...       `put_raw`, with the bytes
  *     anything else                   the Python method, with the same arguments
  *
  * Rules of this file: it decides nothing but that a call is one of the usual ones; each refusal and each error is that
  * of the Python method. So it changes nothing before it is sure, and a serde runs before anything is looked up: it may
- * be the user's, and use the store. */
+ * be the user's, and use the store. It runs once, since it may cost much, such as a request to a registry. */
 #include <string.h>
 
 #include "native.h"
@@ -21,7 +22,8 @@ enum { HOT, SIZE, STOP, CLOSED, NOW, ANY, LEAST, PUTS, SLOTS };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *slowly, *rows, *buffer, *limits, *counters, *name, *key, *value; /* key, value: None for bytes */
+    PyObject *slowly, *put_raw, *encode; /* methods of the store: `put`, and parts of it */
+    PyObject *rows, *buffer, *limits, *counters, *name, *key, *value, *plain; /* plain: the serde of bytes */
     long long beside, most_ms;
     Slot slots[SLOTS];
 } Put;
@@ -30,9 +32,10 @@ static PyObject *put_type;
 
 static PyObject **parts_of(Put *self, int at)
 {
-    PyObject **parts[] = {&self->slowly, &self->rows, &self->buffer, &self->limits, &self->counters, &self->name,
-                          &self->key, &self->value};
-    return at < 8 ? parts[at] : at < 8 + SLOTS ? &self->slots[at - 8].descriptor : NULL;
+    PyObject **parts[] = {&self->slowly, &self->put_raw, &self->encode, &self->rows, &self->buffer, &self->limits,
+                          &self->counters, &self->name, &self->key, &self->value, &self->plain};
+    int count = sizeof parts / sizeof *parts;
+    return at < count ? parts[at] : at < count + SLOTS ? &self->slots[at - count].descriptor : NULL;
 }
 
 static int put_traverse(Put *self, visitproc visit, void *arg)
@@ -77,26 +80,29 @@ static long long number(Put *self, int slot, PyObject *of, int *fine)
     return value;
 }
 
-static int set_number(Put *self, int slot, PyObject *of, long long value)
+static int set(Put *self, int slot, PyObject *of, PyObject *value)
 {
-    PyObject *made = PyLong_FromLongLong(value);
-    int failed = made == NULL || self->slots[slot].set(self->slots[slot].descriptor, of, made) < 0;
-    Py_XDECREF(made);
-    return failed ? -1 : 0;
+    return self->slots[slot].set(self->slots[slot].descriptor, of, value);
 }
 
-/* Bytes of a key or a value; NULL with an error that must leave, or without one: left to Python. */
-static PyObject *raw_of(PyObject *serde, PyObject *given)
+/* Bytes of a key or a value; NULL with an error. A serde that is wrong may give another object. */
+static PyObject *raw_of(Put *self, const char *part, PyObject *serde, PyObject *given)
 {
-    if (given == Py_None)
-        return NULL;
-    if (serde == Py_None)
-        return PyBytes_CheckExact(given) ? Py_NewRef(given) : NULL;
+    PyObject *type = NULL, *error = NULL, *traceback = NULL;
+    if (serde == self->plain && PyBytes_CheckExact(given))
+        return Py_NewRef(given);
     PyObject *raw = PyObject_CallFunctionObjArgs(serde, given, NULL);
-    if (raw == NULL && PyErr_ExceptionMatches(PyExc_Exception))
-        PyErr_Clear(); /* the Python method raises it again, with part and store in its words */
-    if (raw != NULL && !PyBytes_CheckExact(raw))
-        Py_CLEAR(raw);
+    if (raw != NULL || !PyErr_ExceptionMatches(PyExc_Exception))
+        return raw;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(error, traceback);
+    /* Raises the error with part and store in its words, or makes bytes of another object such as a bytearray. */
+    raw = PyObject_CallFunction(self->encode, "sOO", part, given, error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
     return raw;
 }
 
@@ -113,27 +119,28 @@ static PyObject *row_of(long long stamp, PyObject *raw)
     return row;
 }
 
-/* 1: entered; 0: not a usual case, and nothing has changed; -1 with an error. */
+/* 1: entered; 0: not a usual case, and nothing has changed; -1 with an error, and nothing has changed. */
 static int enter(Put *self, PyObject *key, PyObject *raw, long long stamp)
 {
-    int fine = 1, failed = -1;
-    long long size = (long long)PyBytes_Size(key) + PyBytes_Size(raw);
+    int fine = 1, entered = -1;
+    long long size = (long long)PyBytes_Size(key) + PyBytes_Size(raw), puts = number(self, PUTS, self->counters, &fine);
     long long total = number(self, SIZE, self->buffer, &fine) + 2 * size + self->beside;
     if (!fine || total > number(self, STOP, self->buffer, &fine) || size > number(self, ANY, self->limits, &fine) ||
         stamp < number(self, LEAST, self->limits, &fine) || !fine)
         return 0;
-    PyObject *closed = get(self, CLOSED, self->rows), *hot = get(self, HOT, self->buffer);
-    PyObject *rows = closed == Py_False && hot != NULL ? PyDict_GetItemWithError(hot, self->name) : NULL, *row = NULL;
-    int there = rows == NULL ? 1 : PyDict_Contains(rows, key);
-    if (there != 0)
-        failed = PyErr_Occurred() ? -1 : 0;
-    else if ((row = row_of(stamp, raw)) != NULL && PyDict_SetItem(rows, key, row) == 0 &&
-             set_number(self, SIZE, self->buffer, total) == 0)
-        failed = set_number(self, PUTS, self->counters, number(self, PUTS, self->counters, &fine) + 1) < 0 ? -1 : 1;
-    Py_XDECREF(closed);
-    Py_XDECREF(hot);
-    Py_XDECREF(row);
-    return failed;
+    PyObject *closed = get(self, CLOSED, self->rows), *hot = closed == Py_False ? get(self, HOT, self->buffer) : NULL;
+    PyObject *rows = hot == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(hot, self->name));
+    PyObject *row = NULL, *sized = NULL, *counted = NULL; /* made before the first change, since memory may run out */
+    if (rows == NULL || PyDict_Contains(rows, key))
+        entered = PyErr_Occurred() ? -1 : 0;
+    else if ((row = row_of(stamp, raw)) != NULL && (sized = PyLong_FromLongLong(total)) != NULL &&
+             (counted = PyLong_FromLongLong(puts + 1)) != NULL && PyDict_SetItem(rows, key, row) == 0 &&
+             set(self, SIZE, self->buffer, sized) == 0 && set(self, PUTS, self->counters, counted) == 0)
+        entered = 1;
+    PyObject *held[] = {closed, hot, rows, row, sized, counted};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+        Py_XDECREF(held[i]);
+    return entered;
 }
 
 /* The time of the record in hand. */
@@ -144,28 +151,9 @@ static PyObject *now(Put *self)
     return moment;
 }
 
-static PyObject *put_call(PyObject *given, PyObject *const *args, Py_ssize_t count, PyObject *names)
+/* The Python method. */
+static PyObject *slowly(Put *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    Put *self = (Put *)given;
-    int overflow = 0, entered = 0;
-    PyObject *moment = NULL;
-    if ((count == 2 || count == 3) && (names == NULL || !PyTuple_Size(names)) &&
-        (moment = count == 3 && args[2] != Py_None ? Py_NewRef(args[2]) : now(self)) == NULL)
-        return NULL;
-    if (moment != NULL && PyLong_CheckExact(moment)) {
-        long long stamp = PyLong_AsLongLongAndOverflow(moment, &overflow);
-        PyObject *key = overflow || stamp < 0 || stamp > self->most_ms ? NULL : raw_of(self->key, args[0]);
-        PyObject *raw = key == NULL ? NULL : raw_of(self->value, args[1]);
-        if (raw != NULL)
-            entered = enter(self, key, raw, stamp);
-        Py_XDECREF(key);
-        Py_XDECREF(raw);
-    }
-    Py_XDECREF(moment);
-    if (entered > 0)
-        Py_RETURN_NONE;
-    if (entered < 0 || PyErr_Occurred())
-        return NULL;
     PyObject *all = PyTuple_New(count), *named = NULL, *answer = NULL;
     for (Py_ssize_t i = 0; all != NULL && i < count; i++)
         PyTuple_SetItem(all, i, Py_NewRef(args[i]));
@@ -182,8 +170,36 @@ static PyObject *put_call(PyObject *given, PyObject *const *args, Py_ssize_t cou
     return answer;
 }
 
+static PyObject *put_call(PyObject *given, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    Put *self = (Put *)given;
+    int overflow = 0, entered = 0;
+    long long stamp = -1;
+    PyObject *moment = NULL, *key = NULL, *raw = NULL, *answer = NULL;
+    if ((count == 2 || count == 3) && (names == NULL || !PyTuple_Size(names)) && args[0] != Py_None &&
+        args[1] != Py_None && (moment = count == 3 && args[2] != Py_None ? Py_NewRef(args[2]) : now(self)) == NULL)
+        return NULL;
+    if (moment != NULL && PyLong_CheckExact(moment))
+        stamp = PyLong_AsLongLongAndOverflow(moment, &overflow); /* -1: overflow */
+    if (stamp >= 0 && stamp <= self->most_ms && (key = raw_of(self, "key", self->key, args[0])) != NULL)
+        raw = raw_of(self, "value", self->value, args[1]);
+    if (raw != NULL && PyBytes_CheckExact(key) && PyBytes_CheckExact(raw)) {
+        entered = enter(self, key, raw, stamp);
+        if (entered > 0)
+            answer = Py_NewRef(Py_None);
+        else if (entered == 0)
+            answer = PyObject_CallFunctionObjArgs(self->put_raw, key, raw, moment, NULL);
+    } else if (!PyErr_Occurred()) {
+        answer = slowly(self, args, count, names);
+    }
+    Py_XDECREF(moment);
+    Py_XDECREF(key);
+    Py_XDECREF(raw);
+    return answer;
+}
+
 static PyMethodDef put_method = {"put", (PyCFunction)(void (*)(void))put_call, METH_FASTCALL | METH_KEYWORDS,
-                                 "put(key, value, timestamp=None): see KeyValueState.put"};
+                                 "put(key, value, timestamp=None)\n--\n\nSee KeyValueState.put."};
 
 static int slot_of(Slot *slot, PyObject *of, const char *name)
 {
@@ -200,10 +216,11 @@ static int slot_of(Slot *slot, PyObject *of, const char *name)
 
 PyObject *putter(PyObject *module, PyObject *args)
 {
-    PyObject *slowly, *rows, *name, *key, *value, *made = NULL;
+    PyObject *slowly, *put_raw, *encode, *rows, *name, *key, *value, *plain, *made = NULL;
     long long beside, most_ms;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOUOOLL", &slowly, &rows, &name, &key, &value, &beside, &most_ms))
+    if (!PyArg_ParseTuple(args, "OOOOUOOOLL", &slowly, &put_raw, &encode, &rows, &name, &key, &value, &plain, &beside,
+                          &most_ms))
         return NULL;
     Put *self = PyObject_GC_New(Put, (PyTypeObject *)put_type);
     if (self == NULL)
@@ -211,10 +228,13 @@ PyObject *putter(PyObject *module, PyObject *args)
     for (int i = 0; parts_of(self, i) != NULL; i++)
         *parts_of(self, i) = NULL;
     self->slowly = Py_NewRef(slowly);
+    self->put_raw = Py_NewRef(put_raw);
+    self->encode = Py_NewRef(encode);
     self->rows = Py_NewRef(rows);
     self->name = Py_NewRef(name);
     self->key = Py_NewRef(key);
     self->value = Py_NewRef(value);
+    self->plain = Py_NewRef(plain);
     self->beside = beside;
     self->most_ms = most_ms;
     self->buffer = PyObject_GetAttrString(rows, "buffer");

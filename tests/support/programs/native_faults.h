@@ -1,7 +1,12 @@
-/* Faults of memory, files and threads for a build of the compiled module: see native_faults_child.py.
+/* Faults of memory, files, threads and Python objects for a build of the compiled module: see native_faults_child.py
+ * and native_puts_child.py.
  *
  * The compiler includes this before each file of the module. The call number `fault_at` of those that `fault_mask`
  * names fails; a bit that is not counted holds for all calls. `fault_live` counts pieces of memory in use. */
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -10,7 +15,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-enum { MEMORY = 1, FULL = 2, MUTE = 4, CUT = 8, CLOSE = 16, THREAD = 32, OPEN = 64, UNLINK = 128, SHORT = 256 };
+enum { MEMORY = 1, FULL = 2, MUTE = 4, CUT = 8, CLOSE = 16, THREAD = 32, OPEN = 64, UNLINK = 128, SHORT = 256,
+       OBJECT = 512 };
 
 __attribute__((weak)) int fault_mask, fault_at, fault_seen, fault_live, fault_turns;
 
@@ -129,6 +135,26 @@ static inline ssize_t fault_random(void *into, size_t size, unsigned int flags)
     return (ssize_t)size;
 }
 
+/* The interpreter has no memory for an object. */
+static inline int fault_object(void)
+{
+    if (!fault_due(OBJECT))
+        return 0;
+    PyErr_NoMemory();
+    return 1;
+}
+
+#undef PyCFunction_NewEx
+#define _PyObject_GC_New(type) (fault_object() ? NULL : _PyObject_GC_New(type))
+#define PyBytes_FromStringAndSize(at, size) (fault_object() ? NULL : PyBytes_FromStringAndSize(at, size))
+#define PyCFunction_NewEx(method, self, module) (fault_object() ? NULL : PyCFunction_NewEx(method, self, module))
+#define PyDict_Contains(dict, key) (fault_object() ? -1 : PyDict_Contains(dict, key))
+#define PyDict_GetItemWithError(dict, key) (fault_object() ? NULL : PyDict_GetItemWithError(dict, key))
+#define PyDict_New() (fault_object() ? NULL : PyDict_New())
+#define PyDict_SetItem(dict, key, value) (fault_object() ? -1 : PyDict_SetItem(dict, key, value))
+#define PyLong_FromLongLong(value) (fault_object() ? NULL : PyLong_FromLongLong(value))
+#define PyObject_GetAttrString(of, name) (fault_object() ? NULL : PyObject_GetAttrString(of, name))
+#define PyTuple_New(size) (fault_object() ? NULL : PyTuple_New(size))
 #define malloc fault_malloc
 #define calloc fault_calloc
 #define realloc fault_realloc

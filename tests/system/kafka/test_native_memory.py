@@ -2,7 +2,7 @@
 
 The module is built again with AddressSanitizer and UndefinedBehaviorSanitizer, and a child process feeds it records of
 random shapes, rules and sizes, and misuses it. A broker is not needed: the client meets one that never answers.
-A second build lets memory, disk and threads fail, call by call.
+A second build lets memory, disk, threads and Python objects fail, call by call.
 """
 
 from __future__ import annotations
@@ -155,10 +155,22 @@ with socket.create_server(("127.0.0.1", 0)) as silent:
             stamps = tuple(chance.randrange(1, 2**62) for _ in range(count))
             given_headers = headers if chance.random() < 0.5 else None
             start = chance.randrange(count + 1)
+            assert native.columns_of(list(zip(keys, values, stamps)), 1, 2**62) == (keys, values, stamps)
+            given_stamps, short = stamps, False
+            if chance.random() < 0.4:  # rows of a store: each has its timestamp before its value
+                given_stamps = None
+                values = tuple(stamp.to_bytes(8, "big") + (value or b"") for stamp, value in zip(stamps, values))
+                short = start < count and chance.random() < 0.3
+                if short:
+                    values = values[:-1] + (chance.choice([None, b"", b"7 bytes"]),)
+                assert native.headed(keys, values, 1, 2**62) == (None not in keys and not short)
             try:
-                taken = producer.produce("t", chance.randrange(3), keys, values, stamps, given_headers, start, 5)
-                assert start <= taken <= count
+                partition = chance.randrange(3)
+                taken = producer.produce("t", partition, keys, values, given_stamps, given_headers, start, 5)
+                assert start <= taken <= count and not short
                 given += taken > start
+            except ValueError as error:
+                assert short and "too short" in str(error)
             except native.Error as error:
                 assert error.args[0] in (10, -172), error  # too large; no transaction
         producer.poll(0), producer.said(), len(producer)
@@ -202,6 +214,12 @@ def build(repo_root: Path, folder: Path, *more: str) -> Path:
 
 
 @pytest.fixture(scope="module")
+def failing_module(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failing")
+    return build(repo_root, folder, "-D_GNU_SOURCE=", "-include", str(repo_root / FAULTS))
+
+
+@pytest.fixture(scope="module")
 def checked_module(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(repo_root, tmp_path_factory.mktemp("native"))
 
@@ -232,10 +250,16 @@ def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, tmp_path
 
 
 def test_call_of_the_machine_that_fails_is_an_error_that_loses_no_row_and_no_memory(
-    repo_root: Path, tmp_path: Path
+    failing_module: Path, repo_root: Path, tmp_path: Path
 ) -> None:
-    module = build(repo_root, tmp_path, "-D_GNU_SOURCE=", "-include", str(repo_root / FAULTS))
-    checked(str(repo_root / "tests/support/native_faults_child.py"), str(module), str(tmp_path))
+    checked(str(repo_root / "tests/support/native_faults_child.py"), str(failing_module), str(tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_puts_right_and_wrong_are_those_of_the_python_method_and_lose_no_reference(
+    failing_module: Path, repo_root: Path, seed: int
+) -> None:
+    checked(str(repo_root / "tests/support/native_puts_child.py"), str(failing_module), str(seed))
 
 
 def test_big_endian_machine_gets_no_module_with_wrong_numbers(repo_root: Path) -> None:

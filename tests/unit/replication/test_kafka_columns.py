@@ -95,6 +95,18 @@ def test_rows_of_a_store_are_the_columns_of_their_changes(changes: dict[bytes, t
             ]
 
 
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_key_of_a_store_that_is_no_bytes_is_refused_as_in_any_batch(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A serde that returns text: the client would write it, or raise an error of its own."""
+    monkeypatch.setenv(SWITCH, switch)
+    changes: Any = {b"a": (1, b"v"), "text": (2, b"w")}
+    plain = [(key, value, stamp, ()) for key, (stamp, value) in changes.items()]
+    assert answer(rows_of(changes)) == answer(plain)
+    assert "record 1 of the batch has a key of type str" in str(answer(plain))
+
+
 def test_rows_go_to_the_compiled_client_as_they_are_if_each_has_a_sound_timestamp() -> None:
     headed = compiled().module.headed
     row = TIMESTAMP.pack(1) + b"v"

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
+import traceback
 import weakref
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
 from standfast.store.buffer import WriteBuffer
-from standfast.store.errors import Closed, Fenced, InvalidRequest, TooLarge
+from standfast.store.errors import Backpressure, Closed, Fenced, InvalidRequest, TooLarge, Unavailable
 from standfast.store.memory import MemoryEngine
 from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import KeyValueStore
@@ -24,6 +26,7 @@ from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.value_timestamp import TIMESTAMP
 
 MODULE = compiled().module
+BOTH = pytest.mark.parametrize("quick", [False, True], ids=["python", "compiled"])
 
 
 def opened(
@@ -44,9 +47,24 @@ def opened(
     return store
 
 
+def causes_of(error: BaseException) -> list[traceback.FrameSummary]:
+    """Frames in which the cause of an error was raised."""
+    assert error.__cause__ is not None
+    return list(traceback.extract_tb(error.__cause__.__traceback__))
+
+
 def put_of(store: KeyValueState[Any, Any]) -> Any:
     """The method without its type: wrong calls, too."""
     return store.put
+
+
+class Odd(bytes):
+    """Bytes whose own methods do not work."""
+
+    def __hash__(self) -> int:
+        raise AssertionError
+
+    __eq__ = __len__ = __bytes__ = __hash__  # type: ignore[assignment]
 
 
 def test_a_put_enters_row_change_count_and_size() -> None:
@@ -59,6 +77,7 @@ def test_a_put_enters_row_change_count_and_size() -> None:
         put_of(store)(value=b"named", timestamp=TIMESTAMP_MAX_MS, key=b"e")
         put_of(store)(b"a", b"again", timestamp=6)
         put_of(store)(bytearray(b"f"), memoryview(b"copied"), 8)
+        put_of(store)(Odd(b"g"), Odd(b"of its class"), 8)
         put_of(store)(b"b", None, 9)
     assert type(one.put) is not type(other.put)
     buffers = [store.rows.buffer for store in (one, other)]
@@ -76,6 +95,7 @@ def test_a_put_enters_row_change_count_and_size() -> None:
         (None, b"v", 5),
         (5, b"v", 5),
         (b"k", "text", 5),
+        (Odd(b"k"), "text", 5),
         (b"k", b"v", -1),
         (b"k", b"v", 1 << 70),
         (b"k", b"v", TIMESTAMP_MAX_MS + 1),
@@ -148,6 +168,81 @@ def test_serdes_run_once_and_their_errors_name_part_and_store() -> None:
     assert b"k" not in store.rows.buffer.rows["s"]
 
 
+@BOTH
+def test_each_serde_of_a_put_runs_once_whatever_becomes_of_it(quick: bool) -> None:
+    runs: list[str] = []
+
+    def noted(part: str) -> serde.Serde[Any]:
+        def serialize(given: bytes) -> bytes:
+            runs.append(part)
+            if given == b"refused":
+                raise ValueError("no")
+            return given
+
+        return serde.pair("noted", serialize, lambda raw: raw)
+
+    limits = RowLimits(value_bytes=20)
+    store = opened(noted("key"), noted("value"), limits=limits, quick=quick)
+
+    def run_by(*given: Any) -> list[str]:
+        runs.clear()
+        try:
+            store.put(*given)
+        except (InvalidRequest, TooLarge, Backpressure):
+            runs.append("raised")
+        return list(runs)
+
+    once = ["key", "value"]
+    assert run_by(b"a", b"new", 5) == once
+    assert run_by(b"a", b"of a key that the buffer has", 5) == [*once, "raised"]
+    assert run_by(b"a", b"replaced", 5) == once
+    assert run_by(b"a", None, 5) == ["key"]
+    assert run_by(b"b", b"v" * 21, 5) == [*once, "raised"]
+    assert run_by(b"b", b"v", TIMESTAMP_MAX_MS + 1) == [*once, "raised"]
+    assert run_by(b"refused", b"v", 5) == ["key", "raised"]
+    assert run_by(b"b", b"refused", 5) == [*once, "raised"]
+    store.rows.buffer.refuse_bytes = 1
+    assert run_by(b"b", b"no room", 5) == [*once, "raised"]
+    store.rows.buffer.settle()
+    assert run_by(b"a", b"the first one", 5) == once
+    assert store.rows.buffer.take_changes() == {"s": [(b"a", b"the first one", 5, ())]}
+
+
+@BOTH
+def test_a_serde_that_returns_no_bytes_changes_nothing(quick: bool) -> None:
+    wrong: serde.Serde[Any] = serde.Serde("wrong", lambda value: value, lambda raw: raw)
+    store = opened(value=wrong, quick=quick)
+    before = (store.rows.buffer.size_bytes, repr(store.rows.counters))
+    for value in ("text", 5):
+        with pytest.raises(TypeError):
+            store.put(b"k", value, 5)
+    assert (store.rows.buffer.size_bytes, repr(store.rows.counters)) == before
+    assert store.rows.buffer.rows["s"].keys() == {b"first"}
+
+
+def test_errors_of_serdes_are_those_of_the_python_method() -> None:
+    def refuse(given: Any) -> bytes:
+        raise (KeyError if given == "key" else OSError)(given)
+
+    for key, value in (("key", b"v"), ("file", b"v"), (b"k", "text")):
+        found = []
+        for quick in (False, True):
+            with pytest.raises(InvalidRequest) as raised:
+                opened(serde.bytes if key == b"k" else serde.pair("r", refuse, refuse), quick=quick).put(key, value, 5)
+            found.append((str(raised.value), repr(raised.value.__cause__)))
+            assert any(frame.name == "refuse" for frame in causes_of(raised.value)) is (key != b"k")
+        assert found[0] == found[1]
+    away = Unavailable("the service")
+
+    def ask(given: Any) -> bytes:
+        raise away
+
+    for quick in (False, True):
+        with pytest.raises(Unavailable, match="service") as unavailable:
+            opened(value=serde.pair("asks", ask, ask), quick=quick).put(b"k", b"v", 5)
+        assert unavailable.value.__cause__ is away
+
+
 def test_a_serde_that_uses_the_store_meanwhile_loses_nothing() -> None:
     store: KeyValueState[Any, Any]
     what: list[str] = []
@@ -216,13 +311,18 @@ def test_puts_leak_no_reference() -> None:
     assert after == before
 
 
+def test_both_puts_have_one_signature() -> None:
+    found = [list(inspect.signature(opened(quick=quick).put).parameters) for quick in (True, False)]
+    assert found[0] == found[1] == ["key", "value", "timestamp"]
+
+
 def test_a_putter_of_another_shape_is_refused() -> None:
     rows = opened().rows
     for given in (
         (),
-        (print, object(), "s", None, None, 208, TIMESTAMP_MAX_MS),
-        (print, rows, b"s", None, None, 208, TIMESTAMP_MAX_MS),
-        (print, rows, "s", None, None, "208", TIMESTAMP_MAX_MS),
+        (print, print, print, object(), "s", print, print, print, 208, TIMESTAMP_MAX_MS),
+        (print, print, print, rows, b"s", print, print, print, 208, TIMESTAMP_MAX_MS),
+        (print, print, print, rows, "s", print, print, print, "208", TIMESTAMP_MAX_MS),
     ):
         with pytest.raises((TypeError, AttributeError)):
             MODULE.putter(*given)
