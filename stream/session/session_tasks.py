@@ -102,10 +102,9 @@ def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task
         why = instance.ownership.why_lost(task_id)
         if why is not None:
             raise lost_task(task_id, why)
-        if task_id in instance.absent():
-            raise NotReady(
-                f"task {task_id} is assigned to this instance and could not be opened yet: reopen or assign it"
-            )
+        absent = instance.absent()
+        if task_id in absent:
+            raise NotReady(f"task {task_id} is assigned to this instance and {absent[task_id]}: reopen or assign it")
         what = f"task {task_id}" if named_by_id else f"partition {task_id.partition}"
         held = ", ".join(str(one) if named_by_id else str(one.partition) for one in sorted(instance.tasks)) or "none"
         raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")

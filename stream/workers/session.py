@@ -116,9 +116,10 @@ class WorkerSession(Session):
 
     @property
     def settled(self) -> bool:
-        """Whether the order is carried out: no further task leaves or comes soon."""
+        """Whether the order is carried out: no further task leaves or comes soon. Some may be opened later."""
         order, tasks = self._order, dict(self._instance.tasks)
-        return tasks.keys() == order.tasks and all(task.state in SETTLED for task in tasks.values())
+        here = tasks.keys() | (self._instance.waiting.tasks & order.tasks)
+        return here == order.tasks and all(task.state in SETTLED for task in tasks.values())
 
     def _follow(self) -> None:
         """One round; called under the session's lock."""
