@@ -137,7 +137,7 @@ def open_findings(
         written = reader.written_ends(partitions)
         deadline_ms = clock.monotonic_ms() + OPEN_MS
         while True:
-            # A commit of a live owner ends meanwhile, which moves the end of readers beyond what was written before.
+            # A commit of a live owner ends meanwhile, which moves the end of readers beyond the ends above.
             ends = reader.bounds(hidden or partitions)
             hidden = {at: (one.end, written[at]) for at, one in ends.items() if one.end < written[at]}
             if not hidden or clock.monotonic_ms() >= deadline_ms:

@@ -51,9 +51,8 @@ from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import TakeOver
 from standfast.stream.session.task import GONE, Task, TaskState
-from standfast.stream.session.waiting import WAITS, WaitingTasks
+from standfast.stream.session.waiting import WAITS
 from standfast.stream.session.writers import Writers
-from standfast.stream.snapshots.beginning import SnapshotsAway
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 
@@ -127,7 +126,7 @@ class Instance:
         # Rows of failed tasks that are assigned again, though closed: the log has their commit, and no directory has.
         self._unwritten: dict[TaskId, Unwritten] = {}
         self._next_take_over_ms = 0
-        self.waiting = WaitingTasks(clock)
+        self.waiting = readiness.waiting
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
@@ -180,7 +179,7 @@ class Instance:
             if task_id not in self.tasks:
                 try:
                     self.open_standby(task_id)
-                except SnapshotsAway as away:
+                except WAITS as away:
                     noted = self.waiting.add(task_id, away, active=False)
                     waits = waits or noted
         self.membership.publish()
@@ -455,7 +454,7 @@ class Instance:
             return
         try:
             self.open_standby(task_id)
-        except SnapshotsAway as away:
+        except WAITS as away:
             self.waiting.add(task_id, away, active=False)
         except (StateLost, Corruption) as refused:
             logger.error(
@@ -554,12 +553,15 @@ class Instance:
                 self._start_over(task_id, reason, loss, now_ms)
 
     def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
-        logger.warning(
-            "task %s is opened again when the log answers: %s",
-            task.id,
-            error,
-            extra=as_event("task_waits_for_log", task=task.id),
-        )
+        if isinstance(error, WAITS):
+            self.waiting.add(task.id, error, active=task.role == "active")
+        else:
+            logger.warning(
+                "task %s is opened again when the log answers: %s",
+                task.id,
+                error,
+                extra=as_event("task_waits_for_log", task=task.id),
+            )
         task.fail(error)
         self._again[task.id] = (reason, NOTHING)
 
@@ -593,7 +595,7 @@ class Instance:
                 continue
             try:
                 self.open_standby(task_id)
-            except SnapshotsAway as away:
+            except WAITS as away:
                 self.waiting.add(task_id, away, active=False)
                 continue
             except Unavailable as error:

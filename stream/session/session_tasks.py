@@ -143,6 +143,7 @@ def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
     """The tasks that keep the restore gate shut, and their progress."""
     progress = {at.task: (one, at) for one, at in instance.readiness.restorer.progress(now_ms) if not at.done}
     lines = [why] if (why := instance.unplaced()) else []
+    waiting = instance.waiting.active()
     lines += [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
     for task_id in instance.readiness.gate.missing():
         task = instance.tasks.get(task_id)
@@ -153,7 +154,7 @@ def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
             one, at = far
             lines.append(f"task {task_id}: store {one.store!r} at {at.position} of {at.end} ({one.reason})")
         else:
-            lines.append(f"task {task_id}: waiting")
+            lines.append(f"task {task_id}: {waiting.get(task_id, 'waiting')}")
     return tuple(lines)
 
 

@@ -62,7 +62,8 @@ class TakeOver:
         owners = writers.owners(candidates)
         writers.give_way(instance.tasks, owners)
         due = sorted(decide(member, members, owners, candidates))
-        instance.waiting.keep({*due, *writers.ownership.wanted})
+        here = (task_id for task_id, task in instance.tasks.items() if task.role == "active")
+        instance.waiting.keep({*due, *here, *writers.ownership.wanted})
         due = [one for one in due if not instance.waiting.holds_back(one)]
         writers.connect(due)
         for task_id in due:

@@ -1,6 +1,7 @@
 """Tasks that cannot be opened yet although the log answers: an open transaction or an absent storage hides their rows.
 
-    opening ──> TransactionOpen, SnapshotsAway ──> add ──> LATER_MS later another attempt ──> opened, lost, left: drop
+    opening  ──> TransactionOpen, SnapshotsAway ──> add ──> LATER_MS later another attempt ──> opened, lost, left: drop
+    restored ──> OffsetsOpen ─────────────────────> add ──> LATER_MS later it asks for its offsets again ──> runs: drop
 
 Rules of this file: it notes tasks and opens none. Driven by the instance; other threads read copies.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from standfast.replication.log import OffsetsOpen
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
@@ -18,7 +20,7 @@ from standfast.stream.session.opener import TransactionOpen
 from standfast.stream.snapshots.beginning import SnapshotsAway
 
 LATER_MS = 10_000  # between two attempts: each opens a writer
-WAITS = (SnapshotsAway, TransactionOpen)
+WAITS = (SnapshotsAway, TransactionOpen, OffsetsOpen)
 
 
 class Waiting(NamedTuple):
@@ -36,7 +38,9 @@ class WaitingTasks:
         self._clock = clock
         self._tasks: dict[TaskId, Waiting] = {}
 
-    def add(self, task_id: TaskId, why: SnapshotsAway | TransactionOpen, *, active: bool = True) -> Unavailable:
+    def add(
+        self, task_id: TaskId, why: SnapshotsAway | TransactionOpen | OffsetsOpen, *, active: bool = True
+    ) -> Unavailable:
         """Note a task for a later attempt, so that the others do not wait for it; returns the error."""
         self._tasks[task_id] = Waiting(self._clock.monotonic_ms() + LATER_MS, str(why), active)
         logger.warning("task %s cannot be opened yet: %s", task_id, why, extra=as_event(why.event, task=task_id))

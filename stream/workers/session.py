@@ -118,8 +118,9 @@ class WorkerSession(Session):
     def settled(self) -> bool:
         """Whether the order is carried out: no further task leaves or comes soon. Some may be opened later."""
         order, tasks = self._order, dict(self._instance.tasks)
-        here = tasks.keys() | (self._instance.waiting.tasks & order.tasks)
-        return here == order.tasks and all(task.state in SETTLED for task in tasks.values())
+        waiting = self._instance.waiting.tasks & order.tasks
+        busy = {task_id for task_id, task in tasks.items() if task.state not in SETTLED}
+        return tasks.keys() | waiting == order.tasks and busy <= waiting
 
     def _follow(self) -> None:
         """One round; called under the session's lock."""

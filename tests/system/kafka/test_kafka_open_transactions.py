@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaPartition
 
 import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.replication.kafka.reader import KafkaReader
-from standfast.replication.log import Outgoing
+from standfast.replication.log import Committed, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.stream.session import opener
 from support.kafka_bench import STORES, WAIT_S, KafkaBench, rows, transaction, until
@@ -116,6 +119,27 @@ def test_snapshot_with_the_hidden_rows_lets_its_task_go_on(bench: KafkaBench) ->
     foreign.abort_transaction(10)
     cold.close()
     assert rows(bench.active("late")) == kept | {"k6": "good"}
+
+
+def test_task_whose_offsets_are_in_an_open_transaction_keeps_no_other_from_running(
+    bench: KafkaBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.group.commit({bench.source: Committed(1)})
+    stuck = transaction(bench)
+    with closing(Consumer({"bootstrap.servers": bench.address.removeprefix("kafka://"), "group.id": bench.app})) as one:
+        stuck.send_offsets_to_transaction([KafkaPartition(*bench.source, 9)], one.consumer_group_metadata(), 10)
+    given: dict[str, Any] = {"partitions": 2, "background": True, "take_over": False, "gate": "task"}
+    session = bench.session("a", "?transaction.timeout.ms=1000", **given)
+    session.assign(active=[0, 1])
+    until(lambda: list(session.open_tasks()) == [TaskId(0, 1)], "the other task runs")
+    (line,) = session.missing()
+    assert line.startswith("task 0_0: ") and "are in a transaction that is not over" in line
+    session.task(1).store("kv").put("a", "1")
+    session.task(1).commit()
+    stuck.abort_transaction(10)
+    session.wait_ready(WAIT_S)
+    assert session.task(0).source_offsets() == {bench.source: 1}
+    assert len([one for one in caplog.records if getattr(one, "event", "") == "task_waits_for_transaction"]) == 1
 
 
 def test_plan_of_a_start_counts_no_state_within_an_open_transaction_as_ahead_of_the_log(
