@@ -730,10 +730,7 @@ class Instance:
             return
         try:
             self._run(task_id, writer, started_ms)
-        except Held as held:
-            logger.warning("task %s cannot be opened yet: %s", task_id, held, extra=as_event("task_held", task=task_id))
-            return
-        except WAITS as error:
+        except (*WAITS, Held) as error:
             self.waiting.add(task_id, error)
             return
         except (StateLost, Corruption) as refused:

@@ -1,7 +1,7 @@
-"""Tasks that cannot be opened yet although the log answers: an open transaction or an absent storage hides their rows.
+"""Tasks that cannot be opened yet although the log answers: a transaction, a storage or a directory keeps their rows.
 
-    opening  ──> TransactionOpen, SnapshotsAway ──> add ──> LATER_MS later another attempt ──> opened, lost, left: drop
-    restored ──> OffsetsOpen ─────────────────────> add ──> LATER_MS later it asks for its offsets again ──> runs: drop
+    opening  ──> TransactionOpen, SnapshotsAway, Held ──┐
+    restored ──> OffsetsOpen ───────────────────────────┴──> add ──> later another attempt ──> open, lost, left: drop
 
 Rules of this file: it notes tasks and opens none. Driven by the instance; other threads read copies.
 """
@@ -14,12 +14,13 @@ from typing import NamedTuple
 from standfast.replication.log import OffsetsOpen
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
-from standfast.store.errors import Unavailable
+from standfast.store.errors import Held, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.stream.session.opener import TransactionOpen
 from standfast.stream.snapshots.beginning import SnapshotsAway
 
 LATER_MS = 10_000  # between two attempts: each opens a writer
+HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
 WAITS = (SnapshotsAway, TransactionOpen, OffsetsOpen)
 
 
@@ -39,11 +40,12 @@ class WaitingTasks:
         self._tasks: dict[TaskId, Waiting] = {}
 
     def add(
-        self, task_id: TaskId, why: SnapshotsAway | TransactionOpen | OffsetsOpen, *, active: bool = True
+        self, task_id: TaskId, why: SnapshotsAway | TransactionOpen | OffsetsOpen | Held, *, active: bool = True
     ) -> Unavailable:
         """Note a task for a later attempt, so that the others do not wait for it; returns the error."""
-        self._tasks[task_id] = Waiting(self._clock.monotonic_ms() + LATER_MS, str(why), active)
-        logger.warning("task %s cannot be opened yet: %s", task_id, why, extra=as_event(why.event, task=task_id))
+        later_ms, event = (HELD_LATER_MS, "task_held") if isinstance(why, Held) else (LATER_MS, why.event)
+        self._tasks[task_id] = Waiting(self._clock.monotonic_ms() + later_ms, str(why), active)
+        logger.warning("task %s cannot be opened yet: %s", task_id, why, extra=as_event(event, task=task_id))
         return why
 
     def holds_back(self, task_id: TaskId) -> bool:

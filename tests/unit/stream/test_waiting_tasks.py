@@ -1,6 +1,6 @@
 """Tasks that cannot be opened yet: they keep no other task closed, are tried again at a pace, and are not ready.
 
-Here each waits for a storage of snapshots that does not answer, since its changelog lost its head. Tasks that wait for
+Here most wait for a storage of snapshots that does not answer, since their changelog lost its head. Tasks that wait for
 the end of a transaction, on the same paths, are in system/kafka/test_kafka_open_transactions.py.
 """
 
@@ -18,9 +18,10 @@ from standfast.ops.observe.status import not_ready_reasons, status_document
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.snapshot.storage import Storage
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.groups import TaskGroup
-from standfast.stream.session.waiting import LATER_MS
+from standfast.stream.session.waiting import HELD_LATER_MS, LATER_MS
 from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, HeldTask, Order
 from standfast.stream.workers.session import WorkerSession
@@ -117,6 +118,23 @@ def test_tasks_that_need_a_slow_storage_wait_for_it_together(bench: Bench, monke
         bench.settle(session)
     assert (len(asked), len(session.missing())) == (1, 2)
     bench.clock.advance(LATER_MS)
+    bench.settle(session)
+    assert (sorted(session.tasks()), session.ready) == ([0, 1], True)
+
+
+def test_shared_task_whose_directory_is_held_is_tried_at_a_pace(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Each attempt claims the task in the log, which each member of the group reads."""
+    bench.active("a", (0, 1), stores=STORES).close()
+    holder = RocksEngine(bench.root / "a/app/0_0", shared=RocksShared(64 << 20))
+    session = bench.session("a", stores=STORES, placement="shared", lease_ms=60_000)
+    with caplog.at_level(logging.WARNING, "standfast"):
+        for _ in range(20):
+            bench.clock.advance(100)
+            session.poll_once()
+    assert 2 <= len(warnings(caplog)) <= 4 and set(warnings(caplog)) == {"task_held"}
+    assert [line for line in session.missing() if "0_0: could not be opened yet (" in line] and not session.ready
+    holder.close()
+    bench.clock.advance(HELD_LATER_MS)
     bench.settle(session)
     assert (sorted(session.tasks()), session.ready) == ([0, 1], True)
 
