@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import Need
-from standfast.store.errors import StandfastError
+from standfast.store.errors import StandfastError, Unavailable
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
@@ -132,6 +132,21 @@ class Committed(NamedTuple):
 
     offset: int
     metadata: str = ""
+
+
+class OffsetsOpen(Unavailable):
+    """Committed offsets are in a transaction that is not over, so they are not known yet.
+
+    `partitions` are those in it, as far as that is known: the offsets of others can be read.
+    """
+
+    service = "the coordinator of an open transaction"
+    of_task = True
+    event = "task_waits_for_transaction"
+
+    def __init__(self, message: str, partitions: Iterable[TopicPartition] = ()) -> None:
+        super().__init__(message)
+        self.partitions = frozenset(partitions)
 
 
 class Member(NamedTuple):

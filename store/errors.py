@@ -78,6 +78,7 @@ class Unavailable(StandfastError):
     """The log, the file system or a schema registry did not answer. Retry. `service` names which."""
 
     service = "the log"
+    of_task = False  # one directory or task alone waits for it: the others can be opened
     beyond_record = True  # the next record would not get an answer either
 
 
@@ -87,6 +88,7 @@ class Held(Unavailable):
     `by_us`: this process holds it itself, by a handle that it did not release: if that lasts, only a new process helps.
     """
 
+    of_task = True
     by_us = False
 
 
@@ -147,5 +149,4 @@ def is_of_log(error: BaseException) -> bool:
     """
     if isinstance(error, Corruption):
         return error.of_log and not error.sources
-    # Held is Unavailable, too, but names one directory or task, not the log.
-    return isinstance(error, Unavailable) and not isinstance(error, Held)
+    return isinstance(error, Unavailable) and not error.of_task

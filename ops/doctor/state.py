@@ -10,7 +10,7 @@ the moment they were opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,12 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topics.rules import Changelog, Finding
 from standfast.restore.log_states import log_state, removed_heads
 from standfast.restore.plan import TIME_AHEAD, Plan, Refuse, Reinitialise, local_position, plan_changelog
+from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, StandfastError
 from standfast.store.task.commit_record import Position
 
 PARTITIONS_MAX = 5  # that a finding lists
+OPEN_MS, LOOK_MS = 2_000, 100  # a transaction that lasts no longer is a commit of a live owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,48 @@ def head_findings(log: Log, changelogs: Iterable[Changelog], topics: Mapping[str
             if heads:
                 found.append(_headless(need, heads))
     return found
+
+
+def open_findings(
+    log: Log, changelogs: Iterable[Changelog], topics: Mapping[str, TopicSurvey | None], clock: Clock
+) -> list[Finding]:
+    """Changelogs with a transaction that stays open, which hides rows. Raises Unavailable."""
+    # Not of source topics: the transactions of their producers may last.
+    needs = {need.topic: need for need in changelogs if not need.from_source}
+    there = {name: topic.info.partitions for name, topic in topics.items() if topic is not None and name in needs}
+    partitions = [TopicPartition(name, number) for name, count in there.items() for number in range(count)]
+    if not partitions:
+        return []
+    hidden: dict[TopicPartition, tuple[int, int]] = {}
+    with closing(log.reader()) as reader:
+        written = reader.written_ends(partitions)
+        deadline_ms = clock.monotonic_ms() + OPEN_MS
+        while True:
+            # A commit of a live owner ends meanwhile, which moves the end of readers beyond the ends above.
+            ends = reader.bounds(hidden or partitions)
+            hidden = {at: (one.end, written[at]) for at, one in ends.items() if one.end < written[at]}
+            if not hidden or clock.monotonic_ms() >= deadline_ms:
+                break
+            clock.sleep_ms(LOOK_MS)
+    found: dict[str, list[str]] = {}
+    for at, (end, upto) in sorted(hidden.items()):
+        found.setdefault(at.topic, []).append(f"partition {at.partition}: offsets {end} to {upto - 1}")
+    return [_open(need, found[need.topic]) for need in needs.values() if need.topic in found]
+
+
+def _open(need: Changelog, hidden: Sequence[str]) -> Finding:
+    more = f"; and {len(hidden) - PARTITIONS_MAX} more" if len(hidden) > PARTITIONS_MAX else ""
+    return Finding(
+        "transaction-open",
+        "error",
+        need.where,
+        f"holds a transaction that did not end within {OPEN_MS} ms ({'; '.join(hidden[:PARTITIONS_MAX])}{more})",
+        "no reader gets the records from there on, those of later commits neither: standbys stay behind them, and a "
+        "task is not opened by an instance that lacks their rows",
+        "look again, since a commit of a running instance may take so long, and a transaction of another client ends "
+        "within its transaction.timeout.ms; if it stays, the brokers lost its end (KAFKA-20734): stop the application, "
+        "find the transaction (kafka-transactions.sh find-hanging), end it (abort), and verify the stores",
+    )
 
 
 def _headless(need: Changelog, heads: Mapping[int, int]) -> Finding:

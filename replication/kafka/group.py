@@ -29,11 +29,11 @@ from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.records import kafka_offsets
-from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, WriterClaim
+from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, OffsetsOpen, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, Fenced, InternalError, Unavailable
+from standfast.store.errors import Closed, Fenced, InternalError
 
 STABLE_EXTRA_S = 2.0  # an open transaction may hold back the offsets for so much longer than its timeout
 # The broker's codes for a commit from outside of a group that has live members.
@@ -43,6 +43,8 @@ _ALIVE = frozenset(
 )
 _NO_COORDINATOR = frozenset({KafkaError._TIMED_OUT, KafkaError._WAIT_COORD})
 FIRST_LOOK_S = 1.0
+# Partitions that are asked for alone, to find open transactions; each found one takes FIRST_LOOK_S, and a lease waits.
+ASKED_ALONE_MAX, HELD_MAX = 200, 5
 EVENTS = 100
 _METADATA_MAGIC = b"CGMDv2:"
 _GENERATION = struct.Struct("=i")
@@ -218,29 +220,43 @@ class KafkaGroup:
                 return asker.committed(asked, timeout_s)
             except KafkaException as error:
                 said = _said(asker, error)
-                if said.code() == KafkaError._TIMED_OUT and self._answers(asked):
-                    raise self._hanging(timeout_s) from error
+                if said.code() == KafkaError._TIMED_OUT and (known := self._impatiently(asked)) is not None:
+                    raise self._hanging(asker, known, timeout_s) from error
                 raise KafkaException(said) from error
 
-    def _answers(self, asked: list[KafkaPartition]) -> bool:
-        """Whether the brokers answer a request that ignores open transactions."""
+    def _impatiently(self, asked: list[KafkaPartition]) -> list[KafkaPartition] | None:
+        """The answer of the brokers to a request that ignores open transactions; None if there is no answer."""
         impatient = self._cluster.consumer(self._name, isolation_level="read_uncommitted")
         try:
-            impatient.committed(asked, self._cluster.timeout_s)
+            return impatient.committed(asked, self._cluster.timeout_s)
         except KafkaException:
-            return False
+            return None
         finally:
             self._cluster.release(impatient)
-        return True
 
-    def _hanging(self, waited_s: float) -> Unavailable:
-        return Unavailable(
+    def _hanging(self, asker: Consumer, known: list[KafkaPartition], waited_s: float) -> OffsetsOpen:
+        """The error about partitions whose offsets are in an open transaction; it names the first ones."""
+        held: list[TopicPartition] = []
+        # Those with an offset first: of a request for all partitions of a cluster most are not the group's.
+        for at in sorted(known, key=lambda at: at.offset < 0)[:ASKED_ALONE_MAX]:
+            if len(held) < HELD_MAX and self._is_held(asker, at):
+                held.append(TopicPartition(at.topic, at.partition))
+        return OffsetsOpen(
             f"{self._cluster.where}: offsets of group {self._name!r} are in a transaction that is not over after "
             f"{waited_s:.0f} s, so its committed offsets are not known yet: the read is tried again. If this persists, "
             "another client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, "
             "as Kafka may where a partition has no leader when a transaction ends (KAFKA-20734): kafka-transactions.sh "
-            "finds it (find-hanging) and ends it (abort); verify the stores after that"
+            "finds it (find-hanging) and ends it (abort); verify the stores after that",
+            held,
         )
+
+    def _is_held(self, asker: Consumer, at: KafkaPartition) -> bool:
+        """Whether the offset of this partition is not answered, while the brokers answer others."""
+        try:
+            asker.committed([KafkaPartition(at.topic, at.partition)], min(FIRST_LOOK_S, self._cluster.timeout_s))
+        except KafkaException as error:
+            return error_of(error).code() == KafkaError._TIMED_OUT
+        return False
 
     def _offsets(
         self, wanted: list[TopicPartition] | None, only: Callable[[TopicPartition], bool] | None

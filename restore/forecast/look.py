@@ -264,6 +264,7 @@ class Look:
         infos = {name: self._topic(one.topic) for name, one in at.items()}
         there = {name: one for name, one in at.items() if _holds(infos[name], partition)}
         bounds = reader.bounds(there.values())
+        written = reader.written_ends(there.values())  # above open transactions, too: no position below is ahead
         limited = [one for name, one in there.items() if definitions[name].get("source_topic")]
         committed = group.committed(limited) if limited else {}
         limits = {one: committed[one].offset if one in committed else 0 for one in limited}
@@ -273,7 +274,7 @@ class Look:
             if name not in there or info is None:
                 found[name] = Missing(one)
                 continue
-            found[name] = log_state(one, info, bounds[one], limits.get(one))
+            found[name] = log_state(one, info, bounds[one], limits.get(one), written[one])
         return found
 
     def _changelogs(self, definitions: Definitions) -> dict[str, str]:

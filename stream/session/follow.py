@@ -18,7 +18,8 @@ from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.stream.session.settings import WARM_LAG_RECORDS
 from standfast.stream.session.take_over import Holder
-from standfast.stream.session.task import TaskState
+from standfast.stream.session.task import GONE, TaskState
+from standfast.stream.session.waiting import WAITS
 
 FOLLOW_TICK_MS = 500
 RETAKE_MS = 2_000  # an owner that is alive and has not run its task for so long counts as having given it up
@@ -54,14 +55,18 @@ class GroupFollower:
         owners = writers.owners(instance.tasks.keys() | self.wanted)
         writers.give_way(instance.tasks, owners)
         held = instance.tasks
-        writers.connect(one for one in sorted(self.wanted) if one not in held or held[one].role == "standby")
-        for task_id in sorted(self.wanted):
+        instance.waiting.keep(self.wanted)
+        due = [one for one in sorted(self.wanted) if not instance.waiting.holds_back(one)]
+        writers.connect(one for one in due if one not in held or held[one].role == "standby")
+        for task_id in due:
             task = instance.tasks.get(task_id)
             if task is None or task.role == "standby":
                 instance.take(task_id, if_free=not self._left_idle(task_id, owners.get(task_id), members, now_ms))
-            elif task.state is TaskState.FAILED and isinstance(task.error, Unavailable):
+            elif task.state in GONE and isinstance(task.error, Unavailable):  # closed: an earlier attempt failed
                 try:
                     instance.reopen(task_id)
+                except WAITS as waits:
+                    instance.waiting.add(task_id, waits)
                 except StandfastError as error:  # its owner's next call raises it; the other tasks are served
                     logger.warning(
                         "task %s is not opened again: %s",

@@ -44,15 +44,15 @@ from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.mending import Loss
-from standfast.stream.session.opener import NOTHING, Opened, TaskOpener, TransactionOpen
+from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
 from standfast.stream.session.ownership import lost_task
 from standfast.stream.session.readiness import PROMOTE, Readiness
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import TakeOver
 from standfast.stream.session.task import GONE, Task, TaskState
+from standfast.stream.session.waiting import WAITS
 from standfast.stream.session.writers import Writers
-from standfast.stream.snapshots.beginning import SnapshotsAway
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 
@@ -60,7 +60,6 @@ TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
 AGAIN_TICK_MS = 500
-LATER_MS = 10_000  # between two attempts at a task that cannot be opened yet: each opens a writer
 
 
 class Instance:
@@ -127,7 +126,7 @@ class Instance:
         # Rows of failed tasks that are assigned again, though closed: the log has their commit, and no directory has.
         self._unwritten: dict[TaskId, Unwritten] = {}
         self._next_take_over_ms = 0
-        self._due_ms: dict[TaskId, int] = {}  # when to try tasks again that could not be opened yet
+        self.waiting = readiness.waiting
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
@@ -154,23 +153,38 @@ class Instance:
     def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> None:
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
-                # Kept beyond the closed task: under exactly once only these rows complete the log's last commit.
-                if task.stores.unwritten is not None:
-                    self._unwritten[task_id] = task.stores.unwritten
-                self.revoke(task_id)
+                try:
+                    self.revoke(task_id)
+                finally:
+                    # Kept beyond the closed task: under exactly once only these rows complete the log's last commit.
+                    # After the close, which waits for a commit of another thread.
+                    if task.stores.unwritten is not None:
+                        self._unwritten[task_id] = task.stores.unwritten
         self._unwritten = {one: rows for one, rows in self._unwritten.items() if one in wanted_active}
+        self.waiting.keep(wanted_active, wanted_standby)
+        waits: Unavailable | None = None
         new = sorted(wanted_active - self._active())
         # All writers connect at once, because each takes a round trip to the broker.
         self.writers.connect(new)
         for task_id in new:
             started_ms = self._clock.monotonic_ms()
-            self._run(task_id, self.writers.open(task_id, if_free=False), started_ms)
+            try:
+                self._run(task_id, self.writers.open(task_id, if_free=False), started_ms)
+            except WAITS as error:
+                noted = self.waiting.add(task_id, error)
+                waits = waits or noted
         for task_id in sorted(wanted_standby):
             if task_id in self._active():
                 self.revoke(task_id)
             if task_id not in self.tasks:
-                self.open_standby(task_id)
+                try:
+                    self.open_standby(task_id)
+                except WAITS as away:
+                    noted = self.waiting.add(task_id, away, active=False)
+                    waits = waits or noted
         self.membership.publish()
+        if waits is not None:
+            raise waits
 
     def take_part(self, keeper: SnapshotKeeper | None) -> None:
         """Take part in coordinated checkpoints, with the storage of `keeper`; without one every part fails."""
@@ -242,6 +256,7 @@ class Instance:
         self.ownership.give_back(gone)
         for task_id in gone:
             self._unwritten.pop(task_id, None)
+            self.waiting.drop(task_id)
         if self.follower is not None:
             self.follower.wanted -= gone
         for task_id in gone & self._active():
@@ -435,12 +450,12 @@ class Instance:
 
     def try_standby(self, task_id: TaskId) -> None:
         """`open_standby` for placements, which continue: a refused task stays closed here, with its rows."""
-        if self._opens_later(task_id):
+        if self.waiting.holds_back(task_id):
             return
         try:
             self.open_standby(task_id)
-        except SnapshotsAway as away:
-            self._open_later(task_id, away, "task_waits_for_snapshots")
+        except WAITS as away:
+            self.waiting.add(task_id, away, active=False)
         except (StateLost, Corruption) as refused:
             logger.error(
                 "task %s cannot be a standby here, its rows stay: %s",
@@ -452,6 +467,7 @@ class Instance:
 
     def _stand_by_for(self, opened: Opened) -> None:
         self._started(opened)
+        self.waiting.drop(opened.task.id)
         try:
             self.readiness.stand_by(opened.task)
         except Unavailable as error:
@@ -492,6 +508,7 @@ class Instance:
 
     def _restore(self, opened: Opened, started_ms: int, why: str) -> None:
         task = opened.task
+        self.waiting.drop(task.id)
         try:
             self.readiness.restore(
                 task, opened.ranges, local_counts=opened.local_counts, started_ms=started_ms, why=why
@@ -530,16 +547,21 @@ class Instance:
         # Emptied first: tasks that fail again are added during the loop.
         waiting, self._again = self._again, {}
         for task_id, (reason, loss) in waiting.items():
-            if task_id in self.tasks and self.tasks[task_id].state in GONE:
+            if self.waiting.holds_back(task_id):
+                self._again[task_id] = (reason, loss)
+            elif task_id in self.tasks and self.tasks[task_id].state in GONE:
                 self._start_over(task_id, reason, loss, now_ms)
 
     def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
-        logger.warning(
-            "task %s is opened again when the log answers: %s",
-            task.id,
-            error,
-            extra=as_event("task_waits_for_log", task=task.id),
-        )
+        if isinstance(error, WAITS):
+            self.waiting.add(task.id, error, active=task.role == "active")
+        else:
+            logger.warning(
+                "task %s is opened again when the log answers: %s",
+                task.id,
+                error,
+                extra=as_event("task_waits_for_log", task=task.id),
+            )
         task.fail(error)
         self._again[task.id] = (reason, NOTHING)
 
@@ -554,6 +576,7 @@ class Instance:
         self.counters.fenced += 1
         self.ownership.lose(task_id, why)
         self._unwritten.pop(task_id, None)
+        self.waiting.drop(task_id)
         # It may have been restoring still: reading on for an absent task fails the whole instance.
         self.readiness.remove(task_id, "fenced")
         self.readiness.forget(task_id)
@@ -568,8 +591,13 @@ class Instance:
     def _return_to_standby(self) -> None:
         """Open standbys again of tasks that were assigned as standbys, were promoted here and lost to another owner."""
         for task_id in sorted(self._returning & self.ownership.standby - self.tasks.keys()):
+            if self.waiting.holds_back(task_id):
+                continue
             try:
                 self.open_standby(task_id)
+            except WAITS as away:
+                self.waiting.add(task_id, away, active=False)
+                continue
             except Unavailable as error:
                 logger.warning(
                     "the standby of task %s is opened again when possible: %s",
@@ -653,22 +681,26 @@ class Instance:
         task.error = error
         if isinstance(error, Unavailable):
             self._again[task.id] = (reason, loss)
-        logger.error(
-            "task %s cannot be opened again: %s", task.id, error, extra=as_event("task_not_reopened", task=task.id)
-        )
+        if isinstance(error, WAITS):
+            self.waiting.add(task.id, error, active=task.writer is not None)
+        else:
+            logger.error(
+                "task %s cannot be opened again: %s", task.id, error, extra=as_event("task_not_reopened", task=task.id)
+            )
         if task.writer is not None:
             self.readiness.keep_shut(task.id, error)
             if isinstance(error, BadConfig):
                 raise error  # such as a missing permission, which no retry here can fix
 
     def absent(self) -> dict[TaskId, str]:
-        """Active tasks that the caller named and that are not here, and why. Shared tasks may be at any instance."""
-        if self.shared is not None:
-            return {}
+        """Tasks that are to be active here and are not, and why; where tasks are shared, those that wait."""
         here = {task_id for task_id, task in dict(self.tasks).items() if task.role == "active"}
+        waiting = self.waiting.active()
+        wanted = self.ownership.wanted if self.shared is None else frozenset()
         return {
-            task_id: self.ownership.why_lost(task_id) or "could not be opened yet"
-            for task_id in self.ownership.wanted - here
+            task_id: self.ownership.why_lost(task_id)
+            or "could not be opened yet" + (f" ({waiting[task_id]})" if task_id in waiting else "")
+            for task_id in (wanted | waiting.keys()) - here
         }
 
     def unplaced(self) -> str:
@@ -685,7 +717,7 @@ class Instance:
         """Run a task; with `if_free` not while another live member owns it. A task that failed here stays as it is."""
         if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
             return
-        if self._opens_later(task_id):
+        if self.waiting.holds_back(task_id):
             return
         started_ms = self._clock.monotonic_ms()
         try:
@@ -693,20 +725,16 @@ class Instance:
         except (Held, Fenced) as other:
             # Fenced: another instance claimed it after this one, and before the log let this one in. A standby stays
             # a standby; the next look at the group finds the owner.
+            self.waiting.drop(task_id)
             logger.info("task %s: %s", task_id, other, extra=as_event("take_over_lost", task=task_id))
             return
         try:
             self._run(task_id, writer, started_ms)
-        except Held as held:
-            logger.warning("task %s cannot be opened yet: %s", task_id, held, extra=as_event("task_held", task=task_id))
-            return
-        except SnapshotsAway as away:
-            self._open_later(task_id, away, "task_waits_for_snapshots")
-            return
-        except TransactionOpen as open_yet:
-            self._open_later(task_id, open_yet, "task_waits_for_transaction")
+        except (*WAITS, Held) as error:
+            self.waiting.add(task_id, error)
             return
         except (StateLost, Corruption) as refused:
+            self.waiting.drop(task_id)
             logger.error(
                 "task %s cannot be taken over: %s", task_id, refused, extra=as_event("take_over_refused", task=task_id)
             )
@@ -715,14 +743,6 @@ class Instance:
             else:
                 self._keep_closed(task_id, refused)
         self.membership.publish()
-
-    def _opens_later(self, task_id: TaskId) -> bool:
-        return self._clock.monotonic_ms() < self._due_ms.get(task_id, 0)
-
-    def _open_later(self, task_id: TaskId, why: Unavailable, event: str) -> None:
-        """Try a task again later; the others that are to come here do not wait for it."""
-        self._due_ms[task_id] = self._clock.monotonic_ms() + LATER_MS
-        logger.warning("task %s is opened later: %s", task_id, why, extra=as_event(event, task=task_id))
 
     def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
         """Keep an owned task that must not be opened: it holds the gate shut, and reports the reason."""

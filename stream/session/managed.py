@@ -143,8 +143,10 @@ class LocalPart:
                 instance.revoke(task_id)
         self._let_go(waiting)
         held = instance.tasks
+        instance.waiting.keep(active)
         due = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
-        due = [one for one in due if is_free(one)]
+        # `is_free` last: in a worker process it begins the opening that an order numbers.
+        due = [one for one in due if not instance.waiting.holds_back(one) and is_free(one)]
         instance.writers.connect(due)
         for task_id in due:
             # Its former owner reported that it runs the task no more, so it may be taken from a live member.

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from standfast.replication.kafka.native_library import compiled
-from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Group, Log, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
@@ -71,10 +71,16 @@ from standfast.stream.snapshots.counts import Downloads, SnapshotCounts
 Ranges = dict[TopicPartition, tuple[int, int, str]]
 NOTHING = Loss()
 ENDS_MS, ENDS_PAUSE_MS = 1_000, 20  # for the ends of former owners' transactions, which are written by then
+# After a wait in vain: the tasks of a broker that lost the ends of many would together wait for longer than a lease.
+ENDS_REST_MS = 10_000
 
 
 class TransactionOpen(Unavailable):
     """A changelog of a task holds an open transaction, which hides committed rows. Other tasks need not wait for it."""
+
+    service = "the coordinator of an open transaction"
+    of_task = True
+    event = "task_waits_for_transaction"
 
 
 @dataclass(slots=True)
@@ -144,6 +150,7 @@ class TaskOpener:
                 downloads=downloads,
                 progress=progress,
             )
+        self._waits_from_ms = 0  # for ends of transactions; before that they are looked for once
         self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
 
     def ensure_topics(self, *, follow: bool) -> None:
@@ -384,7 +391,11 @@ class TaskOpener:
         limited = [at[spec.name] for spec in specs if spec.from_source]
         committed = self._group.committed(limited) if limited else {}
         limits = {one: committed[one].offset if one in committed else 0 for one in limited}
-        return {name: log_state(one, topics[name], bounds[one], limits.get(one)) for name, one in at.items()}
+        # The end above open transactions, too: a snapshot below it is not ahead of the log.
+        written = self._reader.written_ends(at.values())
+        return {
+            name: log_state(one, topics[name], bounds[one], limits.get(one), written[one]) for name, one in at.items()
+        }
 
     def _has_unlogged(self, group: int) -> bool:
         return any(spec.engine == "rocksdb" and not spec.logging for spec in self.groups[group].specs)
@@ -522,18 +533,22 @@ class TaskOpener:
         records in its own store, that commit is right: they were acknowledged.
         """
         bounds = self._reader.bounds(applier.store_of)
-        seen = {at: one.seen if one is not None and not one.lost else 0 for at, one in local.items()}
         owned = [at for at in applier.store_of if at not in applier.limited] if owner else []
-        deadline_ms = self._clock.monotonic_ms() + ENDS_MS
-        while owned:
-            written = self._reader.written_ends(owned)  # after the bounds, so that it is never below them
-            owned = [at for at in owned if written[at] > max(bounds[at].end, seen[at])]
-            if not owned:
-                break
+        if not owned:
+            return bounds
+        seen = {at: one.seen if one is not None and not one.lost else 0 for at, one in local.items()}
+        # Once, as former owners write no more: beside a client that goes on writing, the two would never be equal.
+        written = self._reader.written_ends(owned)
+        began_ms = self._clock.monotonic_ms()
+        deadline_ms = began_ms + (ENDS_MS if began_ms >= self._waits_from_ms else 0)
+        while hidden := [at for at in owned if written[at] > max(bounds[at].end, seen[at])]:
             if self._clock.monotonic_ms() >= deadline_ms:
-                raise _hidden(owned[0], bounds[owned[0]].end, written[owned[0]])
+                if deadline_ms > began_ms:
+                    self._waits_from_ms = deadline_ms + ENDS_REST_MS
+                raise _hidden(hidden[0], bounds[hidden[0]].end, written[hidden[0]])
+            self.progress.step(WORK)
             self._clock.sleep_ms(ENDS_PAUSE_MS)
-            bounds |= self._reader.bounds(owned)
+            bounds |= self._reader.bounds(hidden)
         return bounds
 
     def _written(self, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

@@ -11,11 +11,12 @@ tasks that restore are known here from `restore` to `forget`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from standfast.replication.lease.progress import WORK, LeaseProgress
-from standfast.replication.log import Group
-from standfast.replication.offsets import TaskId
+from standfast.replication.log import Committed, Group, OffsetsOpen
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.tailer import Tailer, TailResult
 from standfast.restore.forecast.rates import REPLAY, note_rate
 from standfast.restore.gate import Gate
@@ -26,6 +27,7 @@ from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.opener import Ranges
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.waiting import WaitingTasks
 
 STANDBY_TICK_MS = 500
 DISK_TICK_MS = 500
@@ -71,6 +73,7 @@ class Readiness:
         self._clock = clock
         self._counters = counters
         self._progress = progress
+        self.waiting = WaitingTasks(clock)
         self._restores: dict[TaskId, _Restore] = {}
         self._copies: dict[TaskId, Task] = {}  # standbys for which a directory was set aside
         self._gate_shut_ms = -1
@@ -110,6 +113,7 @@ class Readiness:
         if task_id in self.gate:
             self.gate.revoked([task_id])
         self._restores.pop(task_id, None)
+        self.waiting.drop(task_id)
         self._note_gate()
 
     def keep_shut(self, task_id: TaskId, why: object) -> None:
@@ -137,19 +141,35 @@ class Readiness:
         whole = [
             one
             for task_id, one in self._restores.items()
-            if one.task.state is TaskState.RESTORING and task_id not in self.restorer.tasks
+            if one.task.state is TaskState.RESTORING
+            and task_id not in self.restorer.tasks
+            and not self.waiting.holds_back(task_id)
         ]
         if not whole:
             return 0
-        # One request for all: each took 4 ms on Kafka. Of their own sources alone: other tasks commit meanwhile.
-        sources = [one.task.sources for one in whole]
-        wanted = None if None in sources else [at for some in sources for at in some or ()]
-        committed = self._group.committed(wanted, only=lambda at: any(one.task.is_source(at) for one in whole))
+        try:
+            committed = self._committed(whole)
+        except OffsetsOpen as error:
+            held = [one for one in whole if any(map(one.task.is_source, error.partitions))]
+            for one in held:
+                self.waiting.add(one.task.id, error)
+            whole = [one for one in whole if one not in held]
+            if not held:
+                raise
+            committed = self._committed(whole) if whole else {}
         for one in whole:
             self._progress.step(WORK)
             one.task.resume_from_log(committed, local_counts=one.local_counts)
             self._activate(one)
         return len(whole)
+
+    def _committed(self, whole: Sequence[_Restore]) -> dict[TopicPartition, Committed]:
+        """The committed offsets of restored tasks. Raises Unavailable."""
+        self._progress.step(WORK)  # the answer may wait for a transaction
+        # One request for all: each took 4 ms on Kafka. Of their own sources alone: other tasks commit meanwhile.
+        sources = [one.task.sources for one in whole]
+        wanted = None if None in sources else [at for some in sources for at in some or ()]
+        return self._group.committed(wanted, only=lambda at: any(one.task.is_source(at) for one in whole))
 
     def standby_round(self) -> TailResult:
         """Apply some records to standbys; they get none while an active task of this instance restores."""
@@ -176,6 +196,7 @@ class Readiness:
         one.task.move(TaskState.RUNNING)
         one.task.runs_since_ms = self._clock.monotonic_ms()
         del self._restores[task_id]
+        self.waiting.drop(task_id)
         # Only now: until a task is whole its old directory may be the last copy of its rows.
         self._state_dir.drop_aside(str(task_id))
         counters, took_ms = self._counters, self._clock.monotonic_ms() - one.started_ms

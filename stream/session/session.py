@@ -330,10 +330,10 @@ class Session(Closing):
     def assign(self, active: Iterable[int | str | TaskId] = (), standby: Iterable[int | str | TaskId] = ()) -> None:
         """Make exactly these the tasks of this instance; repeating it changes nothing.
 
-        A number is a task of group 0; others are named by their text, such as "1_0".
-
-        Active tasks take the task from its former owner (an older owner is fenced) and restore behind the gate;
-        standbys begin once every active task is restored.
+        A number is a task of group 0; others are named by their text, such as "1_0". Active tasks take the task from
+        its former owner (an older owner is fenced) and restore behind the gate; standbys begin once every active task
+        is restored. A task whose rows an open transaction hides, or whose snapshots cannot be read, keeps no other one
+        closed: Unavailable is raised after all others are open, `missing` names it, and another call tries it again.
         """
         self._assign(active, standby, None)
 

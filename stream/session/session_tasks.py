@@ -102,10 +102,9 @@ def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task
         why = instance.ownership.why_lost(task_id)
         if why is not None:
             raise lost_task(task_id, why)
-        if task_id in instance.absent():
-            raise NotReady(
-                f"task {task_id} is assigned to this instance and could not be opened yet: reopen or assign it"
-            )
+        absent = instance.absent()
+        if task_id in absent:
+            raise NotReady(f"task {task_id} is assigned to this instance and {absent[task_id]}: reopen or assign it")
         what = f"task {task_id}" if named_by_id else f"partition {task_id.partition}"
         held = ", ".join(str(one) if named_by_id else str(one.partition) for one in sorted(instance.tasks)) or "none"
         raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")
@@ -144,6 +143,7 @@ def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
     """The tasks that keep the restore gate shut, and their progress."""
     progress = {at.task: (one, at) for one, at in instance.readiness.restorer.progress(now_ms) if not at.done}
     lines = [why] if (why := instance.unplaced()) else []
+    waiting = instance.waiting.active()
     lines += [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
     for task_id in instance.readiness.gate.missing():
         task = instance.tasks.get(task_id)
@@ -154,7 +154,7 @@ def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
             one, at = far
             lines.append(f"task {task_id}: store {one.store!r} at {at.position} of {at.end} ({one.reason})")
         else:
-            lines.append(f"task {task_id}: waiting")
+            lines.append(f"task {task_id}: {waiting.get(task_id, 'waiting')}")
     return tuple(lines)
 
 

@@ -18,6 +18,7 @@ from standfast.replication.takeover import decide, plans, standby_wanted
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.readiness import Readiness
 from standfast.stream.session.task import Task
+from standfast.stream.session.waiting import WaitingTasks
 from standfast.stream.session.writers import Writers
 
 
@@ -31,6 +32,7 @@ class Holder(Protocol):
     writers: Writers
     membership: Membership
     readiness: Readiness
+    waiting: WaitingTasks
     standbys_missing: int
 
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None: ...
@@ -60,6 +62,9 @@ class TakeOver:
         owners = writers.owners(candidates)
         writers.give_way(instance.tasks, owners)
         due = sorted(decide(member, members, owners, candidates))
+        here = (task_id for task_id, task in instance.tasks.items() if task.role == "active")
+        instance.waiting.keep({*due, *here, *writers.ownership.wanted})
+        due = [one for one in due if not instance.waiting.holds_back(one)]
         writers.connect(due)
         for task_id in due:
             instance.take(task_id)

@@ -40,13 +40,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STEP_S = 0.25
 PATIENCE_S = 20  # the changelogs have the same rows, so a storage that is away must not delay a task for long
-# A storage that took longer than this to fail is not asked again for so long, but for tasks that need a snapshot: all
-# others would wait for it, one after the other.
-AWAY_AFTER_MS, AWAY_MS = 5_000, 30_000
+# A storage that took longer than this to fail is not asked again for so long: all tasks would wait for it, one after
+# the other. Tasks that need a snapshot have nothing else to begin with, so they ask sooner.
+AWAY_AFTER_MS, AWAY_MS, AWAY_NEEDED_MS = 5_000, 30_000, 5_000
 
 
 class SnapshotsAway(Unavailable):
     """A task must begin with a snapshot, and the storage does not answer. Other tasks need not wait for it."""
+
+    service = "the storage of its snapshots"
+    event = "task_waits_for_snapshots"
 
 
 class FromSnapshot:
@@ -104,7 +107,9 @@ class FromSnapshot:
         states = logs()
         whole = sum(state.stop - state.begin for state in states.values())
         removed = any(state.head_removed and state.limit is None for state in states.values())
-        if not whole and not removed:
+        # A snapshot may have the rows that an open transaction hides.
+        hidden = any(state.last > state.end and state.limit is None for state in states.values())
+        if not whole and not removed and not hidden:
             return None  # nothing was ever logged, or nothing is left that a snapshot could be checked against
         definitions, needed = {spec.name: spec.placed_definition() for spec in specs}, removed and not headless
         began_ms = self._clock.monotonic_ms()
@@ -255,7 +260,8 @@ class FromSnapshot:
         A download may last longer than `max_stall_ms`, and each of its requests has a time-out of its own.
         """
         began_ms = self._clock.monotonic_ms()
-        if self._away is not None and began_ms - self._away[0] < AWAY_MS and not needed:
+        rest_ms = AWAY_NEEDED_MS if needed else AWAY_MS
+        if self._away is not None and began_ms - self._away[0] < rest_ms:
             raise Unavailable(f"{self._away[1]} ({(began_ms - self._away[0]) // 1_000} s ago, so it is not asked now)")
         self._interrupted = False
         with ThreadPoolExecutor(1, "standfast-snapshot") as pool:

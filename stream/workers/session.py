@@ -116,9 +116,11 @@ class WorkerSession(Session):
 
     @property
     def settled(self) -> bool:
-        """Whether the order is carried out: no further task leaves or comes soon."""
+        """Whether the order is carried out: no further task leaves or comes soon. Some may be opened later."""
         order, tasks = self._order, dict(self._instance.tasks)
-        return tasks.keys() == order.tasks and all(task.state in SETTLED for task in tasks.values())
+        waiting = self._instance.waiting.tasks & order.tasks
+        busy = {task_id for task_id, task in tasks.items() if task.state not in SETTLED}
+        return tasks.keys() | waiting == order.tasks and busy <= waiting
 
     def _follow(self) -> None:
         """One round; called under the session's lock."""

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Producer
+
 import standfast as sf
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Record, TopicPolicy
@@ -82,6 +84,23 @@ class KafkaBench:
         for session in self.opened:
             session.close()
         self.log.close()
+
+
+def transaction(bench: KafkaBench, *values: str, partition: int = 0) -> Producer:
+    """Records of another client in the changelog, in a transaction that is still open."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bench.address.removeprefix("kafka://"),
+            "transactional.id": f"raw-{uuid.uuid4().hex}",
+            "transaction.timeout.ms": 60_000,
+        }
+    )
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    for number, value in enumerate(values):
+        producer.produce(bench.changelog.topic, value.encode(), f"k{number}".encode(), partition)
+    assert producer.flush(10) == 0
+    return producer
 
 
 def until(reached: Callable[[], bool], what: str) -> None:

@@ -66,7 +66,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     from standfast.ops.config.store_argument import parse_store
     from standfast.ops.doctor.doctor import Known, app_tasks, known_of, look
     from standfast.ops.doctor.local import local_facts, local_findings
-    from standfast.ops.doctor.state import head_findings, log_finding, log_findings, state_findings
+    from standfast.ops.doctor.state import head_findings, log_finding, log_findings, open_findings, state_findings
     from standfast.replication.topics.fixes import Fixes
     from standfast.replication.topics.rules import errors, findings
     from standfast.store.clock import SystemClock
@@ -92,6 +92,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
             looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
             found += findings(looked.application, looked.survey, Fixes(log.address))
             found += head_findings(log, looked.application.changelogs, looked.survey.topics)
+            found += open_findings(log, looked.application.changelogs, looked.survey.topics, SystemClock())
             found += state_findings(log, app, known.kept, SystemClock().wall_ms())
     except (Corruption, Unavailable) as error:
         # A locked or damaged log is a finding; a log that does not answer at all stays an error.

@@ -15,14 +15,12 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 import standfast as sf
 from standfast.ops.tools.broker import Broker
@@ -30,9 +28,9 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
-from standfast.stream.session import instance
+from standfast.stream.session import waiting
 from support.kafka import light_broker
-from support.kafka_bench import WAIT_S, KafkaBench, rows, until
+from support.kafka_bench import WAIT_S, KafkaBench, rows, transaction, until
 from support.places import SUPPORT
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
@@ -244,23 +242,6 @@ def test_after_a_time_out_each_record_counts_once(
 # -- aborted records --------------------------------------------------------------------------------------------------
 
 
-def transaction(bench: KafkaBench, *values: str) -> Producer:
-    """Records of another client in the changelog, in a transaction that is still open."""
-    producer = Producer(
-        {
-            "bootstrap.servers": bench.address.removeprefix("kafka://"),
-            "transactional.id": f"raw-{uuid.uuid4().hex}",
-            "transaction.timeout.ms": 60_000,
-        }
-    )
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    for number, value in enumerate(values):
-        producer.produce(bench.changelog.topic, value.encode(), f"k{number}".encode(), 0)
-    assert producer.flush(10) == 0
-    return producer
-
-
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("role", ["active", "standby"])
 def test_rows_of_a_commit_whose_end_cannot_be_read_yet_are_kept(bench: KafkaBench, role: str, before: int) -> None:
@@ -314,7 +295,7 @@ def test_task_is_not_opened_while_an_open_transaction_hides_rows_of_its_changelo
 def test_shared_task_is_opened_once_no_transaction_hides_its_rows_and_delays_no_other(
     bench: KafkaBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(instance, "LATER_MS", 200)
+    monkeypatch.setattr(waiting, "LATER_MS", 200)
     given: dict[str, Any] = {"placement": "shared", "partitions": 2, "background": True, "restart_grace_ms": 0}
     bench.session("a", **given).close()  # which has created the changelog
     foreign = transaction(bench, "hidden")

@@ -18,10 +18,12 @@ import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.doctor.local import LocalFacts, local_facts, local_findings
 from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.task.state_dir import MARKER
 from support.away import stopped
+from support.kafka_bench import KafkaBench, transaction
 from support.sessions import DAY_MS, HOUR_MS, Bench, four_stores
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
@@ -341,6 +343,34 @@ def kafka(kafka_address: str) -> Iterator[KafkaLog]:
     log = KafkaLog(f"kafka://{kafka_address}")
     yield log
     log.close()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_transaction_that_stays_open_in_a_changelog_is_found_and_a_commit_under_way_is_not(
+    kafka_address: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = KafkaBench(tmp_path, kafka_address)
+    bench.write(bench.active(), 2, "good")
+    doctor = ["doctor", "--app", bench.app, "--log", bench.address, "--state-dir", str(tmp_path / "a")]
+    foreign = transaction(bench, "hidden", "too")
+    code, document = run(*doctor)
+    (found,) = [one for one in document["findings"] if one["rule"] == "transaction-open"]
+    assert (code, found["severity"]) == (1, "error")
+    assert found["where"] == f"changelog {bench.changelog.topic} of store 'kv'"
+    assert "(partition 0: offsets 4 to 5)" in found["what"]
+    assert "find-hanging" in found["fix"]
+    written_ends = KafkaReader.written_ends
+
+    def ended_after(self: KafkaReader, partitions: Any) -> Any:
+        ends = written_ends(self, partitions)
+        if bench.changelog in ends and ends[bench.changelog] == 6:
+            foreign.commit_transaction(10)
+        return ends
+
+    monkeypatch.setattr(KafkaReader, "written_ends", ended_after)
+    assert rules(run(*doctor)) == []
+    bench.close()
 
 
 @pytest.mark.kafka

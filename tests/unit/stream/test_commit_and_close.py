@@ -143,6 +143,40 @@ def test_rows_of_unlogged_stores_survive_a_close_between_the_log_and_the_local_b
     assert [session.task(0).store(name).get("a") for name in ("kv", "memory", "own")] == ["1", "1", "1"]
 
 
+def test_rows_of_unlogged_stores_survive_an_assignment_while_their_commit_fails_here(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The assignment closes the failed task, and only that close waits for the end of the commit."""
+    session = bench.active("a", stores=STORES)
+    put(session, "1")
+    task = session.task(0)
+    writer: Any = task.writer
+    closed = threading.Event()
+    close = writer.close
+
+    def closing() -> None:
+        close()
+        closed.set()
+
+    assigner = threading.Thread(target=lambda: session.assign(active=[0]))
+
+    def assign_and_fail() -> None:
+        task.fail(sf.Corruption("as a reader on another thread finds it"))
+        assigner.start()
+        assert closed.wait(WAIT_S)
+        raise OSError("no space is left on the device")
+
+    monkeypatch.setattr(task_module, "COMMIT_WAIT_S", WAIT_S)
+    monkeypatch.setattr(writer, "close", closing)
+    once_at(monkeypatch, "commit.logged", assign_and_fail)
+    with pytest.raises(OSError, match="no space"):
+        task.commit({SOURCE: 1})
+    assigner.join(WAIT_S)
+    session.wait_ready(30)
+    assert session.task(0).source_offsets() == {SOURCE: 1}
+    assert [session.task(0).store(name).get("a") for name in ("kv", "memory", "own")] == ["1", "1", "1"]
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_close_of_another_thread_waits_for_the_local_batch_of_a_commit_that_the_log_has(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, guarantee: str

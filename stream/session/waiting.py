@@ -1,0 +1,75 @@
+"""Tasks that cannot be opened yet although the log answers: a transaction, a storage or a directory keeps their rows.
+
+    opening  ──> TransactionOpen, SnapshotsAway, Held ──┐
+    restored ──> OffsetsOpen ───────────────────────────┴──> add ──> later another attempt ──> open, lost, left: drop
+
+Rules of this file: it notes tasks and opens none. Driven by the instance; other threads read copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from standfast.replication.log import OffsetsOpen
+from standfast.replication.offsets import TaskId
+from standfast.store.clock import Clock
+from standfast.store.errors import Held, Unavailable
+from standfast.store.log import as_event, logger
+from standfast.stream.session.opener import TransactionOpen
+from standfast.stream.snapshots.beginning import SnapshotsAway
+
+LATER_MS = 10_000  # between two attempts: each opens a writer
+HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
+WAITS = (SnapshotsAway, TransactionOpen, OffsetsOpen)
+
+
+class Waiting(NamedTuple):
+    """When to try a task again, the reason, and whether it is to be active here."""
+
+    due_ms: int
+    why: str
+    active: bool
+
+
+class WaitingTasks:
+    """See the head of this file."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tasks: dict[TaskId, Waiting] = {}
+
+    def add(
+        self, task_id: TaskId, why: SnapshotsAway | TransactionOpen | OffsetsOpen | Held, *, active: bool = True
+    ) -> Unavailable:
+        """Note a task for a later attempt, so that the others do not wait for it; returns the error."""
+        later_ms, event = (HELD_LATER_MS, "task_held") if isinstance(why, Held) else (LATER_MS, why.event)
+        self._tasks[task_id] = Waiting(self._clock.monotonic_ms() + later_ms, str(why), active)
+        logger.warning("task %s cannot be opened yet: %s", task_id, why, extra=as_event(event, task=task_id))
+        return why
+
+    def holds_back(self, task_id: TaskId) -> bool:
+        """Whether the next attempt at a task is not due yet."""
+        found = self._tasks.get(task_id)
+        return found is not None and self._clock.monotonic_ms() < found.due_ms
+
+    def drop(self, task_id: TaskId) -> None:
+        """The task is open, or not this instance's."""
+        self._tasks.pop(task_id, None)
+
+    def keep(self, active: Collection[TaskId], standby: Collection[TaskId] | None = None) -> None:
+        """Forget the tasks that are not to come here any more; None: whatever their standbys."""
+        self._tasks = {
+            task_id: one
+            for task_id, one in self._tasks.items()
+            if task_id in active or (not one.active if standby is None else task_id in standby)
+        }
+
+    @property
+    def tasks(self) -> frozenset[TaskId]:
+        """All of them, standbys too."""
+        return frozenset(self._tasks.copy())
+
+    def active(self) -> dict[TaskId, str]:
+        """Those that are to be active here, and why they are not."""
+        return {task_id: one.why for task_id, one in self._tasks.copy().items() if one.active}
