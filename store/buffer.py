@@ -64,7 +64,7 @@ class WriteBuffer:
             self._disk, self.stop_bytes = disk, 0
             disk.watch(self)
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
-        # A store with `delete_times` is headed: its changes are the dictionary of its rows itself.
+        # A store with `delete_times` is headed: its changes are the dictionary of its family's rows itself.
         self.changes: dict[str, dict[Any, Any]] = {}
         self.delete_times: dict[str, dict[bytes, int]] = {}  # of keys whose last change may have been a delete
         self.hot: dict[str, dict[bytes, bytes | None]] = {}  # rows of headed stores; empty while a savepoint is open
@@ -228,13 +228,17 @@ class WriteBuffer:
     def write_headed(
         self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
     ) -> None:
-        """`write` into the one family of a store, whose rows are timestamp and value: the row says its change.
+        """`write` into a store whose rows are timestamp and value: the row says its change, as long as all of them lie
+        in one family.
 
         Only a delete has its timestamp beside it.
         """
         rows = self.hot.get(family)
         if rows is None:
-            rows = self._headed_rows(family)
+            rows = self._headed_rows(family, store)
+            if rows is None:
+                self.write(family, key, row, store, value, timestamp)
+                return
             if self._journal is not None:
                 self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
         size = 0 if row is None else 2 * len(row) - TIMESTAMP_BYTES
@@ -245,8 +249,8 @@ class WriteBuffer:
             self.size_bytes += ENTRY_BYTES + 2 * len(key) + size
         rows[key] = row
         if row is None:
-            self.remember(self.delete_times[family], key)
-            self.delete_times[family][key] = timestamp
+            self.remember(self.delete_times[store], key)
+            self.delete_times[store][key] = timestamp
 
     def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes) -> None:
         """`write_headed` for several pairs, each row being the prefix and the value: a third of their time."""
@@ -383,17 +387,32 @@ class WriteBuffer:
         self.rows[family] = rows
         return rows
 
-    def _headed_rows(self, store: str) -> dict[bytes, bytes | None]:
-        if store not in self.delete_times:
-            rows = self.rows.get(store)
+    def _headed_rows(self, family: str, store: str) -> dict[bytes, bytes | None] | None:
+        """The rows of a family as the changes of its store; None once these are of several families, whose order only
+        a list of changes has.
+        """
+        changes, rows = self.changes.get(store), self.rows.get(family)
+        if changes is None:
             if rows is None:
-                rows = self._new_rows(store)
+                rows = self._new_rows(family)
             for kept in (self.changes, self.delete_times):
                 self.remember(kept, store)
             self.changes[store], self.delete_times[store] = rows, {}
+        elif changes is not rows:
+            if store in self.delete_times:
+                self._list_changes(store)
+            return None
         if self._journal is None:
-            self.hot[store] = self.rows[store]
-        return self.rows[store]
+            self.hot[family] = rows
+        return rows
+
+    def _list_changes(self, store: str) -> None:
+        """Let a headed store have changes beside its rows from now on."""
+        rows = self.changes[store]
+        for kept in (self.changes, self.delete_times):
+            self.remember(kept, store)
+        self.changes[store] = {change[0]: change for change in RowChanges(rows, self.delete_times.pop(store))}
+        self.hot = {family: hot for family, hot in self.hot.items() if hot is not rows}
 
     def _undo_row(self, family: str, key: bytes, old: Any) -> None:
         rows = self.rows[family]

@@ -18,13 +18,14 @@ from operator import itemgetter
 from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakSet
 
-from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
+from standfast.store.buffer import ENTRY_BYTES, ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
 from standfast.store.clock import measured_ns
 from standfast.store.closing import Closing
 from standfast.store.engine import Engine, Row, RowScan
 from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, TooLarge
 from standfast.store.histogram import SECONDS_PER_NS, Histogram
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
+from standfast.store.value_timestamp import TIMESTAMP_BYTES
 
 T = TypeVar("T")
 
@@ -154,9 +155,7 @@ class StoreRows:
             self.enter = self.buffer.write if self.caching else self.buffer.write_each
 
     def head(self) -> None:
-        """All rows lie in the family of the store's name, and are timestamp and value: the buffered row is the change,
-        too, where the store is cached and logged.
-        """
+        """All rows are timestamp and value; the buffered row is the change, too, if the store is cached and logged."""
         if self.logging and self.caching:
             self.headed, self.enter = True, self.buffer.write_headed
 
@@ -252,11 +251,19 @@ class StoreRows:
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
             self.check(key, raw, timestamp)
-        if row is None:
-            self.counters.delete += 1
-        else:
-            self.counters.put += 1
-        self.enter(family, key, row, self.name, raw, timestamp)
+        rows = buffer.hot.get(family)
+        if rows is None or row is None:
+            self.write_checked(family, key, row, raw, timestamp)
+            return
+        # As `WriteBuffer.write_headed`, without a call: aggregations write the same rows again and again.
+        self.counters.put += 1
+        if key not in rows:
+            buffer.size_bytes += ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
+        elif (old := rows[key]) is None:
+            buffer.size_bytes += 2 * len(row) - TIMESTAMP_BYTES
+        elif len(old) != len(row):
+            buffer.size_bytes += 2 * (len(row) - len(old))
+        rows[key] = row
 
     def write_checked(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
         """`write` after `check`."""

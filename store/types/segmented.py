@@ -46,6 +46,10 @@ class Segments:
             name = self._names[number] = self._name(number)
         return name
 
+    def dead_from(self, time_ms: int) -> int:
+        """The first observed stream time at which `family_for` gives None for this time."""
+        return (time_ms // self.interval_ms + 1) * self.interval_ms + self.retention_ms
+
     def family_of(self, time_ms: int) -> str | None:
         """The existing family of rows of this time, live or not; None if there is none."""
         number = time_ms // self.interval_ms

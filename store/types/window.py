@@ -16,7 +16,7 @@ from standfast.store import window_key
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp, Windowed
-from standfast.store.rows import StoreIterator
+from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, V, WindowStore
 from standfast.store.types.segmented import SegmentedStore
 from standfast.store.types.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
@@ -42,6 +42,11 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
     raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure (buffer full:
     commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
     """
+
+    def __init__(self, spec: WindowStore, rows: StoreRows) -> None:
+        super().__init__(spec, rows)
+        if spec.timestamped and not spec.retain_duplicates:
+            rows.head()
 
     def put(self, key: K, value: V | None, window_start: int, timestamp: int | None = None) -> None:
         """Set the value of (key, window start in ms); None deletes. `timestamp` (ms) is the record's, not the window's.

@@ -20,7 +20,7 @@ from typing import Any
 
 from standfast.replication.log import Headers
 from standfast.store.errors import Corruption, StandfastError
-from standfast.store.serde import Direction, Part, serde_error
+from standfast.store.serde import Direction, Part, quick, serde_error
 from standfast.stream.dsl.suppression import Suppression, Unheard
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context, Processor
@@ -85,12 +85,14 @@ class Aggregation(Processor):
         self.rows = self.state.rows
         self.buffer = self.rows.buffer
         self.key_serde, self.value_serde = self.state.key_serde, self.state.value_serde
-        self.write_key: Callable[[Any], bytes] = self.key_serde.serialize
+        # A call of an attribute that is no method is slow: hot paths take these, and `add`, into variables first.
+        self.quick_key = quick(self.key_serde.serialize)  # `encode_key` raises its errors
         self.write_value: Callable[[Any], bytes] = self.value_serde.serialize
         self.read_value: Callable[[bytes], Any] = self.value_serde.deserialize
         self.held: Suppression | None = None
+        self.heard_of = context.has_children  # else results would go nowhere
         # With emission on close the cache does not delay anything: a result is final and is given once.
-        if self.gives_updates() and not context.has_children:
+        if self.gives_updates() and not self.heard_of:
             self.held = Unheard(self.buffer, self._emit)
         elif self.rows.caching and self.gives_updates():
             self.held = Suppression(self.buffer, self._emit)
@@ -126,7 +128,7 @@ class Aggregation(Processor):
     def encode_key(self, key: Any) -> bytes:
         """Encode a key; InvalidRequest names store and serde on failure. So do the other three; reads: Corruption."""
         try:
-            return self.write_key(key)
+            return self.key_serde.serialize(key)  # type: ignore[no-any-return]
         except Exception as error:
             raise self.refused("key", "serialize", error) from error
 

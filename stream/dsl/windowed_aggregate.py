@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from standfast.replication.log import Headers
 from standfast.store import window_key
 from standfast.store.results import Windowed
-from standfast.store.value_timestamp import TIMESTAMP
+from standfast.store.value_timestamp import TIMESTAMP, VALUE
 from standfast.store.window_key import end_of
 from standfast.stream.dsl.aggregation import Aggregation, Aggregator
 from standfast.stream.dsl.closing import Closing
@@ -50,6 +50,8 @@ from standfast.stream.windows import (
 W = TypeVar("W", bound=AnyWindows)
 S = TypeVar("S", bound=TumblingWindows | HoppingWindows | UnlimitedWindows | SlidingWindows)
 A = TypeVar("A", bound=TumblingWindows | HoppingWindows | UnlimitedWindows)
+# A window start, the suffix of its row keys, its family (None: expired), and the observed time up to which that holds.
+Known: TypeAlias = tuple[int, bytes, str | None, int]
 
 
 class ClosingAggregation(Aggregation, Generic[W]):
@@ -234,71 +236,84 @@ class WindowedAggregate(StartedWindows[A]):
     def init(self, context: Context) -> None:
         super().init(context)
         self.tumbling = isinstance(self.windows, TumblingWindows)
-        self.segments = self.state.segments
-        self.last_start, self.suffix = -1, b""  # the suffix of row keys of this start: most records share their window
+        # Of the window start in hand, since most records share it: see `turn_to`.
+        self.known: Known = (-1, b"", None, -1)
 
     def process(self, record: Record) -> None:
         key, value, stamp, headers, _ = record
         if (key is None or value is None) and self.skipped(record):
             return
+        quick_key = self.quick_key
         try:
-            raw_key = self.write_key(key)
-        except Exception as error:
-            raise self.refused("key", "serialize", error) from error
+            raw_key = quick_key(key)
+        except Exception:  # noqa: BLE001 - this one raises the error
+            raw_key = self.encode_key(key)
         through = self.observe(stamp, headers)
         size = self.size_ms
         if self.tumbling:
             start = stamp - stamp % size
-            if not self.update(record, raw_key, start, through):
+            if start + size <= through or not self.update(record, raw_key, start, key, value, stamp):
                 self.missed(record, [(start, end_of(start, size))], whole=True)
             return
         windows = self.windows.windows_for(stamp)
-        late = [window for window in windows if not self.update(record, raw_key, window.start, through)]
+        late = [
+            (start, end)
+            for start, end in windows
+            if start + size <= through or not self.update(record, raw_key, start, key, value, stamp)
+        ]
         if late:
             self.missed(record, late, whole=len(late) == len(windows))
 
-    def update(self, record: Record, raw_key: bytes, start: int, through: int) -> bool:
-        """Add the record to one window; False if that is closed.
+    def update(self, record: Record, raw_key: bytes, start: int, key: Any, value: Any, stamp: int) -> bool:
+        """Add the record to an open window; False if its row is expired.
 
         It calls rows and serdes directly, since it runs for every record of an application.
         """
-        if start + self.size_ms <= through:
-            return False
-        key, value, stamp, headers, _ = record
-        if start != self.last_start:
-            self.last_start, self.suffix = start, window_key.pack(b"", start)
-        row_key = raw_key + self.suffix
-        rows, family = self.rows, self.segments.family_for(start)
+        rows, held = self.rows, self.held
+        last, suffix, family, until_ms = self.known
+        if start != last or rows.observed_ms >= until_ms:
+            _, suffix, family, _ = self.turn_to(start)
+        row_key, head = raw_key + suffix, TIMESTAMP.pack(stamp)
         # A dead segment keeps its rows until the next commit drops it.
         old_row = self.state.get_row(row_key, start) if family is None else rows.get_if_present(family, row_key)
         if old_row is None:
             old = None
             aggregate = self.initial()
         else:
+            read_value = self.read_value
             try:
-                aggregate = self.read_value(old_row[8:])
+                aggregate = read_value(old_row[VALUE])
             except Exception as error:
                 raise self.refused("value", "deserialize", error) from error
             old = aggregate
-            before = TIMESTAMP.unpack_from(old_row)[0]
-            if before > stamp:
-                stamp = before
-            if self.held is None and self.finals is None:
+            # Their bytes compare as the times do, so that few rows have to be unpacked.
+            if old_row > head and (before := TIMESTAMP.unpack_from(old_row)[0]) > stamp:
+                stamp, head = before, old_row[:8]
+            if held is None and self.finals is None:
                 old = self.decode_again(old, old_row, 8)
             if aggregate is None:
                 aggregate = self.initial()
-        new = self.add(key, value, aggregate)
+        add, write_value = self.add, self.write_value
+        new = add(key, value, aggregate)
         if family is None or new is None:
             return self.write(record, row_key, start, old_row, old, new, stamp)
         try:
-            raw = self.write_value(new)
+            raw = write_value(new)
         except Exception as error:
             raise self.refused("value", "serialize", error) from error
-        rows.write(family, row_key, TIMESTAMP.pack(stamp) + raw, raw, stamp)
+        rows.write(family, row_key, head + raw, raw, stamp)
         if start > rows.observed_ms:
             rows.observed_ms = start
-        if self.held is not None:
-            self.held.add(row_key, old_row, headers, stamp)
-        else:
+        if held is None:
             self.changed(record, row_key, start, old_row, old, new, stamp, stamp)
+        elif self.heard_of:
+            held.add(row_key, old_row, record.headers, stamp)
         return True
+
+    def turn_to(self, start: int) -> Known:
+        """Take a window start in hand."""
+        segments, suffix = self.state.segments, window_key.pack(b"", start)
+        family = segments.family_for(start)
+        # A rollback may take the observed time back, and an expired window is in time again: that is not kept.
+        self.known = start, suffix, family, -1 if family is None else segments.dead_from(start)
+        return self.known

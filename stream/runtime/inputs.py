@@ -1,6 +1,6 @@
 """One input partition of a task: waiting records, the next one decoded, and the handling of undecodable ones.
 
-    fetched ──> columns ──> CHUNK records, decoded by column ──> head (with its timestamp) ──> processors
+    fetched ──> columns ──> a chunk of records, decoded by column ──> head (with its timestamp) ──> processors
                   │
                   └── one of them cannot be decoded, or is no plain record ──> each by itself ──> head
                                                  │ cannot be decoded, or has no valid timestamp
@@ -36,6 +36,7 @@ TIME_MAX_MS = 2**63 - 1
 NEVER = 2**63
 # Few, because the lease counts on progress with each record: a slow serde must not keep it from that for long.
 CHUNK = 32
+CHUNK_UNCHANGED = 256  # where no serde has anything to do
 
 # Offsets, timestamps, keys, values, headers (None: no record has any).
 Columns: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[Any], Sequence[Any], Sequence[Headers] | None]
@@ -58,8 +59,8 @@ class Input:
     """Records of one topic and partition on their way into a task."""
 
     __slots__ = (
-        "_chunk", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_taken", "_waiting", "at_end",
-        "behind", "consumed", "control", "fetched", "head", "idle", "key", "label", "largest_ms", "noted_ms",
+        "_chunk", "_chunk_records", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_taken", "_waiting",
+        "at_end", "behind", "consumed", "control", "fetched", "head", "idle", "key", "label", "largest_ms", "noted_ms",
         "offsets", "partition", "place", "policy", "process", "protected", "records", "settings", "source",
         "timestamp", "topic", "wall_ms", "watermarks", "work",
     )  # fmt: skip
@@ -105,6 +106,8 @@ class Input:
         self.wall_ms = wall_ms
         self._deserialize_key = source.settings.key.of_topic(source.topic, "key").deserialize
         self._deserialize_value = source.settings.value.of_topic(source.topic, "value").deserialize
+        unchanged = self._deserialize_key is UNCHANGED and self._deserialize_value is UNCHANGED
+        self._chunk_records = CHUNK_UNCHANGED if unchanged else CHUNK
 
     @property
     def waiting(self) -> int:
@@ -171,7 +174,7 @@ class Input:
 
     def _next_chunk(self) -> Columns:
         piece, first = self._pieces[0], self._taken
-        upto = min(first + CHUNK, len(piece[0]))
+        upto = min(first + self._chunk_records, len(piece[0]))
         offsets, times, keys, values, headers = piece
         part = slice(first, upto)
         self._taken = upto

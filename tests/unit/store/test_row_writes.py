@@ -59,29 +59,33 @@ def mark(buffers: tuple[WriteBuffer, WriteBuffer], step: str, open_marks: int) -
     return 0 if step == "settle" else open_marks + (1 if step == "begin" else -1)
 
 
-@given(steps=STEPS, keeps=st.booleans())
+@given(steps=STEPS, keeps=st.booleans(), families=st.sampled_from([("s", "s"), ("s@0", "s@5")]))
 def test_write_of_a_headed_store_leaves_the_rows_changes_and_size_of_put_and_log(
-    steps: list[tuple[str, bytes, bytes | None]], keeps: bool
+    steps: list[tuple[str, bytes, bytes | None]], keeps: bool, families: tuple[str, str]
 ) -> None:
     one, other = WriteBuffer(), WriteBuffer()
     rows = StoreRows("s", MemoryEngine(), one, now_ms=lambda: 0)
     rows.head()
     for buffer in (one, other):
         buffer.keep_bytes = 10_000 * keeps
-        buffer.read_families.add("s")
+        buffer.read_families.update(families)
     open_marks = 0
     for number, (step, key, value) in enumerate(steps):
         row = None if value is None else TIMESTAMP.pack(number) + value
+        family = families[key.startswith(b"a")]
         if step == "write":
-            rows.write("s", key, row, value, number)
-            other.put("s", key, row)
+            rows.write(family, key, row, value, number)
+            other.put(family, key, row)
             other.log("s", key, value, number, latest_only=True)
         else:
             open_marks = mark((one, other), step, open_marks)
         assert (one.rows, one.recent, one.size_bytes) == (other.rows, other.recent, other.size_bytes)
-        taken = one.take_changes()
-        assert taken == other.take_changes()
-        assert sum(map(changes_bytes, taken.values())) == sum(map(changes_bytes, other.take_changes().values()))
+        taken, logged = one.take_changes(), other.take_changes()
+        assert taken == logged
+        assert sum(map(changes_bytes, taken.values())) == sum(map(changes_bytes, logged.values()))
+        assert sum(map(len, taken.values())) == sum(map(len, one.changes.values()))
+    writes = [value for step, _, value in steps if step == "write"]
+    assert (rows.counters.put, rows.counters.delete) == (len(writes) - writes.count(None), writes.count(None))
 
 
 PUTS = st.lists(

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import InvalidRequest
+from standfast.store.memory import MemoryEngine
+from standfast.store.rows import StoreRows
 from standfast.store.types import segments
+from standfast.store.types.segmented import Segments
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
@@ -88,3 +92,12 @@ def test_family_names_come_back(store: str, start_ms: int) -> None:
 )
 def test_other_families_are_no_segments(family: str) -> None:
     assert segments.parse_family(family) is None
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 1 << 40), st.integers(-3, 3))
+def test_a_family_is_dead_from_the_very_time_that_is_given(time_ms: int, retention_ms: int, beside: int) -> None:
+    rows = StoreRows("s", MemoryEngine(), WriteBuffer(), now_ms=lambda: 0)
+    found = Segments(rows, retention_ms, segments.segment_interval_ms(retention_ms))
+    from_ms = found.dead_from(time_ms)
+    rows.observed_ms = from_ms + beside
+    assert (found.family_for(time_ms) is None) == (rows.observed_ms >= from_ms)

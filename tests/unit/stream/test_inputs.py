@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 import standfast as sf
 from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Headers, Record
-from standfast.stream.runtime.inputs import CHUNK, Input, RecordFailed
+from standfast.stream.runtime.inputs import CHUNK, CHUNK_UNCHANGED, Input, RecordFailed
 from standfast.stream.topology.nodes import SourceNode
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.sources import SourceSettings
@@ -20,9 +21,8 @@ HEADERS = (("trace", b"1"),)
 Shown = tuple[int, str | None, str | None, int, Headers]
 
 
-def make(policy: str = "skip", invalid: str = "skip") -> Input:
-    text = sf.serde.string
-    settings = SourceSettings(key=text, value=text, on_error=policy, invalid_timestamp=invalid)  # type: ignore[arg-type]
+def make(policy: str = "skip", invalid: str = "skip", serde: sf.serde.Serde[Any] = sf.serde.string) -> Input:
+    settings = SourceSettings(key=serde, value=serde, on_error=policy, invalid_timestamp=invalid)  # type: ignore[arg-type]
     node = SourceNode("in-source", "in", settings)
     return Input(node, 0, 0, lambda record: None, lambda: 0, ErrorPolicy(policy))  # type: ignore[arg-type]
 
@@ -115,3 +115,17 @@ def test_a_chunk_is_decoded_when_its_first_record_is_next() -> None:
     for _ in range(CHUNK):
         one.advance(lambda *given: None)
     assert (one.offset, len(decoded), one.waiting) == (CHUNK, CHUNK + 3, 3)
+
+
+def test_bytes_come_in_larger_chunks_and_one_by_one_where_a_record_has_no_time() -> None:
+    count, late = 2 * CHUNK_UNCHANGED + 3, CHUNK_UNCHANGED + 1
+    records = [Record(number, -1 if number == late else number, b"k", BAD) for number in range(count)]
+    one = make(serde=sf.serde.bytes)
+    one.add(columns_of(records), count, True)
+    one.advance(lambda *given: None)
+    assert (len(one.records), one.waiting) == (CHUNK_UNCHANGED, count)
+    one = make(serde=sf.serde.bytes)
+    one.add(columns_of(records), count, True)
+    shown, left_out = passed(one)
+    assert shown == [(at, b"k", BAD, at, ()) for at in range(count) if at != late]  # type: ignore[comparison-overlap]
+    assert (left_out, one.consumed) == ([(late, "invalid_timestamp")], count)

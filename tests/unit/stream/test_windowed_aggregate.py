@@ -20,6 +20,7 @@ from standfast.stream.dsl.grouped import WindowedStream
 from standfast.stream.dsl.windowed_aggregate import WindowedAggregate
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
 from standfast.stream.record import Record
+from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.windows import TIME_MAX, HoppingWindows, TumblingWindows, UnlimitedWindows
 from support.aggregates import STORE, Result, application, counted, driven, drops, listed, results
 
@@ -352,3 +353,28 @@ def test_removal_has_the_time_of_its_record_after_a_cache_and_the_largest_withou
             Result("a", 0, 100, ["x"], None, 10),
             Result("a", 0, 100, None, ["x"], 3 if caching else 10),
         ]
+
+
+class PutAhead(Processor):
+    def init(self, context: Context) -> None:
+        self.state = context.store(STORE)
+
+    def process(self, record: Record) -> None:
+        self.state.put(record.key, 1, record.timestamp)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_window_is_late_once_another_processor_has_moved_the_time_of_its_store(heard: bool) -> None:
+    windows = TumblingWindows(10, grace_ms=100_000)
+    app = App("agg-app", stores=[WindowStore(STORE, serde.string, serde.json, window_size_ms=10, retention_ms=120_000)])
+    table = app.stream("in", key=serde.string, value=serde.json).group_by_key().window(windows).count(STORE)
+    if heard:
+        table.to_stream().peek(lambda key, value: None)
+    app.stream("ahead", key=serde.string, value=serde.json).process(PutAhead, STORE)
+    with Driver(app) as driver:
+        pipe(driver, ("a", 5))
+        driver.pipe("ahead", "b", "x", 10**7)
+        pipe(driver, ("a", 6))
+        assert drops(driver) == {"late_window": 1}
+        driver.commit()
+        assert [(key.key, key.start, value) for key, value in driver.store(STORE).all()] == [("b", 10**7, 1)]
