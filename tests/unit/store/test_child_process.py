@@ -268,7 +268,7 @@ def test_child_ends_with_its_parent_and_lets_go_of_the_lent_lock(
             parent.send_signal(number)
             parent.wait(WAIT_S)
             wait_for(lambda: has_ended(child), 5)
-            assert _free(tmp_path / "lock")
+            wait_for(lambda: _free(tmp_path / "lock"), 5)  # its other threads may end a moment after its first one
         finally:
             parent.kill()
             if forked is not None:
