@@ -184,9 +184,11 @@ class Broker:
         # The last ports, so that clients reconnect after a kill.
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         last, last_controller = before.get("port", 0), before.get("controller_port", 0)
-        port = self._port or (last if last and is_free(last) else free_port())
+        # Listeners of the caller's own take their ports only when the broker starts.
+        named = set(map(int, re.findall(r":(\d+)", self._settings.get("listeners", ""))))
+        port = self._port or (last if last and is_free(last) else free_port(but=named))
         again = last_controller not in (0, port) and is_free(last_controller)
-        controller_port = last_controller if again else free_port(but=[port])
+        controller_port = last_controller if again else free_port(but={port, *named})
         write_atomically(path, json.dumps({"port": port, "controller_port": controller_port}) + "\n")
         return port, controller_port
 

@@ -73,8 +73,8 @@ from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, headers_bytes, latest_ms
 from standfast.stream.session.settings import Guarantee
-from standfast.stream.session.source_offsets import checked_source_offsets
 from standfast.stream.session.statistics import SessionCounters, log_error
+from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 

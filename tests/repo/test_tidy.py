@@ -92,7 +92,7 @@ PURE = {
     "stream/punctuation.py",
     "stream/restart.py",
     "stream/session/source_gate.py",
-    "stream/session/source_offsets.py",
+    "stream/source_offsets.py",
     "stream/silence.py",
     "stream/stream_time.py",
     "stream/watermarks.py",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from standfast.ops.shared.error_codes import BAD_BATCH, STALE_EPOCH, Refused
 from standfast.replication.log import ConsumerMember
 from standfast.store.errors import InvalidRequest
-from standfast.stream.session.source_offsets import checked_shape
+from standfast.stream.source_offsets import checked_shape
 
 SEQ_MAX = 2**63 - 1
 SOURCES_MAX = 1_000

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from standfast.ops.cli.command_line import main
+from standfast.ops.shared import loopback
 from standfast.ops.shared.loopback import HOST, free_port, is_free
 from standfast.ops.shared.process_id import ProcessId, identify, is_alive, send, wait_gone
 from standfast.ops.tools import broker as tool
@@ -286,6 +287,16 @@ def test_settings_of_the_caller_win_and_know_the_ports() -> None:
     assert ours["auto.create.topics.enable"] == "false"
     theirs = server_properties(Path("/d"), 21, 22, {"listeners": "A://:{port},B://:{controller_port}", "new": "1"})
     assert (theirs["listeners"], theirs["new"]) == ("A://:21,B://:22", "1")
+
+
+def test_broker_takes_no_port_of_a_listener_of_its_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(port for port in loopback.PORTS if all(map(is_free, range(port, port + 3))))
+    monkeypatch.setattr(loopback, "PORTS", range(first, first + 3))
+    listeners = (
+        f"PLAINTEXT://{HOST}:{{port}},CONTROLLER://{HOST}:{{controller_port}},SASL_PLAINTEXT://{HOST}:{first + 1}"
+    )
+    ports = Broker(tmp_path, settings={"listeners": listeners})._choose_ports()
+    assert set(ports) == {first, first + 2}
 
 
 def test_properties_are_escaped_as_java_reads_them() -> None:

@@ -11,7 +11,7 @@ import standfast as sf
 from standfast.ops.shared.error_codes import BAD_BATCH, Refused
 from standfast.ops.sidecar.engine.commit import CommitRequest
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.session.source_offsets import checked_source_offsets
+from standfast.stream.source_offsets import checked_source_offsets
 from support.resp import Desk
 from support.sessions import Bench
 
