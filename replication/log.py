@@ -134,15 +134,29 @@ class Committed(NamedTuple):
     metadata: str = ""
 
 
-class OffsetsOpen(Unavailable):
-    """Committed offsets are in a transaction that is not over, so they are not known yet.
+# The last words of an error about a transaction that does not end.
+LOST_END = (
+    "the brokers lost the end of a transaction, as Kafka may where a partition has no leader when a transaction ends "
+    "(KAFKA-20734): kafka-transactions.sh finds it (find-hanging) and ends it (abort); verify the stores after that"
+)
 
-    `partitions` are those in it, as far as that is known: the offsets of others can be read.
+
+class TransactionOpen(Unavailable):
+    """Records of a task's changelog are in a transaction that is not over, so its rows are not known yet.
+
+    Other tasks need not wait for it.
     """
 
     service = "the coordinator of an open transaction"
     of_task = True
     event = "task_waits_for_transaction"
+
+
+class OffsetsOpen(TransactionOpen):
+    """Committed offsets are in a transaction that is not over, so they are not known yet.
+
+    `partitions` are those in it, as far as that is known: the offsets of others can be read.
+    """
 
     def __init__(self, message: str, partitions: Iterable[TopicPartition] = ()) -> None:
         super().__init__(message)

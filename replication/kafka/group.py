@@ -29,7 +29,15 @@ from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.records import kafka_offsets
-from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, OffsetsOpen, WriterClaim
+from standfast.replication.log import (
+    LOST_END,
+    Committed,
+    ConsumerMember,
+    GroupCommit,
+    GroupView,
+    OffsetsOpen,
+    WriterClaim,
+)
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs
 from standfast.store.clock import SystemClock
@@ -244,9 +252,7 @@ class KafkaGroup:
         return OffsetsOpen(
             f"{self._cluster.where}: offsets of group {self._name!r} are in a transaction that is not over after "
             f"{waited_s:.0f} s, so its committed offsets are not known yet: the read is tried again. If this persists, "
-            "another client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, "
-            "as Kafka may where a partition has no leader when a transaction ends (KAFKA-20734): kafka-transactions.sh "
-            "finds it (find-hanging) and ends it (abort); verify the stores after that",
+            "another client's transaction.timeout.ms is longer, or " + LOST_END,
             held,
         )
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from standfast.replication.kafka.native_library import compiled
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Group, Log, TopicInfo
+from standfast.replication.log import LOST_END, Group, Log, TopicInfo, TransactionOpen
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
 from standfast.replication.tail.applier import ChangelogApplier
@@ -52,7 +52,7 @@ from standfast.restore.plan import (
 from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
-from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost, Unavailable
+from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
@@ -73,14 +73,6 @@ NOTHING = Loss()
 ENDS_MS, ENDS_PAUSE_MS = 1_000, 20  # for the ends of former owners' transactions, which are written by then
 # After a wait in vain: the tasks of a broker that lost the ends of many would together wait for longer than a lease.
 ENDS_REST_MS = 10_000
-
-
-class TransactionOpen(Unavailable):
-    """A changelog of a task holds an open transaction, which hides committed rows. Other tasks need not wait for it."""
-
-    service = "the coordinator of an open transaction"
-    of_task = True
-    event = "task_waits_for_transaction"
 
 
 @dataclass(slots=True)
@@ -570,9 +562,7 @@ def _hidden(changelog: TopicPartition, readable: int, written: int) -> Transacti
     return TransactionOpen(
         f"{changelog}: offsets {readable} to {written - 1} are in a transaction that is open although its task has a "
         "new owner, so the rows of the task are not known yet: the opening is tried again. If this persists, another "
-        "client writes to the changelog, or the brokers lost the end of a transaction, as Kafka may where a partition "
-        "has no leader when a transaction ends (KAFKA-20734): kafka-transactions.sh finds it (find-hanging) and ends "
-        "it (abort); verify the stores after that"
+        f"client writes to the changelog, or {LOST_END}"
     )
 
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from standfast.replication.log import OffsetsOpen
+from standfast.replication.log import TransactionOpen
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, Unavailable
 from standfast.store.log import as_event, logger
-from standfast.stream.session.opener import TransactionOpen
 from standfast.stream.snapshots.beginning import SnapshotsAway
 
 LATER_MS = 10_000  # between two attempts: each opens a writer
 HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
-WAITS = (SnapshotsAway, TransactionOpen, OffsetsOpen)
+WAITS = (SnapshotsAway, TransactionOpen)  # also of committed offsets
 
 
 class Waiting(NamedTuple):
@@ -39,9 +38,7 @@ class WaitingTasks:
         self._clock = clock
         self._tasks: dict[TaskId, Waiting] = {}
 
-    def add(
-        self, task_id: TaskId, why: SnapshotsAway | TransactionOpen | OffsetsOpen | Held, *, active: bool = True
-    ) -> Unavailable:
+    def add(self, task_id: TaskId, why: SnapshotsAway | TransactionOpen | Held, *, active: bool = True) -> Unavailable:
         """Note a task for a later attempt, so that the others do not wait for it; returns the error."""
         later_ms, event = (HELD_LATER_MS, "task_held") if isinstance(why, Held) else (LATER_MS, why.event)
         self._tasks[task_id] = Waiting(self._clock.monotonic_ms() + later_ms, str(why), active)

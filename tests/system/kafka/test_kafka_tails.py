@@ -9,20 +9,18 @@ state was set aside only for a reported reason. Waits are for a condition, with 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.accepted import read_accepted
 from standfast.store.clock import ManualClock
-from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
+from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, transaction, until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
@@ -147,7 +145,7 @@ def test_aborted_records_at_the_end_are_passed(bench: KafkaBench) -> None:
     wait_for_marker(bench, first)
     first.close()
     before = bounds(bench).end
-    foreign(bench, *("bad" for _ in range(300))).abort_transaction(10)
+    transaction(bench, *("bad" for _ in range(300))).abort_transaction(10)
     until(lambda: bounds(bench).end == before + 301, "the abort")
     for directory in ("a", "cold"):
         session = restored(bench, directory)
@@ -162,7 +160,7 @@ def test_open_transaction_at_the_end_holds_a_new_owner_back_and_no_standby(bench
     wait_for_marker(bench, first)
     first.close()
     stable = bounds(bench).end
-    transaction = foreign(bench, "open")
+    foreign = transaction(bench, "open")
     standby = bench.session("standby", take_over=False)
     standby.assign(standby=[0])
     until(lambda: standby.poll_once() >= 0 and rows(standby) == {"a": "1"}, "the standby follows")
@@ -171,28 +169,11 @@ def test_open_transaction_at_the_end_holds_a_new_owner_back_and_no_standby(bench
     with pytest.raises(sf.Unavailable, match=rf"{bench.changelog}: offsets {stable} to {stable} .* open"):
         cold.assign(active=[0])
     cold.close()
-    transaction.commit_transaction(10)
+    foreign.commit_transaction(10)
     until(lambda: bounds(bench).end == stable + 2, "the commit")
     again = restored(bench, "cold")
     assert rows(again) == {"a": "1", "k0": "open"}
     assert again.counters.wipes == {}
-
-
-def foreign(bench: KafkaBench, *values: str) -> Producer:
-    """A transaction of another client in the changelog, still open."""
-    producer = Producer(
-        {
-            "bootstrap.servers": bench.address.removeprefix("kafka://"),
-            "transactional.id": f"raw-{uuid.uuid4().hex}",
-            "transaction.timeout.ms": 60_000,
-        }
-    )
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    for number, value in enumerate(values):
-        producer.produce(bench.changelog.topic, value.encode(), f"k{number}".encode(), 0)
-    assert producer.flush(10) == 0
-    return producer
 
 
 # -- heads ------------------------------------------------------------------------------------------------------------
