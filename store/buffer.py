@@ -398,7 +398,7 @@ class WriteBuffer:
             for kept in (self.changes, self.delete_times):
                 self.remember(kept, store)
             self.changes[store], self.delete_times[store] = rows, {}
-        elif changes is not rows:
+        elif rows is None or changes is not rows:
             if store in self.delete_times:
                 self._list_changes(store)
             return None
