@@ -3,14 +3,23 @@
     store.put ──> rows     family -> key -> row | None      merged into the task's own reads
               └─> changes  store  -> log key -> change      written to the changelog by the commit; those of a `headed`
                                                             store are its rows, so that a put is one entry
-    commit    ──> recent   family -> key -> row | None      the rows of the last commits, as the database has them
+    task.send ──> outputs  target -> records                written by the commit, too
+    take      ──> taken    rows, changes and outputs of the commit under way, in one step; later writes are the next one's
+    settle    ──> recent   family -> key -> row | None      the rows of the last commits, as the database has them
+
+    read          rows ──> taken ──> recent ──> database    the first that has the key
+    put_back      taken stays, and the next `take` merges it under the rows that came since
 
     savepoint    begin ──> writes ──> release            they stay
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
-Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes it there and clears
-it, a discard forgets it. The buffer is bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the
+Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes there what it took,
+and a discard forgets it. One write enters under `latch`, or in one step of the interpreter by way of `hot`, which `take`
+empties first: so each write is wholly in one part or wholly in the next. `settle` and `put_back` need no latch, because
+a thread that keeps it may wait for the commit under way.
+
+The buffer is bounded in bytes, what is taken included: at `bound_bytes` it is `full` (the loop commits after the
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
 holds no more than the guard has granted; beyond that, and at the floor, a write raises DiskFull and changes nothing. A
 writer compares with `stop_bytes`, the lower of both bounds, and calls `check_room` only past it. Savepoints cost one
@@ -21,7 +30,8 @@ rest of their work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -31,7 +41,7 @@ from sortedcontainers import SortedList
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError
-from standfast.store.value_timestamp import TIMESTAMP_BYTES, Change, RowChanges
+from standfast.store.value_timestamp import TIMESTAMP_BYTES, Change, RowChanges, unpack
 
 # CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
 ROW_OVERHEAD_BYTES = 100
@@ -43,19 +53,41 @@ BOUND_DEFAULT_BYTES = 10 << 20
 
 _ABSENT = object()
 
+Rows = dict[str, dict[bytes, bytes | None]]
+
+
+class Part:
+    """What one commit took from the buffer; no write enters it any more."""
+
+    __slots__ = ("changes", "delete_times", "indexes", "output_bytes", "outputs", "refused", "rows", "size_bytes")
+
+    def __init__(self, buffer: WriteBuffer) -> None:
+        self.rows, self.changes, self.delete_times = buffer.rows, buffer.changes, buffer.delete_times
+        self.indexes = buffer.indexes
+        self.outputs, self.output_bytes, self.size_bytes = buffer.outputs, buffer.output_bytes, buffer.size_bytes
+        self.refused = False  # its commit changed nothing, and the next one takes it again
+
+    def logged(self) -> dict[str, Sequence[Change]]:
+        """Changes by store, in the order in which their keys were first written."""
+        return _logged(self.changes, self.delete_times)
+
 
 class WriteBuffer:
-    """Rows and changes of one task since its last commit."""
+    """Rows, changes and outputs of one task since its last commit."""
 
     __slots__ = (
-        "__weakref__", "_credit_bytes", "_disk", "_indexes", "_journal", "_marks", "_recent_bytes", "_refuse_bytes",
-        "bound_bytes", "changes", "delete_times", "hot", "in_savepoint", "keep_bytes", "read_families", "recent",
-        "rows", "size_bytes", "stop_bytes",
+        "__weakref__", "_credit_bytes", "_disk", "_journal", "_marks", "_recent_bytes", "_refuse_bytes",
+        "bound_bytes", "changes", "delete_times", "hot", "in_savepoint", "indexes", "keep_bytes", "latch",
+        "output_bytes", "outputs", "read_families", "recent", "rows", "size_bytes", "stop_bytes", "taken",
     )  # fmt: skip
 
     def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES, disk: DiskGuard | None = None) -> None:
+        # Held for one write, for as long as a savepoint is open, and by `take`. Reentrant: a signal handler may close
+        # the task in the middle of a write.
+        self.latch = threading.RLock()
         self.bound_bytes = bound_bytes
-        self.size_bytes = 0
+        self.size_bytes = 0  # without the taken part
+        self.taken: Part | None = None
         self._disk: DiskGuard | None = None
         self._credit_bytes = 0  # the size up to which the guard lets the buffer grow
         self._refuse_bytes = self.stop_bytes = 2 * bound_bytes
@@ -63,16 +95,18 @@ class WriteBuffer:
             # No credit yet: the first write asks the guard, so that a buffer that is never written claims nothing.
             self._disk, self.stop_bytes = disk, 0
             disk.watch(self)
-        self.rows: dict[str, dict[bytes, bytes | None]] = {}
+        self.rows: Rows = {}
         # A store with `delete_times` is headed: its changes are the dictionary of its family's rows itself.
         self.changes: dict[str, dict[Any, Any]] = {}
         self.delete_times: dict[str, dict[bytes, int]] = {}  # of keys whose last change may have been a delete
-        self.hot: dict[str, dict[bytes, bytes | None]] = {}  # rows of headed stores; empty while a savepoint is open
+        self.hot: Rows = {}  # rows of headed stores; empty while a savepoint is open
+        self.outputs: dict[Any, list[Any]] = {}  # records by target, which the task knows
+        self.output_bytes = 0  # of `size_bytes`
         self.keep_bytes = 0  # the most for recent rows
-        self.recent: dict[str, dict[bytes, bytes | None]] = {}
+        self.recent: Rows = {}
         self._recent_bytes = 0  # at most; a row that several commits wrote is counted with each
         self.read_families: set[str] = set()  # those of which a row was looked for in the database
-        self._indexes: dict[str, SortedList[bytes]] = {}
+        self.indexes: dict[str, SortedList[bytes]] = {}
         self._journal: list[Callable[[], None]] | None = None  # how to undo each change since the outermost savepoint
         self._marks: list[tuple[int, int]] = []  # of each open savepoint: entries of the journal and size before it
         self.in_savepoint = False  # while True, code that changes state of a record must also say how to undo it
@@ -80,7 +114,18 @@ class WriteBuffer:
     @property
     def full(self) -> bool:
         """Whether a commit should follow the current record."""
-        return self.size_bytes >= self.bound_bytes
+        return self.held_bytes >= self.bound_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of everything that is not committed, what a commit under way took included."""
+        taken = self.taken
+        return self.size_bytes if taken is None else self.size_bytes + taken.size_bytes
+
+    @property
+    def empty(self) -> bool:
+        """Whether all writes are committed."""
+        return not (self.rows or self.changes or self.outputs or self.taken is not None)
 
     @property
     def refuse_bytes(self) -> int:
@@ -98,18 +143,19 @@ class WriteBuffer:
 
         Raises DiskFull if the disk has no space for them; `deletes` may go on below the floor, since they make room.
         """
-        size = self.size_bytes + added_bytes
+        held_bytes = self.held_bytes
+        size = held_bytes + added_bytes
         # An empty buffer is exempt: otherwise a value near the limit could never be written, however often one commits.
-        if self.size_bytes and size > self._refuse_bytes:
+        if held_bytes and size > self._refuse_bytes:
             raise Backpressure(
-                f"write buffer holds {self.size_bytes} bytes and would pass its hard bound of {self._refuse_bytes} "
+                f"write buffer holds {held_bytes} bytes and would pass its hard bound of {self._refuse_bytes} "
                 f"bytes with {added_bytes} more: commit, then write again, or raise cache_max_bytes"
             )
         disk = self._disk
         if disk is None or size <= self._credit_bytes:
             return
         try:
-            self._credit_bytes = self.size_bytes + disk.grant(added_bytes)
+            self._credit_bytes = held_bytes + disk.grant(added_bytes)
         except DiskFull:
             if not deletes:
                 raise
@@ -133,12 +179,12 @@ class WriteBuffer:
     def check_commit(self) -> None:
         """Raise DiskFull unless the disk has room for a commit of the buffered bytes."""
         if self._disk is not None:
-            self._disk.check_reserve(self.size_bytes, f"a commit of {self.size_bytes} bytes")
+            self._disk.check_reserve(self.held_bytes, f"a commit of {self.held_bytes} bytes")
 
     @property
     def claim_bytes(self) -> int:
         """See Borrower."""
-        return max(self.size_bytes, self._credit_bytes)
+        return max(self.held_bytes, self._credit_bytes)
 
     def revoke(self) -> None:
         """See Borrower. Any thread may call it."""
@@ -153,7 +199,9 @@ class WriteBuffer:
         self._set_stop()
 
     def _set_stop(self) -> None:
-        self.stop_bytes = self._refuse_bytes if self._disk is None else min(self._refuse_bytes, self._credit_bytes)
+        stop_bytes = self._refuse_bytes if self._disk is None else min(self._refuse_bytes, self._credit_bytes)
+        taken = self.taken
+        self.stop_bytes = stop_bytes if taken is None else stop_bytes - taken.size_bytes  # writers add to `size_bytes`
 
     def put(self, family: str, key: bytes, row: bytes | None) -> None:
         """Buffer one row; None deletes."""
@@ -269,35 +317,50 @@ class WriteBuffer:
             rows[key] = prefix + value
         self.size_bytes += added
 
+    def taken_rows(self, family: str) -> dict[bytes, bytes | None] | None:
+        """Rows of a family in the taken part; None if there are none."""
+        taken = self.taken
+        return None if taken is None else taken.rows.get(family)
+
     def pending(
         self, family: str, start: bytes | None, end: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
         """Buffered rows with start <= key < end in order; a copy, so that later writes do not disturb a scan."""
-        rows = self.rows.get(family)
-        if not rows:
-            return []
-        index = self._index(family, rows)
-        keys = index.irange(start, end, inclusive=(True, False), reverse=reverse)
-        return [(key, rows[key]) for key in keys]
-
-    def _index(self, family: str, rows: dict[bytes, bytes | None]) -> SortedList[bytes]:
-        # Keys are sorted only by a scan; a dict keeps insertion order, so the keys added since the last scan are its
-        # tail. Puts therefore pay nothing for the order.
-        index = self._indexes.get(family)
-        if index is None:
-            index = self._indexes[family] = SortedList(rows)
-        elif len(index) < len(rows):
-            index.update(islice(reversed(rows), len(rows) - len(index)))
-        return index
+        with self.latch:
+            rows = self.rows.get(family)
+            found = _within(rows, self.indexes, family, start, end, reverse) if rows else []
+            taken, rows = self.taken, self.taken_rows(family)
+            if taken is None or not rows:
+                return found
+            older = _within(rows, taken.indexes, family, start, end, reverse)
+        return sorted({**dict(older), **dict(found)}.items(), reverse=reverse) if found else older
 
     def take_changes(self) -> dict[str, Sequence[Change]]:
-        """Changes by store, in the order in which their keys were first written."""
-        return {
-            store: RowChanges(changes, self.delete_times[store])
-            if store in self.delete_times
-            else list(changes.values())
-            for store, changes in self.changes.items()
-        }
+        """Changes by store, in the order in which their keys were first written, without those of a taken part."""
+        return _logged(self.changes, self.delete_times)
+
+    def take(self) -> Part:
+        """Take all rows, changes and outputs for a commit, those of a refused one under the others.
+
+        Every write is either wholly in the part or comes after it. Waits while another thread has a savepoint open;
+        savepoints of this thread end. InternalError while a commit is under way.
+        """
+        with self.latch:
+            self.hot = {}  # before anything else: by it compiled puts enter without the latch
+            part = Part(self)
+            if self.taken is not None:
+                if not self.taken.refused:
+                    raise InternalError("a commit took the buffer already, and has not ended")
+                part = _merged(self.taken, part)
+            self.taken = part  # before the rows go: a reader looks here after it has looked there
+            self._forget_writes()
+            self._set_stop()
+        return part
+
+    def put_back(self) -> None:
+        """The commit under way changed nothing: the next `take` has its part, too."""
+        if self.taken is not None:
+            self.taken.refused = True
 
     def begin(self) -> None:
         """Open a savepoint, nested in the open one if there is one."""
@@ -346,40 +409,57 @@ class WriteBuffer:
         self.hot.pop(family, None)
         self.recent.pop(family, None)
         self.read_families.discard(family)
-        self._indexes.pop(family, None)
+        self.indexes.pop(family, None)
 
     def settle(self) -> None:
-        """As `clear`, once a commit has written rows and changes to log and database: its rows stay for reads."""
-        recent, size_bytes = self.recent, self._recent_bytes + self.size_bytes
-        rows = {family: rows for family, rows in self.rows.items() if family in self.read_families}
+        """Forget the taken part, once a commit has written it to log and database: its rows stay for reads."""
+        part = self.taken
+        if part is None:  # a signal handler has closed the task
+            return
+        recent, size_bytes = self.recent, self._recent_bytes + part.size_bytes
+        rows = {family: rows for family, rows in part.rows.items() if family in self.read_families}
         if size_bytes > self.keep_bytes:
-            recent, size_bytes = {}, self.size_bytes
+            recent, size_bytes = {}, part.size_bytes
         if size_bytes <= self.keep_bytes:
             for family, written in rows.items():
                 recent.setdefault(family, written).update(written)
-        self.clear()
         self.recent, self._recent_bytes = recent, size_bytes
+        self.taken = None  # after that: a reader that finds no row here looks there
+        self._end_credit()
 
     def forget_recent(self) -> None:
         """Forget the rows of the last commits: the database changes beside the buffer."""
         self.recent, self._recent_bytes = {}, 0
 
+    def discard(self) -> None:
+        """Forget the writes that no commit under way has taken. Open savepoints end."""
+        if self.taken is not None and self.taken.refused:
+            self.taken = None
+        self._forget_writes()
+        self.forget_recent()
+        self._end_credit()
+
     def clear(self) -> None:
-        """Forget all rows and changes. Open savepoints end."""
+        """Forget everything, the part of a commit under way included. Needs no latch: the task is not used any more."""
+        self.taken = None
+        self.discard()
+
+    def _forget_writes(self) -> None:
         self._journal = None
         self._marks.clear()
         self.in_savepoint = False
+        self.hot = {}
         self.rows = {}
         self.changes = {}
         self.delete_times = {}
-        self.hot = {}
-        self.forget_recent()
-        self._indexes = {}
-        self.size_bytes = 0
-        if self._disk is not None:
-            # Credit counts as claimed room; a task that goes quiet after a commit must not keep it from the others.
-            self._credit_bytes = 0
-            self._set_stop()
+        self.indexes = {}
+        self.outputs = {}
+        self.size_bytes = self.output_bytes = 0
+
+    def _end_credit(self) -> None:
+        # Credit counts as claimed room; a task that goes quiet after a commit must not keep it from the others.
+        self._credit_bytes = 0
+        self._set_stop()
 
     def _new_rows(self, family: str) -> dict[bytes, bytes | None]:
         self.on_rollback(partial(self.drop_family, family))
@@ -421,7 +501,7 @@ class WriteBuffer:
             return
         del rows[key]
         # The key was the last of the rows, so it is in the index only if the index has all of them.
-        index = self._indexes.get(family)
+        index = self.indexes.get(family)
         if index is not None and len(index) > len(rows):
             index.remove(key)
 
@@ -431,6 +511,55 @@ class WriteBuffer:
         length, size_bytes = self._marks.pop()
         self.in_savepoint = bool(self._marks)
         return self._journal, length, size_bytes
+
+
+def _logged(changes: Mapping[str, Mapping[Any, Any]], delete_times: Mapping[str, Any]) -> dict[str, Sequence[Change]]:
+    return {
+        store: RowChanges(changed, delete_times[store]) if store in delete_times else list(changed.values())
+        for store, changed in changes.items()
+    }
+
+
+def _within(
+    rows: dict[bytes, bytes | None],
+    indexes: dict[str, SortedList[bytes]],
+    family: str,
+    start: bytes | None,
+    end: bytes | None,
+    reverse: bool,
+) -> list[tuple[bytes, bytes | None]]:
+    # Keys are sorted only by a scan; a dict keeps insertion order, so the keys added since the last scan are its
+    # tail. Puts therefore pay nothing for the order. Its keys are listed in one step of the interpreter, beside which
+    # no compiled put can enter.
+    index = indexes.get(family)
+    if index is None:
+        index = indexes[family] = SortedList(list(rows))
+    elif len(index) < len(rows):
+        index.update(list(islice(reversed(rows), len(rows) - len(index))))
+    keys = index.irange(start, end, inclusive=(True, False), reverse=reverse)
+    return [(key, rows[key]) for key in keys]
+
+
+def _merged(older: Part, newer: Part) -> Part:
+    """Both parts as one: the newer row of a key counts, in the order of first writes."""
+    both = WriteBuffer()
+    for part in (older, newer):
+        for family, rows in part.rows.items():
+            store = next((name for name in part.delete_times if part.changes[name] is rows), None)
+            for key, row in rows.items():
+                if store is None:
+                    both.put(family, key, row)
+                    continue
+                timestamp, value = (part.delete_times[store][key], None) if row is None else unpack(row)
+                both.write_headed(family, key, row, store, value, timestamp)
+        for store, changes in part.changes.items():
+            for slot, (key, value, timestamp, _) in () if store in part.delete_times else changes.items():
+                both.log(store, key, value, timestamp, latest_only=isinstance(slot, bytes))
+        for target, records in part.outputs.items():
+            both.outputs.setdefault(target, []).extend(records)
+    both.output_bytes = older.output_bytes + newer.output_bytes
+    both.size_bytes += both.output_bytes
+    return Part(both)
 
 
 def _restore(mapping: MutableMapping[Any, Any], key: object, old: object) -> None:

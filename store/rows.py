@@ -126,7 +126,7 @@ class StoreIterator(Closing, Generic[T]):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class StoreRows:
-    """The rows below a store type. One thread at a time writes, the task's owner."""
+    """The rows below a store type. A write of several steps is one under the buffer's latch."""
 
     name: str
     engine: Engine
@@ -168,6 +168,10 @@ class StoreRows:
         rows = buffer.rows.get(family)
         if rows is not None and key in rows:
             return rows[key]
+        if buffer.taken is not None:  # newest first: a commit may settle meanwhile, and then the next place has the row
+            rows = buffer.taken_rows(family)
+            if rows is not None and key in rows:
+                return rows[key]
         recent = buffer.recent.get(family)
         if recent is not None and key in recent:
             return recent[key]
@@ -179,6 +183,8 @@ class StoreRows:
             self._refuse_closed()
         buffer = self.buffer
         rows = buffer.rows.get(family)
+        if rows is None or key not in rows:
+            rows = buffer.taken_rows(family)
         if rows is None or key not in rows:
             rows = buffer.recent.get(family)
             if rows is None or key not in rows:
@@ -251,22 +257,23 @@ class StoreRows:
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
             self.check(key, raw, timestamp)
-        rows = buffer.hot.get(family)
-        if rows is None or row is None:
-            self.write_checked(family, key, row, raw, timestamp)
-            return
-        # As `WriteBuffer.write_headed`, without a call: aggregations write the same rows again and again.
-        self.counters.put += 1
-        if key not in rows:
-            buffer.size_bytes += ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
-        elif (old := rows[key]) is None:
-            buffer.size_bytes += 2 * len(row) - TIMESTAMP_BYTES
-        elif len(old) != len(row):
-            buffer.size_bytes += 2 * (len(row) - len(old))
-        rows[key] = row
+        with buffer.latch:
+            rows = buffer.hot.get(family)
+            if rows is None or row is None:
+                self.write_checked(family, key, row, raw, timestamp)
+                return
+            # As `WriteBuffer.write_headed`, without a call: aggregations write the same rows again and again.
+            self.counters.put += 1
+            if key not in rows:
+                buffer.size_bytes += ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
+            elif (old := rows[key]) is None:
+                buffer.size_bytes += 2 * len(row) - TIMESTAMP_BYTES
+            elif len(old) != len(row):
+                buffer.size_bytes += 2 * (len(row) - len(old))
+            rows[key] = row
 
     def write_checked(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
-        """`write` after `check`."""
+        """`write` after `check`. The caller holds the buffer's latch."""
         if row is None:
             self.counters.delete += 1
         else:
@@ -291,12 +298,13 @@ class StoreRows:
             or (buffer.size_bytes + most > buffer.stop_bytes and not buffer.makes_room(most))
         ):
             return False
-        self.counters.put += len(pairs)
-        buffer.write_all(family, pairs, prefix)
+        with buffer.latch:
+            self.counters.put += len(pairs)
+            buffer.write_all(family, pairs, prefix)
         return True
 
     def put(self, family: str, key: bytes, row: bytes | None) -> None:
-        """Buffer a row; the caller must have called `check`."""
+        """Buffer a row; the caller must have called `check`, and holds the buffer's latch with the row's `log`."""
         if row is None:
             self.counters.delete += 1
         else:

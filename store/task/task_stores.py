@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
+from standfast.store.buffer import BOUND_DEFAULT_BYTES, Part, WriteBuffer
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
@@ -67,7 +67,7 @@ class Unwritten(NamedTuple):
 
 
 class TaskStores:
-    """Stores of one task. One thread at a time owns them; other threads may read committed rows."""
+    """Stores of one task, for any thread; one commit at a time."""
 
     def __init__(
         self,
@@ -115,6 +115,7 @@ class TaskStores:
         self._views: WeakSet[StoreRows] = WeakSet()  # views of committed rows that readers have
         self._times_before: list[list[tuple[StoreRows, int, int]]] = []  # one list for each open savepoint
         self._now_ms = now_ms
+        self._taken_times: dict[str, StoreTimes] = {}  # the stores' times with the rows that the buffer's `taken` has
         # Held by `commit` and `close`. Reentrant, for a signal handler that closes the task in the middle of a commit.
         self._writing = threading.RLock()
         self.limits = limits or RowLimits()
@@ -166,37 +167,50 @@ class TaskStores:
         self._views.add(view.rows)
         return view
 
-    def prepare(self) -> Prepared | None:
-        """Do of the next `commit` what changes nothing, while its owner waits; any thread. None: there is no such part.
+    def take(self) -> Part:
+        """Take all uncommitted writes for `commit`, with the times of the stores that are theirs, in one step."""
+        with self.buffer.latch:
+            part = self.buffer.take()
+            self._taken_times = self._times()
+            return part
 
-        `commit` takes it if the buffer still has as many rows of each family.
+    def prepare(self) -> Prepared | None:
+        """Do of the `commit` of the taken rows what changes nothing, while its owner waits; any thread.
+
+        None: there is no such part.
         """
         self._check_usable()
-        rows = {family: rows for family, rows in self.buffer.rows.items() if not self._in_memory(family)}
+        part = self.buffer.taken
+        if part is None:
+            return None
+        rows = {family: rows for family, rows in part.rows.items() if not self._in_memory(family)}
         # A commit makes new families and drops expired ones, neither of which may happen before the log has it.
         if sum(map(len, rows.values())) < PREPARED_ROWS_MIN or not rows.keys() <= self.engine.families():
             return None
-        return None if self._expired() else self.engine.prepare(rows)
+        return None if self._expired(self._taken_times) else self.engine.prepare(rows)
 
     def commit(self, cut: CommitRecord, prepared: Prepared | None = None) -> None:
-        """Write buffered rows together with `cut`, then clear the buffer and drop expired segments.
+        """Write the taken rows and their times together with `cut`, then forget them and drop expired segments.
 
-        `prepared` is of `prepare`, since which the buffer was left alone. A close on another thread waits for the end.
+        Takes the rows itself, if `take` did not; `prepared` is of `prepare`. A close on another thread waits for the
+        end.
         """
         with self._writing:
-            # Before the check: a close on this very thread, by a signal handler, puts an empty dictionary in their
-            # place, and the cut must not be written without its rows.
-            rows = self.buffer.rows
+            # Before the check: a close on this very thread, by a signal handler, forgets them, and the cut must not be
+            # written without its rows.
+            part = self.buffer.taken
             self._check_usable()
+            rows = (part or self.take()).rows
+            times = self._taken_times
             # Before the write, so that rows of a segment that is about to go make no family for it.
-            expired = self._expired()
+            expired = self._expired(times)
             for families in expired.values():
                 for family in families:
                     rows.pop(family, None)
                     self.buffer.drop_family(family)
-            self._write(rows, cut, None if expired else prepared)
+            self._write(rows, cut, times, None if expired else prepared)
             self.buffer.settle()
-            self._drop(expired)  # after the cut, whose stream time makes them dead
+            self._drop(expired, times)  # after the cut, whose stream time makes them dead
 
     def carry(self, unwritten: Unwritten) -> None:
         """Write rows that an earlier opening could not write although the log had their commit."""
@@ -204,15 +218,16 @@ class TaskStores:
         for name in unwritten.times:
             self.stores[name].rows.observe(unwritten.times[name].observed_ms)
             self.stores[name].rows.sequence = max(self.stores[name].rows.sequence, unwritten.times[name].sequence)
-        self._write(families, self.cut)
+        self.buffer.forget_recent()
+        self._write(families, self.cut, self._times())
 
     def keep_unwritten(self, rows: FamilyRows) -> None:
         """Keep those of the rows of a commit that are of unlogged stores for the next opening's `carry`.
 
-        The log has the commit, and no database has these rows. `rows` are the buffered ones, taken before the commit
-        began: a close has emptied the buffer since.
+        The log has the commit, and no database has these rows. `rows` are the taken ones: a close has emptied the
+        buffer since.
         """
-        unlogged, times = self.unlogged, self._times()
+        unlogged, times = self.unlogged, self._taken_times
         kept = {family: dict(changes) for family, changes in rows.items() if store_of_family(family) in unlogged}
         if kept:
             self.unwritten = Unwritten(kept, {name: times[name] for name in unlogged})
@@ -252,12 +267,14 @@ class TaskStores:
             self.stage(name, batch)
         rows = self._staged
         self._staged, self._staged_before = {}, None
-        expired = self._expired()
+        times = self._times()
+        expired = self._expired(times)
         for families in expired.values():
             for family in families:
                 rows.pop(family, None)
-        self._write(rows, cut)
-        self._drop(expired)
+        self.buffer.forget_recent()
+        self._write(rows, cut, times)
+        self._drop(expired, times)
         return sum(map(len, rows.values()))
 
     def ingest(self, name: str, files: Sequence[tuple[str, Path]], times: StoreTimes, cut: CommitRecord) -> None:
@@ -295,7 +312,7 @@ class TaskStores:
             self.engine.write({DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode(), INGESTING_KEY: None}})
             reach("ingest.positioned")
         self.cut = cut
-        self._drop(self._expired())
+        self._drop(self._expired(self._times()), self._times())
 
     def unreadable(self, name: str, records: Sequence[LoggedRecord]) -> LoggedRecord | None:
         """The first of these changelog records that this store can never have written; None if they are all sound."""
@@ -321,7 +338,9 @@ class TaskStores:
             self.cut = replace(self.cut, stores={**self.cut.stores, name: times._replace(observed_ms=timestamp_ms)})
 
     def savepoint(self) -> None:
-        """Open a savepoint; `rollback` returns to the last one, `release` ends it."""
+        """Open a savepoint; `rollback` returns to the last one, `release` ends it. Other threads' writes wait for that:
+        a rollback would undo them, too."""
+        self.buffer.latch.acquire()
         self.buffer.begin()
         self._times_before.append(
             [(store.rows, store.rows.observed_ms, store.rows.sequence) for store in self.stores.values()]
@@ -329,20 +348,28 @@ class TaskStores:
 
     def rollback(self) -> None:
         """Undo all writes since `savepoint`: rows, changes, observed stream times, sequence numbers."""
-        self.buffer.rollback()
-        for rows, observed_ms, sequence in self._times_before.pop():
-            rows.observed_ms, rows.sequence = observed_ms, sequence
+        try:
+            self.buffer.rollback()
+            for rows, observed_ms, sequence in self._times_before.pop():
+                rows.observed_ms, rows.sequence = observed_ms, sequence
+        finally:
+            self.buffer.latch.release()
 
     def release(self) -> None:
         """Keep the writes since `savepoint` and end it."""
-        self.buffer.release()
-        self._times_before.pop()
+        try:
+            self.buffer.release()
+            self._times_before.pop()
+        finally:
+            self.buffer.latch.release()
 
     def discard(self) -> None:
-        """Forget all uncommitted writes."""
-        self.buffer.clear()
-        self._times_before.clear()
-        self._set_times(self.cut.stores)
+        """Forget all writes that are neither committed nor taken by a commit under way."""
+        with self.buffer.latch:
+            taken = self.buffer.taken
+            self.buffer.discard()
+            self._times_before.clear()
+            self._set_times(self.cut.stores if taken is None or taken.refused else self._taken_times)
 
     def has_rows(self, name: str) -> bool:
         """Whether the store holds at least one committed row. Raises Corruption, which names the store."""
@@ -617,10 +644,10 @@ class TaskStores:
     def _in_memory(self, family: str) -> bool:
         return self.specs[store_of_family(family)].engine == "memory"
 
-    def _write(self, rows: FamilyRows, cut: CommitRecord, prepared: Prepared | None = None) -> None:
-        cut = replace(cut, stores=self._times())
-        if rows is not self.buffer.rows:
-            self.buffer.forget_recent()
+    def _write(
+        self, rows: FamilyRows, cut: CommitRecord, times: dict[str, StoreTimes], prepared: Prepared | None = None
+    ) -> None:
+        cut = replace(cut, stores=times)
         kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode()}}
         volatile: FamilyRows = {}
         for family, family_rows in rows.items():
@@ -652,10 +679,12 @@ class TaskStores:
                 if family not in present:
                     engine.create_family(family)
 
-    def _expired(self) -> dict[str, list[str]]:
-        return {name: families for name, store in self.stores.items() if (families := store.expired_families())}
+    def _expired(self, times: Mapping[str, StoreTimes]) -> dict[str, list[str]]:
+        # At the times of the cut: after a crash the rows of a segment that only later writes make dead are live.
+        found = {name: store.expired_families(times[name].observed_ms) for name, store in self.stores.items()}
+        return {name: families for name, families in found.items() if families}
 
-    def _drop(self, expired: Mapping[str, Sequence[str]]) -> None:
+    def _drop(self, expired: Mapping[str, Sequence[str]], times: Mapping[str, StoreTimes]) -> None:
         with self._poisoning():
             for name, families in expired.items():
                 engine = self._engine_of(name)
@@ -664,7 +693,7 @@ class TaskStores:
                     reach("stores.dropped")
                 self.stores[name].forget_families(families)
             for name, store in self.stores.items():
-                ranges: list[KeyRange] = store.expired_ranges()
+                ranges: list[KeyRange] = store.expired_ranges(times[name].observed_ms)
                 if ranges:
                     self.buffer.forget_recent()
                     self._engine_of(name).write({}, ranges)

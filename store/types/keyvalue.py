@@ -113,24 +113,25 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         except Exception as error:  # noqa: BLE001
             raw = self._encode_again("value", value, error)
         buffer, limits = access.buffer, access.limits
-        hot = buffer.hot.get(self.name)
         size = len(raw_key) + len(raw)
-        size_bytes = buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES
-        if (
-            hot is None
-            or raw_key in hot
-            or size_bytes > buffer.stop_bytes
-            or size > limits.any_bytes
-            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
-            or access.closed
-        ):
-            self.put_raw(raw_key, raw, timestamp)
-            return
-        # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
-        row = _pack(timestamp) + raw  # before the first change: a serde that is wrong may have returned text
-        access.counters.put += 1
-        buffer.size_bytes = size_bytes
-        hot[raw_key] = row
+        with buffer.latch:
+            hot = buffer.hot.get(self.name)
+            size_bytes = buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES
+            if not (
+                hot is None
+                or raw_key in hot
+                or size_bytes > buffer.stop_bytes
+                or size > limits.any_bytes
+                or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
+                or access.closed
+            ):
+                # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
+                row = _pack(timestamp) + raw  # before the first change: a serde that is wrong may have returned text
+                access.counters.put += 1
+                buffer.size_bytes = size_bytes
+                hot[raw_key] = row
+                return
+        self.put_raw(raw_key, raw, timestamp)
 
     def _encode_again(self, part: Part, given: Any, error: Exception) -> bytes:
         """Bytes of a key or value that its quick serde refused with `error`.
@@ -155,10 +156,11 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
 
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
         """Set the value only if the key has none; returns the earlier value, or None. `timestamp` in ms. Costs both."""
-        old = self.get(key)
-        if old is None:
-            self.put(key, value, timestamp)
-        return old
+        with self.rows.buffer.latch:
+            old = self.get(key)
+            if old is None:
+                self.put(key, value, timestamp)
+            return old
 
     def put_all(self, items: Iterable[tuple[K, V | None]], timestamp: int | None = None) -> None:
         """Set several (key, value), in their order, with one timestamp (ms); if any of them is refused, none is set.
@@ -170,13 +172,14 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         encoded = [
             (self._encode_key(key), None if value is None else self._encode_value(value)) for key, value in pairs
         ]
-        for raw_key, raw in encoded:
-            self.rows.check(raw_key, raw, stamp)
         added_bytes = sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded)
-        self.rows.buffer.check_room(added_bytes, deletes=all(raw is None for _, raw in encoded))
-        for raw_key, raw in encoded:  # not `write`, whose check could refuse after some are set: all have been checked
-            row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
-            self.rows.write_checked(self.name, raw_key, row, raw, stamp)
+        with self.rows.buffer.latch:  # all of them go with the same commit
+            for raw_key, raw in encoded:
+                self.rows.check(raw_key, raw, stamp)
+            self.rows.buffer.check_room(added_bytes, deletes=all(raw is None for _, raw in encoded))
+            for raw_key, raw in encoded:  # not `write`, whose check could refuse after some are set: all were checked
+                row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
+                self.rows.write_checked(self.name, raw_key, row, raw, stamp)
 
     def delete(self, key: K) -> V | None:
         """Remove a key; returns its earlier value, or None. One look-up and a put of None."""
@@ -213,8 +216,9 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
 
         It reads no row; the cost is a walk over the buffered rows.
         """
-        buffered = self.rows.buffer.rows.get(self.name) or {}
-        return self.rows_in_files() + sum(row is not None for row in buffered.values())
+        buffer = self.rows.buffer
+        parts = buffer.rows.get(self.name), buffer.taken_rows(self.name)
+        return self.rows_in_files() + sum(row is not None for rows in parts if rows for row in list(rows.values()))
 
     def rows_in_files(self) -> int:
         """Estimated number of rows without the buffered ones; any thread may call it."""

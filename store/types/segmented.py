@@ -62,21 +62,21 @@ class Segments:
         """Families that may hold rows of time_from <= time <= time_to, ascending."""
         low = None if time_from is None else segment_id(max(time_from, 0), self.interval_ms)
         high = None if time_to is None else segment_id(max(time_to, 0), self.interval_ms)
-        if self._sorted is None:
-            self._sorted = sorted(self._ids)
+        numbers = self._sorted  # a put of another thread may forget it meanwhile
+        if numbers is None:
+            numbers = self._sorted = sorted(self._ids)
         return [
             self._name(number)
-            for number in self._sorted
+            for number in numbers
             if (low is None or number >= low) and (high is None or number <= high)
         ]
 
-    def expired(self) -> list[str]:
-        """Families whose every row is past retention."""
-        observed = self.rows.observed_ms
+    def expired(self, observed_ms: int) -> list[str]:
+        """Families whose every row is past retention at this observed stream time."""
         return [
             self._name(number)
             for number in sorted(self._ids)
-            if not is_live(number, observed, self.retention_ms, self.interval_ms)
+            if not is_live(number, observed_ms, self.retention_ms, self.interval_ms)
         ]
 
     def forget(self, families: Sequence[str]) -> None:
@@ -136,8 +136,8 @@ class SegmentedStore(TypedStore[S, K, V]):
         parsed = parse_family(family)
         return parsed is not None and parsed[0] == self.name and self.segments.family_for(parsed[1]) == family
 
-    def expired_families(self) -> list[str]:
-        return self.segments.expired()
+    def expired_families(self, observed_ms: int | None = None) -> list[str]:
+        return self.segments.expired(self.rows.observed_ms if observed_ms is None else observed_ms)
 
     def forget_families(self, families: Sequence[str]) -> None:
         self.segments.forget(families)

@@ -86,15 +86,15 @@ class TypedStore(ABC, Generic[S, K, V]):
         """Whether a family is this store's and within retention; if so, the store knows it from now on."""
         return family == self.name
 
-    def expired_families(self) -> list[str]:
-        """Families whose every row is past retention."""
+    def expired_families(self, observed_ms: int | None = None) -> list[str]:
+        """Families whose every row is past retention at this observed stream time, by default the store's own."""
         return []
 
     def forget_families(self, families: Sequence[str]) -> None:
         """Forget expired families that the caller has dropped."""
 
-    def expired_ranges(self) -> list[KeyRange]:
-        """Key ranges whose every row is past retention, in stores that expire within one family."""
+    def expired_ranges(self, observed_ms: int) -> list[KeyRange]:
+        """Key ranges whose every row is past retention at this time, in stores that expire within one family."""
         return []
 
     def _with_key(self, records: Sequence[LoggedRecord]) -> Sequence[LoggedRecord]:

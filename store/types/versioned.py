@@ -132,17 +132,18 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
         stamp = self._timestamp(timestamp)
-        self.rows.check(raw_key, raw, stamp)
-        valid_to = PUT_NOT_VALID
-        # A late put must not move the stream time, as in Kafka Streams; it is counted below.
-        if stamp >= self._history_from():
-            self.rows.observe(stamp)
-            valid_to = put_version(self._space, self._history(), raw_key, raw, stamp)
-        if valid_to == PUT_NOT_VALID:
-            self.rows.counters.late_dropped += 1
-        else:
-            self.rows.log(raw_key, raw, stamp)
-        return valid_to
+        with self.rows.buffer.latch:  # several rows, the change and the time that it moves
+            self.rows.check(raw_key, raw, stamp)
+            valid_to = PUT_NOT_VALID
+            # A late put must not move the stream time, as in Kafka Streams; it is counted below.
+            if stamp >= self._history_from():
+                self.rows.observe(stamp)
+                valid_to = put_version(self._space, self._history(), raw_key, raw, stamp)
+            if valid_to == PUT_NOT_VALID:
+                self.rows.counters.late_dropped += 1
+            else:
+                self.rows.log(raw_key, raw, stamp)
+            return valid_to
 
     def delete(self, key: K, timestamp: int | None = None) -> VersionedRecord[V] | None:
         """Insert a tombstone at `timestamp` (ms); returns the version valid then, or None, also for a late tombstone.
@@ -220,8 +221,8 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
     def families(self) -> list[str]:
         return [self.name]
 
-    def expired_ranges(self) -> list[KeyRange]:
-        first = self._history().first
+    def expired_ranges(self, observed_ms: int) -> list[KeyRange]:
+        first = _history_at(observed_ms, self.spec.history_retention_ms, self._interval_ms).first
         if first <= self._cleaned_to:
             return []
         # From the last range's end, so that a range tombstone covers each segment once.

@@ -64,17 +64,18 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
         if raw is None:
             return  # a delete cannot name one of the duplicates (Kafka Streams skips it too)
         rows = self.rows
-        row_key = window_key.pack(raw_key, start, (rows.sequence + 1) & SEQUENCE_MASK)
-        rows.check(row_key, raw, stamp)
-        family = self.segments.family_for(start)
-        if family is None:
-            rows.counters.late_dropped += 1
-            return
-        rows.observe(start)
-        # Only now: a put that was refused or late must not use up a number.
-        rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
-        rows.put(family, row_key, self._pack(stamp, raw))
-        rows.log(row_key, raw, stamp)
+        with rows.buffer.latch:
+            row_key = window_key.pack(raw_key, start, (rows.sequence + 1) & SEQUENCE_MASK)
+            rows.check(row_key, raw, stamp)
+            family = self.segments.family_for(start)
+            if family is None:
+                rows.counters.late_dropped += 1
+                return
+            rows.observe(start)
+            # Only now: a put that was refused or late must not use up a number.
+            rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
+            rows.put(family, row_key, self._pack(stamp, raw))
+            rows.log(row_key, raw, stamp)
 
     def fetch(self, key: K, window_start: int) -> V | None:
         """The value of the window of a key that starts at `window_start` (ms), or None. One look-up."""
@@ -138,17 +139,18 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
 
     def put_row(self, row_key: bytes, start: int, raw: bytes | None, timestamp: int) -> bool:
         """`put` of bytes, into a store without duplicates; False if the row is late and was refused."""
-        family = self.segments.family_for(start)
         rows = self.rows
-        if family is None:
-            rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
-            rows.counters.late_dropped += 1
-            return False
         row = TIMESTAMP.pack(timestamp) + raw if raw is not None and self._skip else raw
-        rows.write(family, row_key, row, raw, timestamp)
-        if start > rows.observed_ms:
-            rows.observed_ms = start
-        return True
+        with rows.buffer.latch:  # the row, and the time that it moves
+            family = self.segments.family_for(start)
+            if family is not None:
+                rows.write(family, row_key, row, raw, timestamp)
+                if start > rows.observed_ms:
+                    rows.observed_ms = start
+                return True
+        rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
+        rows.counters.late_dropped += 1
+        return False
 
     def rows_of(self, raw_key: bytes, start_from: int, start_to: int) -> Iterator[tuple[int, bytes]]:
         """(window start, row) of one key with start_from <= start <= start_to, by start, within retention."""

@@ -50,13 +50,14 @@ class Guard:
         self._marks.append(len(self._unpublished))
         try:
             work(given)
-        except Exception as error:
-            # Undone before anything is decided: an error that propagates must not leave half of a record behind.
+        except BaseException as error:
+            # Undone before anything is decided: an error that propagates must not leave half of a record behind, nor
+            # the savepoint open, for which other threads wait.
             task.rollback()
             if calls is not None:
                 calls.undo(made)
             del self._unpublished[self._marks.pop() :]
-            if not can_skip(error):
+            if not isinstance(error, Exception) or not can_skip(error):
                 raise
             return error
         task.release()

@@ -554,11 +554,13 @@ class Session(Closing):
     def _commit_each(self, due: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]]) -> None:
         """Commit tasks one after the other. After a failure the remaining offsets must not be lost: rows without their
         offsets would be committed alone, and the records processed twice after a crash."""
+        unreached = self._unreached
         left = {task_id: (task, {**self._uncommitted(task), **own}) for task_id, (task, own) in due.items()}
         for task, own in left.values():
             if task.state is TaskState.RUNNING and not task.dropped:  # the others raise their own error in commit
                 task.checked_offsets(own)
-        self._unreached = {}
+        if self._unreached is unreached:  # else a commit of another thread has failed meanwhile
+            self._unreached = {}
         for task_id in list(left):
             task, own = left.pop(task_id)
             try:
@@ -566,7 +568,7 @@ class Session(Closing):
             except BaseException as error:
                 if isinstance(error, DiskFull):  # its rows stay in the buffer, so its offsets stay with them
                     left[task_id] = (task, own)
-                self._unreached = left
+                self._unreached = {**self._unreached, **left}
                 logger.warning(
                     "task %s was not committed: %s", task_id, error, extra=as_event("commit_failed", task=task_id)
                 )

@@ -5,8 +5,10 @@
        │            ^                    │ error
        └─> STANDBY ─┘ promote            └──> FAILED ───> CLOSED
 
-    commit, exactly once     log transaction (changelogs, outputs, source offsets) -> one local batch
-    commit, at least once    log append (changelogs, outputs) -> one local batch -> source offsets
+    commit                   takes the whole cut in one step: rows, changes, outputs, stream times, progress, the stores'
+                             times; writes and records that come meanwhile belong to the next commit
+     exactly once            log transaction (changelogs, outputs, source offsets) -> one local batch
+     at least once           log append (changelogs, outputs) -> one local batch -> source offsets
 
     meanwhile                the local batch is filled while the log has the records, and written when that has answered
 
@@ -23,10 +25,11 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
@@ -44,6 +47,7 @@ from standfast.replication.log import (
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.arguments import is_whole
+from standfast.store.buffer import Part
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.engine import Prepared
 from standfast.store.errors import (
@@ -95,6 +99,7 @@ class TaskState(Enum):
 
 
 COMMIT_WAIT_S = 1.0  # the wait of a close for a commit of another thread
+COMMIT_LOOK_S = 0.05  # between looks whether a commit of another thread has ended, beside being woken by it
 GONE = (TaskState.FAILED, TaskState.CLOSED)
 
 ALLOWED = {
@@ -107,8 +112,26 @@ ALLOWED = {
 }
 
 
+class _Committer:
+    """A commit under way, and its thread."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+
+
+class Cut(NamedTuple):
+    """What a commit makes durable: rows and outputs that it took, with the times that are theirs."""
+
+    part: Part
+    offsets: dict[TopicPartition, int]
+    metadata: str
+    times: Times
+
+
 class Task:
-    """Stores and commit of one partition. An active task is used by one thread at a time: the application's."""
+    """Stores and commit of one partition. Several threads may use an active task; see `exclusive`."""
 
     def __init__(
         self,
@@ -156,11 +179,9 @@ class Task:
         self._restates = False
         self._commit_ended = threading.Event()
         self._commit_ended.set()
-        self._committer = 0  # the thread of the last commit
+        self._committer: _Committer | None = None  # of the commit under way; entered under the buffer's latch
         self._log_may_have_it = False  # some or all of the running commit
         self._prepared: Prepared | None = None  # of the running commit's local write, while the log has its records
-        self._outputs: dict[TopicPartition, list[Outgoing]] = {}
-        self._output_bytes = 0
         self._outputs_since_ms = -1
         self._marks: list[tuple[dict[TopicPartition, int], Times, int, bool]] = []  # one for each open savepoint
 
@@ -268,14 +289,15 @@ class Task:
         size = len(key or b"") + len(value or b"")
         if headers or size > self.stores.limits.value_bytes:
             size = self._checked_size(topic, key, value, headers)
-        self.stores.buffer.check_room(size)
-        self._outputs.setdefault(TopicPartition(topic, partition), []).append(
-            Outgoing(key, value, stamp, tuple(headers))
-        )
-        self.stores.buffer.size_bytes += size
-        if not self._output_bytes:
-            self._outputs_since_ms = self._clock.monotonic_ms()
-        self._output_bytes += size
+        buffer = self.stores.buffer
+        buffer.check_room(size)
+        made = Outgoing(key, value, stamp, tuple(headers))
+        with buffer.latch:
+            buffer.outputs.setdefault(TopicPartition(topic, partition), []).append(made)
+            buffer.size_bytes += size
+            if not buffer.output_bytes:
+                self._outputs_since_ms = self._clock.monotonic_ms()
+            buffer.output_bytes += size
 
     def latest_ms(self, topic: str) -> int:
         """The latest timestamp that a topic accepts now, as far as its limit is known."""
@@ -290,14 +312,26 @@ class Task:
                 f"task {self.id}: timestamp {timestamp_ms!r:.100} of {topic}-{partition} is not a time: give whole "
                 "milliseconds since the epoch, up to 2**63-1"
             )
-        if timestamp_ms > self.stream_times.get(key, -1):
-            self.stream_times[key] = timestamp_ms
+        with self.stores.buffer.latch:
+            if timestamp_ms > self.stream_times.get(key, -1):
+                self.stream_times[key] = timestamp_ms
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Keep commits, and other threads' writes, out of a `with` block: all its writes go with one commit.
+
+        For several threads on one task: reading a row and writing it back, and the writes of a record together with its
+        offset. A commit within the block, from its own thread, commits the writes so far.
+        """
+        return self.stores.buffer.latch
 
     def commit(
         self, source_offsets: Mapping[tuple[str, int], int] | None = None, *, member: ConsumerMember | None = None
     ) -> None:
         """Make everything since the last commit durable, in the log and locally, as one cut.
 
+        It takes all of that in one step: writes of other threads that come meanwhile belong to the next commit. Give
+        an offset only once all writes of the records below it have returned. Waits for a commit and an `exclusive`
+        block of another thread.
         `source_offsets` maps (topic, partition) to the next offset to process; InvalidRequest for one that is not this
         task's or goes back, DiskFull where there is too little space: nothing is written then, and the task goes on.
         When this returns, the state survives the kill of any process; when it raises anything else, the task takes no
@@ -315,69 +349,99 @@ class Task:
     def commit_steps(
         self, source_offsets: Mapping[tuple[str, int], int] | None = None, *, member: ConsumerMember | None = None
     ) -> Steps[bool]:
-        """`commit`, as a generator of its calls to the log. Until it ends, the task must be left alone.
+        """`commit`, as a generator of its calls to the log; writes that come before its end are the next commit's.
 
         Its caller makes each call, in any thread, and sends the result, or throws the error, in the task's own thread.
-        Returns whether there was anything to commit.
+        Returns whether there was anything to commit. It waits for the commit of another thread.
         """
-        # Before the look at the state: background work that closes a task fails it before it looks here.
-        self._committer = threading.get_ident()
-        self._commit_ended.clear()
+        mine = _Committer(threading.get_ident())
         try:
-            self._check_running()
-            self._refuse_dropped()
-            offsets = self.checked_offsets({} if source_offsets is None else source_offsets)
-            moved = self.times_moved
-            # Metadata goes with offsets only: without any, a cold restore would not have the moved times.
-            if (moved and not offsets) or self._restates:
-                offsets = {**self._sources, **offsets}
-            if offsets or self.uncommitted:
-                self.stores.buffer.check_commit()
-            # Metadata over its limit is refused here, while the changes are still in the buffer.
-            metadata = CommitMetadata(
-                epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
-            ).to_text()
+            cut = self._take({} if source_offsets is None else source_offsets, mine)
+            if cut is None:
+                return False
             started_ms = self._clock.monotonic_ms()
-            written, acknowledged = yield from self._committed(offsets, metadata, member, moved)
+            acknowledged = yield from self._committed(cut, member)
         finally:
-            self._commit_ended.set()
-        if acknowledged is None:
-            return False
+            if self._committer is mine:
+                self._committer = None
+                self._commit_ended.set()
         self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
-        self._listener.on_commit(self.id, offsets)
-        if written and self.on_outputs is not None:
-            self.on_outputs(written, acknowledged)
+        self._listener.on_commit(self.id, cut.offsets)
+        if cut.part.outputs and self.on_outputs is not None:
+            self.on_outputs(cut.part.outputs, acknowledged)
         return True
 
-    def _committed(
-        self, offsets: dict[TopicPartition, int], metadata: str, member: ConsumerMember | None, moved: bool
-    ) -> Steps[tuple[Outputs, Mapping[TopicPartition, int] | None]]:
-        """Commit, and record the committed state; None if there was nothing to commit.
+    def _take(self, source_offsets: Mapping[tuple[str, int], int], mine: _Committer) -> Cut | None:
+        """Take the cut of a commit, in one step against every write; None if there is nothing to commit.
 
-        From the first look at the changes to the last assignment an exception fails the task, also one that a
-        signal handler raises anywhere between: a task that is half committed must not go on.
+        An error leaves all in the buffer. Waits for the end of another thread's commit, and of its `exclusive` blocks
+        and savepoints.
         """
+        buffer = self.stores.buffer
+        while True:
+            with buffer.latch:
+                running = self._committer
+                if running is None:
+                    self._commit_ended.clear()
+                    # Before the look at the state: background work that closes a task fails it before it looks here.
+                    self._committer = mine
+                    return self._taken(source_offsets)
+            if running.thread == mine.thread:
+                raise InvalidRequest(f"task {self.id}: this thread is in the middle of a commit of it: let that end")
+            # Without the latch, which that commit does not need, but this thread may keep for an `exclusive` block.
+            self._commit_ended.wait(COMMIT_LOOK_S)
+
+    def _taken(self, source_offsets: Mapping[tuple[str, int], int]) -> Cut | None:
+        self._check_running()
+        self._refuse_dropped()
+        buffer = self.stores.buffer
+        offsets = self.checked_offsets(source_offsets)
+        moved = self.times_moved
+        # Metadata goes with offsets only: without any, a cold restore would not have the moved times.
+        if (moved and not offsets) or self._restates:
+            offsets = {**self._sources, **offsets}
+        if buffer.empty and not offsets and not moved:
+            self.commit_requested = False
+            return None
+        buffer.check_commit()
+        # Metadata over its limit is refused here, while the changes are still in the buffer.
+        metadata = CommitMetadata(
+            epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
+        ).to_text()
         self._log_may_have_it = False
         try:
-            changes = self.stores.buffer.take_changes()
-            batches: dict[TopicPartition, Sequence[Outgoing]] = dict(self._outputs)
+            cut = Cut(self.stores.take(), offsets, metadata, self._times())
+            self.commit_requested = False
+            return cut
+        except BaseException as error:  # between its first step and its last: a cut that is half taken must not go on
+            self._failed(error)
+            raise
+
+    def _committed(self, cut: Cut, member: ConsumerMember | None) -> Steps[Mapping[TopicPartition, int]]:
+        """Commit the cut, and record the committed state.
+
+        From here to the last assignment an exception fails the task, also one that a signal handler raises anywhere
+        between: a task that is half committed must not go on.
+        """
+        try:
+            changes = cut.part.logged()
+            batches: dict[TopicPartition, Sequence[Outgoing]] = dict(cut.part.outputs)
             for name, store_changes in changes.items():
                 batches[self.applier.changelogs[name]] = store_changes  # type: ignore[assignment]
-            if not batches and not offsets and not moved and not self.stores.buffer.rows:
-                self.commit_requested = False
-                return {}, None
-            commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()}, member)
-            acknowledged = yield from self._make_durable(batches, commit)
+            commit = GroupCommit(
+                self.app, {at: Committed(offset, cut.metadata) for at, offset in cut.offsets.items()}, member
+            )
+            acknowledged = yield from self._make_durable(batches, commit, cut)
             self.counters.commits["committed"] += 1
-            self._sources.update(offsets)
+            self._sources.update(cut.offsets)
             self._restates = False
-            written, self._outputs, self._output_bytes = self._outputs, {}, 0
-            self._keep_times()
-            self.commit_requested = False
+            self._committed_times = cut.times
             self._count(changes)
         except BaseException as error:
             refused = isinstance(error, Unavailable | Corruption) and error.unwritten and not self._log_may_have_it
             if refused and self.keeps_refused:
+                self.stores.buffer.put_back()
+                self.commit_requested = True
                 self.counters.commits["failed"] += 1
                 clear_frames(error)
                 raise
@@ -388,7 +452,7 @@ class Task:
             if told is not error:
                 raise told from error
             raise
-        return written, acknowledged
+        return acknowledged
 
     def _told_of(self, error: BaseException) -> BaseException:
         """The error of a failed commit, as CommitUnknown or marked if the log may have the commit.
@@ -428,13 +492,12 @@ class Task:
     @property
     def committing(self) -> bool:
         """Whether it is in the middle of a commit: background work closes it after that."""
-        return not self._commit_ended.is_set()
+        return self._committer is not None
 
     @property
     def uncommitted(self) -> bool:
         """Whether rows, changes, outputs or a stream time wait for a commit."""
-        buffer = self.stores.buffer
-        return bool(buffer.rows or buffer.changes or self._outputs or self.times_moved)
+        return bool(not self.stores.buffer.empty or self.times_moved)
 
     @property
     def times_moved(self) -> bool:
@@ -443,42 +506,48 @@ class Task:
 
     @property
     def outputs(self) -> Outputs:
-        """Records for output topics that the next commit writes."""
-        return self._outputs
+        """Records for output topics that the next commit writes, without those that one under way has taken."""
+        return self.stores.buffer.outputs
 
     def savepoint(self) -> None:
         """Mark the present point: `rollback` returns to the last mark, `release` forgets it. They nest."""
         self.stores.savepoint()
         # Lengths are enough, because outputs are only ever appended.
-        lengths = {at: len(batch) for at, batch in self._outputs.items()}
-        self._marks.append((lengths, self._times(), self._output_bytes, self.commit_requested))
+        buffer = self.stores.buffer
+        lengths = {at: len(batch) for at, batch in buffer.outputs.items()}
+        self._marks.append((lengths, self._times(), buffer.output_bytes, self.commit_requested))
 
     def rollback(self) -> None:
         """Undo every write, output, stream time and progress since the savepoint."""
-        self.stores.rollback()
-        lengths, times, self._output_bytes, self.commit_requested = self._marks.pop()
-        self._outputs = {at: batch[: lengths[at]] for at, batch in self._outputs.items() if at in lengths}
+        buffer = self.stores.buffer
+        lengths, times, output_bytes, self.commit_requested = self._marks.pop()
+        buffer.outputs = {at: batch[: lengths[at]] for at, batch in buffer.outputs.items() if at in lengths}
+        buffer.output_bytes = output_bytes
         self._put_back(times)
+        self.stores.rollback()  # last: it lets other threads' writes in
 
     def release(self) -> None:
         """Keep the changes since the savepoint."""
-        self.stores.release()
         self._marks.pop()
+        self.stores.release()  # last: it lets other threads' writes in
 
     def write_outputs(self, *, batch_bytes: int, linger_ms: int) -> None:
         """At least once: write output records before the commit, once they are many or old enough.
 
         Exactly once they belong to the commit's transaction, and this does nothing.
         """
-        if self.guarantee == "exactly_once" or not self._outputs or self.writer is None:
+        buffer = self.stores.buffer
+        # Not before those of a commit, which are older.
+        if self.guarantee == "exactly_once" or not buffer.outputs or buffer.taken is not None or self.writer is None:
             return
-        if self._output_bytes < batch_bytes and self._clock.monotonic_ms() - self._outputs_since_ms < linger_ms:
+        if buffer.output_bytes < batch_bytes and self._clock.monotonic_ms() - self._outputs_since_ms < linger_ms:
             return
         try:
-            written, self._outputs = self._outputs, {}
+            with buffer.latch:
+                written, buffer.outputs = buffer.outputs, {}
+                buffer.size_bytes -= buffer.output_bytes
+                buffer.output_bytes = 0
             acknowledged = self.writer.append(written)
-            self.stores.buffer.size_bytes -= self._output_bytes
-            self._output_bytes = 0
         except BaseException as error:
             self.fail(error)
             clear_frames(error)
@@ -492,7 +561,6 @@ class Task:
         """Discard everything since the last commit: rows, outputs, stream times and progress."""
         self.stores.discard()
         self._marks.clear()
-        self._outputs, self._output_bytes = {}, 0
         self._put_back(self._committed_times)
 
     def _times(self) -> Times:
@@ -571,7 +639,8 @@ class Task:
         finally:
             # The log may take a commit of another thread just now, and then its rows are to be written here, too. Not
             # for long, because that thread may wait for this one.
-            if self._committer != threading.get_ident():
+            running = self._committer
+            if running is not None and running.thread != threading.get_ident():
                 self._commit_ended.wait(COMMIT_WAIT_S)
             # Whatever the writer's close raises: an open store keeps the lock of the directory.
             self.stores.close()
@@ -615,20 +684,19 @@ class Task:
         for name, stamp in metadata.observed.items():
             self.stores.observe(name, stamp)
 
-    def _make_durable(self, batches: Batches, commit: GroupCommit) -> Steps[Mapping[TopicPartition, int]]:
+    def _make_durable(self, batches: Batches, commit: GroupCommit, cut: Cut) -> Steps[Mapping[TopicPartition, int]]:
         writer = self.writer
         if writer is None:
             raise InternalError(f"task {self.id} runs without a writer")
         self._prepared = None
-        rows = self.stores.buffer.rows
-        acknowledged = yield from self._write_log(writer, batches, commit)
+        acknowledged = yield from self._write_log(writer, batches, commit, cut.part.size_bytes)
         self._log_may_have_it = True
         try:
             reach("commit.logged")
-            self._write_local(batches, commit, acknowledged, writer)
+            self._write_local(batches, commit, acknowledged, writer, cut.times)
         except BaseException:
             # Acknowledged and not local: under exactly once the next opening writes these rows.
-            self.stores.keep_unwritten(rows)
+            self.stores.keep_unwritten(cut.part.rows)
             raise
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
@@ -637,7 +705,12 @@ class Task:
         return acknowledged
 
     def _write_local(
-        self, batches: Batches, commit: GroupCommit, acknowledged: Mapping[TopicPartition, int], writer: LogWriter
+        self,
+        batches: Batches,
+        commit: GroupCommit,
+        acknowledged: Mapping[TopicPartition, int],
+        writer: LogWriter,
+        times: Times,
     ) -> None:
         """Write the acknowledged commit locally, in one batch."""
         self._check_log(batches, acknowledged)
@@ -659,8 +732,8 @@ class Task:
             ),
             sources=sources,
             source_tags={key: tag for key, tag in source_tags.items() if tag},
-            stream_times=dict(self.stream_times),
-            progress=dict(self.progress),
+            stream_times=times[0],
+            progress=times[1],
             epoch=writer.epoch,
         )
         prepared, self._prepared = self._prepared, None
@@ -670,7 +743,7 @@ class Task:
         self._prepared = self.stores.prepare()
 
     def _write_log(
-        self, writer: LogWriter, batches: Batches, commit: GroupCommit
+        self, writer: LogWriter, batches: Batches, commit: GroupCommit, size_bytes: int
     ) -> Steps[Mapping[TopicPartition, int]]:
         """Pass the records to the log and wait for its acknowledgement; counts the time, and failures."""
         exactly_once = self.guarantee == "exactly_once"
@@ -679,7 +752,7 @@ class Task:
                 # Writes nothing, and is refused if a newer owner has the task.
                 yield partial(writer.append, {})
             return {}
-        self.inflight = (sum(map(len, batches.values())), self.stores.buffer.size_bytes)
+        self.inflight = (sum(map(len, batches.values())), size_bytes)
         started_ns = measured_ns()
         try:
             if exactly_once:

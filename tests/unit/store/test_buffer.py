@@ -180,7 +180,7 @@ def test_changes_that_were_taken_stay_as_they_were() -> None:
     buffer.keep_bytes = 1_000
     buffer.read_families.add("s")
     buffer.write_headed("s", b"k", TIMESTAMP.pack(1) + b"a", "s", b"a", 1)
-    taken = buffer.take_changes()
+    taken = buffer.take().logged()
     buffer.settle()
     buffer.write_headed("s", b"k", None, "s", None, 2)
     buffer.write_headed("s", b"l", TIMESTAMP.pack(2) + b"b", "s", b"b", 2)

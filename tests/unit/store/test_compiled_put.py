@@ -203,6 +203,7 @@ def test_each_serde_of_a_put_runs_once_whatever_becomes_of_it(quick: bool) -> No
     assert run_by(b"b", b"refused", 5) == [*once, "raised"]
     store.rows.buffer.refuse_bytes = 1
     assert run_by(b"b", b"no room", 5) == [*once, "raised"]
+    store.rows.buffer.take()
     store.rows.buffer.settle()
     assert run_by(b"a", b"the first one", 5) == once
     assert store.rows.buffer.take_changes() == {"s": [(b"a", b"the first one", 5, ())]}
@@ -254,6 +255,7 @@ def test_a_serde_that_uses_the_store_meanwhile_loses_nothing() -> None:
         elif step == "same":
             store.put(b"k", b"earlier", 3)
         elif step == "commit":
+            store.rows.buffer.take()
             store.rows.buffer.settle()
         elif step == "begin":
             store.rows.buffer.begin()

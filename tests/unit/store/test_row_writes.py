@@ -127,7 +127,11 @@ def test_a_put_of_a_store_is_the_write_of_its_row(
         elif step == "begin" or step == "commit":
             open_marks = 0 if step == "commit" else open_marks + 1
             for buffer in buffers:
-                buffer.begin() if step == "begin" else buffer.settle()
+                if step == "begin":
+                    buffer.begin()
+                else:
+                    buffer.take()
+                    buffer.settle()
         elif open_marks:
             open_marks -= 1
             for buffer in buffers:

@@ -9,7 +9,7 @@ import pytest
 
 from standfast.replication.log import Record
 from standfast.store import serde
-from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.engine import DEFAULT_FAMILY, Prepared
 from standfast.store.errors import Backpressure, Closed, Corruption, InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore
@@ -354,6 +354,14 @@ def test_an_unlogged_store_has_rows_and_no_changes(open_task: Open) -> None:
 # Rows prepared ahead
 
 
+def prepared_now(task: TaskStores) -> Prepared | None:
+    """The preparation of a commit that takes the rows now and is refused."""
+    task.take()
+    prepared = task.prepare()
+    task.buffer.put_back()
+    return prepared
+
+
 def prepared_task(open_task: Open, *specs: StoreSpec) -> TaskStores:
     """A task with enough buffered rows to prepare their write."""
     task = open_task(*specs)
@@ -365,6 +373,7 @@ def prepared_task(open_task: Open, *specs: StoreSpec) -> TaskStores:
 def test_a_commit_writes_the_rows_that_were_prepared_and_its_own_cut(open_task: Open) -> None:
     task = prepared_task(open_task, keyvalue())
     task.store("kv").put("0001", None, 7)
+    task.take()
     prepared = task.prepare()
     assert prepared is not None
     assert prepared.counts == {"kv": PREPARED_ROWS_MIN}
@@ -378,19 +387,30 @@ def test_a_commit_writes_the_rows_that_were_prepared_and_its_own_cut(open_task: 
     ]
 
 
-def test_rows_that_came_after_the_preparation_are_written_too(open_task: Open) -> None:
+def test_rows_that_came_after_the_cut_was_taken_belong_to_the_next_commit(open_task: Open) -> None:
     task = prepared_task(open_task, keyvalue(), keyvalue("other"))
+    task.take()
     prepared = task.prepare()
     task.store("kv").put("late", "1", 1)
     task.store("other").put("late", "2", 1)
     task.commit(at(1, "kv", "other"), prepared)
-    assert (task.committed_view("kv").get("late"), task.committed_view("other").get("late")) == ("1", "2")
-    assert task.committed_view("kv").get("0000") == "v0"
+    views = task.committed_view("kv"), task.committed_view("other")
+    assert [view.get("late") for view in views] == [None, None]
+    assert views[0].get("0000") == "v0"
+    assert (task.store("kv").get("late"), task.store("other").get("late")) == ("1", "2")
+    assert {name: list(changes) for name, changes in task.buffer.take_changes().items()} == {
+        "kv": [(b"late", b"1", 1, ())],
+        "other": [(b"late", b"2", 1, ())],
+    }
+    task.commit(at(2, "kv", "other"))
+    assert [view.get("late") for view in views] == ["1", "2"]
 
 
 def test_a_preparation_that_is_not_used_leaves_nothing(open_task: Open) -> None:
     task = prepared_task(open_task, keyvalue())
+    task.take()
     assert task.prepare() is not None
+    task.buffer.put_back()
     task.discard()
     task.store("kv").put("only", "1", 1)
     task.commit(at(1, "kv"))
@@ -399,21 +419,22 @@ def test_a_preparation_that_is_not_used_leaves_nothing(open_task: Open) -> None:
 
 def test_few_rows_rows_in_memory_new_families_and_expired_ones_are_not_prepared(open_task: Open) -> None:
     task = open_task(keyvalue(), keyvalue("fast", engine="memory"), window())
+    assert task.prepare() is None, "nothing is taken"
     task.store("kv").put("a", "1", 1)
-    assert task.prepare() is None, "few rows"
+    assert prepared_now(task) is None, "few rows"
     for number in range(PREPARED_ROWS_MIN):
         task.store("fast").put(f"{number}", "1", 1)
-    assert task.prepare() is None, "a row of a store on disk"
+    assert prepared_now(task) is None, "a row of a store on disk"
     for number in range(PREPARED_ROWS_MIN):
         task.store("win").put(f"{number}", "1", 0)
-    assert task.prepare() is None, "the segment has no family yet"
+    assert prepared_now(task) is None, "the segment has no family yet"
     task.commit(at(1, "kv", "fast", "win"))
     for number in range(PREPARED_ROWS_MIN):
         task.store("win").put(f"{number}", "2", 1)
-    assert task.prepare() is not None
+    assert prepared_now(task) is not None
     task.store("win").put("far", "1", 10 * 24 * 60 * MINUTE_MS)
     for number in range(PREPARED_ROWS_MIN):
         task.store("kv").put(f"{number}", "2", 1)
-    assert task.prepare() is None, "expired segments go with the commit"
+    assert prepared_now(task) is None, "expired segments go with the commit"
     task.commit(at(2, "kv", "fast", "win"))
     assert list(task.committed_view("win").all())[-1][1] == "1"

@@ -115,12 +115,12 @@ def test_close_in_the_middle_of_a_local_batch_writes_no_record_without_its_rows(
     put(session, "1")
     expired = stores._expired
 
-    def close_and_look() -> dict[str, list[str]]:
+    def close_and_look(times: Any) -> dict[str, list[str]]:
         with monkeypatch.context() as delayed:
             for engine in (RocksEngine, MemoryEngine):
                 delayed.setattr(engine, "close", lambda _: None)
             stores.close()
-        return expired()
+        return expired(times)
 
     monkeypatch.setattr(stores, "_expired", close_and_look)
     session.task(0).commit({SOURCE: 1})
