@@ -4,7 +4,7 @@
               └─> changes  store  -> log key -> change      written to the changelog by the commit; those of a `headed`
                                                             store are its rows, so that a put is one entry
     task.send ──> outputs  target -> records                written by the commit, too
-    take      ──> taken    rows, changes and outputs of the commit under way, in one step; later writes are the next one's
+    take      ──> taken    rows, changes and outputs of the commit under way, in one step; later writes are of the next
     settle    ──> recent   family -> key -> row | None      the rows of the last commits, as the database has them
 
     read          rows ──> taken ──> recent ──> database    the first that has the key
@@ -15,9 +15,9 @@
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes there what it took,
-and a discard forgets it. One write enters under `latch`, or in one step of the interpreter by way of `hot`, which `take`
-empties first: so each write is wholly in one part or wholly in the next. `settle` and `put_back` need no latch, because
-a thread that keeps it may wait for the commit under way.
+and a discard forgets it. One write enters under `latch`, or in one step of the interpreter by way of `hot`, which
+`take` empties first: so each write is wholly in one part or wholly in the next. `settle` and `put_back` need no latch,
+because a thread that keeps it may wait for the commit under way.
 
 The buffer is bounded in bytes, what is taken included: at `bound_bytes` it is `full` (the loop commits after the
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer

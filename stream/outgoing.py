@@ -6,8 +6,10 @@ Rules of this file: pure. Errors that only the log can find (an absent topic or 
 from __future__ import annotations
 
 from standfast.replication.log import Headers, TopicInfo
+from standfast.replication.offsets import TaskId
 from standfast.replication.topics.settings import TIMESTAMP_AHEAD, time_text
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, TooLarge
+from standfast.store.rows import RowLimits
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
@@ -76,3 +78,28 @@ def headers_problem(headers: object) -> str | None:
         except UnicodeEncodeError:
             return f"header {name!r:.100} cannot be encoded as UTF-8"
     return None
+
+
+def checked_size(
+    task: TaskId, topic: str, key: bytes | None, value: bytes | None, headers: Headers, limits: RowLimits
+) -> int:
+    """The size of an output record in bytes, each part within the limit for values. InvalidRequest, TooLarge."""
+    sizes = {"key": len(key or b""), "value": len(value or b"")}
+    if headers:
+        sizes["headers"] = headers_bytes(headers)
+    limit = limits.value_bytes
+    for part, size in sizes.items():
+        if size > limit:
+            raise InvalidRequest(
+                f"task {task}: {part} of {size} bytes for topic {topic!r} is over the limit of {limit} bytes: "
+                "split it, or raise value_max_bytes together with the log's own message limit"
+            )
+    size = sum(sizes.values())
+    most = limits.record_bytes
+    if size > most:
+        raise TooLarge(
+            f"task {task}: a record of {size} bytes for topic {topic!r} is over the limit of {most} bytes for "
+            "key, value and headers together: split it, or raise value_max_bytes together with the log's own "
+            "message limit"
+        )
+    return size

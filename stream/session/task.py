@@ -5,8 +5,8 @@
        │            ^                    │ error
        └─> STANDBY ─┘ promote            └──> FAILED ───> CLOSED
 
-    commit                   takes the whole cut in one step: rows, changes, outputs, stream times, progress, the stores'
-                             times; writes and records that come meanwhile belong to the next commit
+    commit                   takes the whole cut in one step: rows, changes, outputs, stream times, progress, times of
+                             the stores; writes and records that come meanwhile belong to the next commit
      exactly once            log transaction (changelogs, outputs, source offsets) -> one local batch
      at least once           log append (changelogs, outputs) -> one local batch -> source offsets
 
@@ -26,10 +26,9 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
@@ -47,12 +46,10 @@ from standfast.replication.log import (
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.arguments import is_whole
-from standfast.store.buffer import Part
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.engine import Prepared
 from standfast.store.errors import (
     Closed,
-    CommitUnknown,
     Corruption,
     Fenced,
     InternalError,
@@ -60,7 +57,6 @@ from standfast.store.errors import (
     NotReady,
     StandfastError,
     StateLost,
-    TooLarge,
     Unavailable,
 )
 from standfast.store.failpoint import reach
@@ -75,7 +71,8 @@ from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
-from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, headers_bytes, latest_ms
+from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, checked_size, latest_ms
+from standfast.stream.session.cut import Committer, Cut, Times, check_log, in_doubt, recorded
 from standfast.stream.session.settings import Guarantee
 from standfast.stream.session.statistics import SessionCounters, log_error
 from standfast.stream.source_offsets import checked_source_offsets
@@ -83,8 +80,6 @@ from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
-
-Times: TypeAlias = tuple[dict[str, int], dict[str, int]]  # stream times and progress
 
 
 class TaskState(Enum):
@@ -110,24 +105,6 @@ ALLOWED = {
     TaskState.FAILED: {TaskState.CLOSED},
     TaskState.CLOSED: set(),
 }
-
-
-class _Committer:
-    """A commit under way, and its thread."""
-
-    __slots__ = ("thread",)
-
-    def __init__(self, thread: int) -> None:
-        self.thread = thread
-
-
-class Cut(NamedTuple):
-    """What a commit makes durable: rows and outputs that it took, with the times that are theirs."""
-
-    part: Part
-    offsets: dict[TopicPartition, int]
-    metadata: str
-    times: Times
 
 
 class Task:
@@ -179,7 +156,7 @@ class Task:
         self._restates = False
         self._commit_ended = threading.Event()
         self._commit_ended.set()
-        self._committer: _Committer | None = None  # of the commit under way; entered under the buffer's latch
+        self._committer: Committer | None = None  # of the commit under way; entered under the buffer's latch
         self._log_may_have_it = False  # some or all of the running commit
         self._prepared: Prepared | None = None  # of the running commit's local write, while the log has its records
         self._outputs_since_ms = -1
@@ -288,7 +265,7 @@ class Task:
             partition = zlib.crc32(key) % partitions if key else 0
         size = len(key or b"") + len(value or b"")
         if headers or size > self.stores.limits.value_bytes:
-            size = self._checked_size(topic, key, value, headers)
+            size = checked_size(self.id, topic, key, value, headers, self.stores.limits)
         buffer = self.stores.buffer
         buffer.check_room(size)
         made = Outgoing(key, value, stamp, tuple(headers))
@@ -354,7 +331,7 @@ class Task:
         Its caller makes each call, in any thread, and sends the result, or throws the error, in the task's own thread.
         Returns whether there was anything to commit. It waits for the commit of another thread.
         """
-        mine = _Committer(threading.get_ident())
+        mine = Committer(threading.get_ident())
         try:
             cut = self._take({} if source_offsets is None else source_offsets, mine)
             if cut is None:
@@ -371,25 +348,24 @@ class Task:
             self.on_outputs(cut.part.outputs, acknowledged)
         return True
 
-    def _take(self, source_offsets: Mapping[tuple[str, int], int], mine: _Committer) -> Cut | None:
+    def _take(self, source_offsets: Mapping[tuple[str, int], int], mine: Committer) -> Cut | None:
         """Take the cut of a commit, in one step against every write; None if there is nothing to commit.
 
         An error leaves all in the buffer. Waits for the end of another thread's commit, and of its `exclusive` blocks
         and savepoints.
         """
         buffer = self.stores.buffer
-        while True:
-            with buffer.latch:
-                running = self._committer
-                if running is None:
-                    self._commit_ended.clear()
-                    # Before the look at the state: background work that closes a task fails it before it looks here.
-                    self._committer = mine
-                    return self._taken(source_offsets)
-            if running.thread == mine.thread:
-                raise InvalidRequest(f"task {self.id}: this thread is in the middle of a commit of it: let that end")
-            # Without the latch, which that commit does not need, but this thread may keep for an `exclusive` block.
-            self._commit_ended.wait(COMMIT_LOOK_S)
+        with buffer.latch:
+            # With the latch, so that a thread that commits without a pause does not always come first. The commit under
+            # way needs it no more.
+            while (running := self._committer) is not None:
+                if running.thread == mine.thread:
+                    raise InvalidRequest(f"task {self.id}: this thread is in the middle of a commit: let that end")
+                self._commit_ended.wait(COMMIT_LOOK_S)
+            self._commit_ended.clear()
+            # Before the look at the state: background work that closes a task fails it before it looks here.
+            self._committer = mine
+            return self._taken(source_offsets)
 
     def _taken(self, source_offsets: Mapping[tuple[str, int], int]) -> Cut | None:
         self._check_running()
@@ -462,16 +438,7 @@ class Task:
         if not self._log_may_have_it or isinstance(error, Fenced):
             return error
         self.in_doubt = True
-        if isinstance(error, Unavailable) and not isinstance(error, CommitUnknown):
-            told = CommitUnknown(
-                f"task {self.id}: the log may have the commit, but a step after it failed "
-                f"({type(error).__name__}): open the task again and go on from its source offsets"
-            )
-            told.__cause__ = error  # so that `clear_frames` clears its frames, too
-            return told
-        if isinstance(error, StandfastError):
-            error.in_doubt = True
-        return error
+        return in_doubt(self.id, error)
 
     def _failed(self, error: BaseException) -> None:
         """Fail the task after a write that may be half done."""
@@ -693,7 +660,7 @@ class Task:
         self._log_may_have_it = True
         try:
             reach("commit.logged")
-            self._write_local(batches, commit, acknowledged, writer, cut.times)
+            self._write_local(batches, cut, acknowledged, writer)
         except BaseException:
             # Acknowledged and not local: under exactly once the next opening writes these rows.
             self.stores.keep_unwritten(cut.part.rows)
@@ -705,39 +672,15 @@ class Task:
         return acknowledged
 
     def _write_local(
-        self,
-        batches: Batches,
-        commit: GroupCommit,
-        acknowledged: Mapping[TopicPartition, int],
-        writer: LogWriter,
-        times: Times,
+        self, batches: Batches, cut: Cut, acknowledged: Mapping[TopicPartition, int], writer: LogWriter
     ) -> None:
         """Write the acknowledged commit locally, in one batch."""
-        self._check_log(batches, acknowledged)
-        # Sources of a sub-topology that had this number before go: by them the next one would take this for its own.
-        known = self.stores.cut.sources
-        sources = {key: offset for key, offset in known.items() if self._owns(parse_source_key(key)[0])}
-        moved = {at: committed.offset for at, committed in commit.offsets.items()}
-        sources.update({source_key(*at): offset for at, offset in moved.items()})
-        tags = self.applier.epoch_tags({**acknowledged, **moved})
-        source_tags = {key: tag for key, tag in self.stores.cut.source_tags.items() if key in sources}
-        source_tags.update({source_key(*at): tags.get(at, "") for at in moved})
-        cut = replace(
-            self.stores.cut,
-            positions=self.applier.advanced(
-                acknowledged,
-                moved,
-                tags,
-                marked=self.guarantee == "exactly_once" and writer.marks_transactions,
-            ),
-            sources=sources,
-            source_tags={key: tag for key, tag in source_tags.items() if tag},
-            stream_times=times[0],
-            progress=times[1],
-            epoch=writer.epoch,
-        )
+        before = self.stores.cut
+        check_log(self.id, before, batches, acknowledged, self.applier)
+        marked = self.guarantee == "exactly_once" and writer.marks_transactions
+        record = recorded(before, cut, acknowledged, self.applier, marked=marked, epoch=writer.epoch, owns=self._owns)
         prepared, self._prepared = self._prepared, None
-        self.stores.commit(cut, prepared)
+        self.stores.commit(record, prepared)
 
     def _prepare(self) -> None:
         self._prepared = self.stores.prepare()
@@ -771,21 +714,6 @@ class Task:
         self.counters.ack_seconds.observe((measured_ns() - started_ns) * SECONDS_PER_NS)
         return acknowledged
 
-    def _check_log(self, batches: Batches, acknowledged: Mapping[TopicPartition, int]) -> None:
-        """Raise StateLost if the log assigned these offsets before: it has lost records that it had acknowledged."""
-        for name, stored in self.stores.cut.positions.items():
-            changelog = self.applier.changelogs.get(name)
-            if changelog is not None and changelog in acknowledged and changelog not in self.applier.limited:
-                first = acknowledged[changelog] - len(batches[changelog])
-                if first < stored.offset:
-                    lost = StateLost(
-                        f"task {self.id}: {changelog} put these records at offset {first}, though this store has its "
-                        f"records below {stored.offset}: the log lost records, and the state is read from it again",
-                        reason="diverged",
-                    )
-                    lost.sources = (changelog,)
-                    raise lost
-
     def _observed(self) -> dict[str, int]:
         return {
             name: store.rows.observed_ms for name, store in self.stores.stores.items() if store.rows.observed_ms >= 0
@@ -796,28 +724,6 @@ class Task:
             counters = self.stores.stores[name].rows.counters
             counters.logged_records += len(store_changes)
             counters.logged_bytes += changes_bytes(store_changes)
-
-    def _checked_size(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> int:
-        """The size of an output record in bytes, each part within the limit for values."""
-        sizes = {"key": len(key or b""), "value": len(value or b"")}
-        if headers:
-            sizes["headers"] = headers_bytes(headers)
-        limit = self.stores.limits.value_bytes
-        for part, size in sizes.items():
-            if size > limit:
-                raise InvalidRequest(
-                    f"task {self.id}: {part} of {size} bytes for topic {topic!r} is over the limit of {limit} bytes: "
-                    "split it, or raise value_max_bytes together with the log's own message limit"
-                )
-        size = sum(sizes.values())
-        most = self.stores.limits.record_bytes
-        if size > most:
-            raise TooLarge(
-                f"task {self.id}: a record of {size} bytes for topic {topic!r} is over the limit of {most} bytes for "
-                "key, value and headers together: split it, or raise value_max_bytes together with the log's own "
-                "message limit"
-            )
-        return size
 
     def _raise_fenced(self, cause: StandfastError) -> None:
         """Raise Fenced if that is why an operation failed."""

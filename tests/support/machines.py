@@ -5,7 +5,7 @@
 
 Rules of this file: no store type and no layout. An oracle is plain dicts and lists that state the semantics by
 definition; `copy` gives the state that a commit keeps, `changes` the records logged since. Recorded changelogs feed
-restores.
+restores. Between the taking of a commit and its end, or its refusal, writes and reads go on.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ moments = st.tuples(
     st.sampled_from([0, 0, 0, 1, 2, -1]),
     st.sampled_from([-1, 0, 1, 1, 500]),
 )
-TURNS = ["commit", "commit", "flush", "discard", "restart", "fail over"]
+TURNS = ["commit", "commit", "take", "take", "refuse", "flush", "discard", "restart", "fail over"]
 OPENS_MAX = 6
 
 Change = tuple[bytes, bytes | None, int]
@@ -112,6 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.stores = self.open()
         self.oracles: dict[str, Any] = {group: self.new_oracle(group) for group in self.groups}
         self.kept: dict[str, Any] = {group: oracle.copy() for group, oracle in self.oracles.items()}
+        self.taken: dict[str, tuple[Any, list[Change]]] | None = None  # of a commit under way, with its changes
 
     def new_oracle(self, group: str) -> Oracle:
         raise AssertionError("each machine has its own")
@@ -176,12 +177,17 @@ class StoreMachine(RuleBasedStateMachine):
         """A task's life between writes; opening RocksDB is costly, so no more often than it must."""
         if turn in ("commit", "flush"):
             self.commit()
+        if turn == "take" and self.taken is None:
+            self.take()
+        if turn == "refuse" and self.taken is not None:
+            self.refuse()
         if turn == "flush":
             self.stores.flush()
             self.finish_held_iterators()
         if turn == "discard":
             self.stores.discard()
-            self.oracles = {group: oracle.copy() for group, oracle in self.kept.items()}
+            left = self.kept if self.taken is None else {group: oracle for group, (oracle, _) in self.taken.items()}
+            self.oracles = {group: oracle.copy() for group, oracle in left.items()}
         if turn == "restart" and self.opens < OPENS_MAX:
             self.restart(sizes)
         if turn == "fail over" and self.opens < OPENS_MAX:
@@ -189,26 +195,44 @@ class StoreMachine(RuleBasedStateMachine):
         self.check_all()
         self.check_folds()
 
-    def commit(self) -> None:
-        """Record the logged changes, after comparing them with the expected ones, and commit."""
-        logged = {
-            name: [change[:3] for change in changes] for name, changes in self.stores.buffer.take_changes().items()
-        }
+    def take(self) -> None:
+        """Take the cut of a commit, after comparing its changes with the expected ones."""
+        logged = {name: [change[:3] for change in changes] for name, changes in self.stores.take().logged().items()}
+        self.taken = {}
         for group, names in self.groups.items():
             every = self.oracles[group].changes
             for name in names:
                 expected = latest_of_each(every) if self.caching[name] else every
                 assert logged.get(name, []) == expected, f"{name} logged {logged.get(name)}, not {expected}"
-                self.record(name, expected)
+            self.taken[group] = self.oracles[group].copy(), every
             self.oracles[group].changes = []
+
+    def refuse(self) -> None:
+        """The log takes nothing of the commit under way: the next one has it, under the writes since."""
+        assert self.taken is not None
+        self.stores.buffer.put_back()
+        for group, (_, changes) in self.taken.items():
+            self.oracles[group].changes = changes + self.oracles[group].changes
+        self.taken = None
+
+    def commit(self) -> None:
+        """Take the cut, unless a commit is under way; record its changes and commit."""
+        if self.taken is None:
+            self.take()
+        assert self.taken is not None
+        for group, names in self.groups.items():
+            every = self.taken[group][1]
+            for name in names:
+                self.record(name, latest_of_each(every) if self.caching[name] else every)
         positions = {name: Position(next_offset(log)) for name, log in self.logs.items()}
         self.stores.commit(replace(self.stores.cut, positions=positions))
-        self.kept = {group: oracle.copy() for group, oracle in self.oracles.items()}
+        self.kept = {group: oracle for group, (oracle, _) in self.taken.items()}
+        self.taken = None
 
     def restart(self, sizes: list[int]) -> None:
         """Close without a commit and reopen; memory stores come back from their changelogs."""
         directory, iterators = self.stores.directory, self.held
-        self.held = []
+        self.held, self.taken = [], None
         self.stores.close()
         for iterator, _ in iterators:
             try:
@@ -224,7 +248,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def fail_over(self, sizes: list[int], *, compacted: bool) -> None:
         """Restore all stores from the changelogs into a fresh directory, and go on there."""
-        self.held = []
+        self.held, self.taken = [], None
         self.stores.close()
         self.stores = self.open()
         self.replay(self.stores, list(self.logs), sizes, compacted=compacted)

@@ -1,0 +1,104 @@
+"""The cut of a commit: what it took from a task in one step, the record that goes with its rows, and checks of the log.
+
+    rows, outputs, times  ──take──>  Cut  ──log──>  acknowledged offsets  ──recorded──>  CommitRecord of the local batch
+
+Rules of this file: values and decisions; the task makes the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from standfast.replication.log import Batches
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.applier import ChangelogApplier
+from standfast.store.buffer import Part
+from standfast.store.errors import CommitUnknown, StandfastError, StateLost, Unavailable
+from standfast.store.task.commit_record import CommitRecord, parse_source_key, source_key
+
+Times: TypeAlias = tuple[dict[str, int], dict[str, int]]  # stream times and progress
+
+
+class Committer:
+    """A commit under way, and its thread."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+
+
+class Cut(NamedTuple):
+    """What a commit makes durable: rows and outputs that it took, with the times that are theirs."""
+
+    part: Part
+    offsets: dict[TopicPartition, int]
+    metadata: str
+    times: Times
+
+
+def recorded(
+    before: CommitRecord,
+    cut: Cut,
+    acknowledged: Mapping[TopicPartition, int],
+    applier: ChangelogApplier,
+    *,
+    marked: bool,
+    epoch: int,
+    owns: Callable[[str], bool],
+) -> CommitRecord:
+    """The task's record once the log has acknowledged the cut; `owns`: whether the task reads a topic."""
+    # Sources of a sub-topology that had this number before go: by them the next one would take this for its own.
+    sources = {key: offset for key, offset in before.sources.items() if owns(parse_source_key(key)[0])}
+    moved = cut.offsets
+    sources.update({source_key(*at): offset for at, offset in moved.items()})
+    tags = applier.epoch_tags({**acknowledged, **moved})
+    source_tags = {key: tag for key, tag in before.source_tags.items() if key in sources}
+    source_tags.update({source_key(*at): tags.get(at, "") for at in moved})
+    return replace(
+        before,
+        positions=applier.advanced(acknowledged, moved, tags, marked=marked),
+        sources=sources,
+        source_tags={key: tag for key, tag in source_tags.items() if tag},
+        stream_times=cut.times[0],
+        progress=cut.times[1],
+        epoch=epoch,
+    )
+
+
+def check_log(
+    task: TaskId,
+    before: CommitRecord,
+    batches: Batches,
+    acknowledged: Mapping[TopicPartition, int],
+    applier: ChangelogApplier,
+) -> None:
+    """Raise StateLost if the log assigned these offsets before: it has lost records that it had acknowledged."""
+    for name, stored in before.positions.items():
+        changelog = applier.changelogs.get(name)
+        if changelog is not None and changelog in acknowledged and changelog not in applier.limited:
+            first = acknowledged[changelog] - len(batches[changelog])
+            if first < stored.offset:
+                lost = StateLost(
+                    f"task {task}: {changelog} put these records at offset {first}, though this store has its records "
+                    f"below {stored.offset}: the log lost records, and the state is read from it again",
+                    reason="diverged",
+                )
+                lost.sources = (changelog,)
+                raise lost
+
+
+def in_doubt(task: TaskId, error: BaseException) -> BaseException:
+    """The error of a commit that the log may have: CommitUnknown, or marked."""
+    if isinstance(error, Unavailable) and not isinstance(error, CommitUnknown):
+        told = CommitUnknown(
+            f"task {task}: the log may have the commit, but a step after it failed ({type(error).__name__}): open the "
+            "task again and go on from its source offsets"
+        )
+        told.__cause__ = error  # so that `clear_frames` clears its frames, too
+        return told
+    if isinstance(error, StandfastError):
+        error.in_doubt = True
+    return error
