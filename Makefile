@@ -22,6 +22,7 @@ JOBS ?= 4
 RUNS ?= 200
 APP_RUNS ?= 50
 CALLS_RUNS ?= 50
+THREADS_RUNS ?= 20
 KAFKA_RUNS ?= 100
 SERVE_RUNS ?= 100
 BULK_RUNS ?= 10
@@ -122,10 +123,10 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; with calls in flight CALLS_RUNS=50; on Kafka KAFKA_RUNS=100; two sidecars whose partitions move SERVE_RUNS=100; sources of one's own SOURCE_RUNS=40, on Kafka SOURCE_KAFKA_RUNS=20; managed instances MANAGED_RUNS=30
+crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; with calls in flight CALLS_RUNS=50; shared by threads THREADS_RUNS=20; on Kafka KAFKA_RUNS=100; two sidecars whose partitions move SERVE_RUNS=100; sources of one's own SOURCE_RUNS=40, on Kafka SOURCE_KAFKA_RUNS=20; managed instances MANAGED_RUNS=30
 	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(CALLS_RUNS) with calls in flight, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
 	@TMPDIR="$${TMPDIR:-/tmp}" STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
-	  STANDFAST_CRASH_CALLS_RUNS=$(CALLS_RUNS) \
+	  STANDFAST_CRASH_CALLS_RUNS=$(CALLS_RUNS) STANDFAST_CRASH_THREADS_RUNS=$(THREADS_RUNS) \
 	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) STANDFAST_CRASH_SNAPSHOT_RUNS=$(SNAPSHOT_RUNS) \
 	  STANDFAST_CRASH_MANAGED_RUNS=$(MANAGED_RUNS) \
 	  STANDFAST_CRASH_SOURCE_RUNS=$(SOURCE_RUNS) STANDFAST_CRASH_SOURCE_KAFKA_RUNS=$(SOURCE_KAFKA_RUNS) \

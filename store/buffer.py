@@ -14,12 +14,12 @@
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
-Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes there what it took,
-and a discard forgets it. One write enters under `latch`, or in one step of the interpreter by way of `hot`, which
-`take` empties first: so each write is wholly in one part or wholly in the next. `settle` and `put_back` need no latch,
-because a thread that keeps it may wait for the commit under way.
+Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes the taken part
+there, and a discard forgets the rest. One write enters under `latch`, or in one step of the interpreter by way of
+`hot`, which `take` empties first: so each write is wholly in one part or wholly in the next. `settle` and `put_back`
+need no latch, because a thread that keeps it may wait for the commit under way.
 
-The buffer is bounded in bytes, what is taken included: at `bound_bytes` it is `full` (the loop commits after the
+The buffer is bounded in bytes, the taken part included: at `bound_bytes` it is `full` (the loop commits after the
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
 holds no more than the guard has granted; beyond that, and at the floor, a write raises DiskFull and changes nothing. A
 writer compares with `stop_bytes`, the lower of both bounds, and calls `check_room` only past it. Savepoints cost one
@@ -57,7 +57,7 @@ Rows = dict[str, dict[bytes, bytes | None]]
 
 
 class Part:
-    """What one commit took from the buffer; no write enters it any more."""
+    """The rows, changes and outputs that one commit took from the buffer; no write enters them any more."""
 
     __slots__ = ("changes", "delete_times", "indexes", "output_bytes", "outputs", "refused", "rows", "size_bytes")
 
@@ -118,7 +118,7 @@ class WriteBuffer:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of everything that is not committed, what a commit under way took included."""
+        """Bytes of everything that is not committed, the part of a commit under way included."""
         taken = self.taken
         return self.size_bytes if taken is None else self.size_bytes + taken.size_bytes
 

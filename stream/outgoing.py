@@ -9,7 +9,6 @@ from standfast.replication.log import Headers, TopicInfo
 from standfast.replication.offsets import TaskId
 from standfast.replication.topics.settings import TIMESTAMP_AHEAD, time_text
 from standfast.store.errors import InvalidRequest, TooLarge
-from standfast.store.rows import RowLimits
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
@@ -81,24 +80,29 @@ def headers_problem(headers: object) -> str | None:
 
 
 def checked_size(
-    task: TaskId, topic: str, key: bytes | None, value: bytes | None, headers: Headers, limits: RowLimits
+    task: TaskId,
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    *,
+    part_bytes: int,
+    record_bytes: int,
 ) -> int:
-    """The size of an output record in bytes, each part within the limit for values. InvalidRequest, TooLarge."""
+    """The size of an output record in bytes. InvalidRequest for a part over its limit, TooLarge for the whole."""
     sizes = {"key": len(key or b""), "value": len(value or b"")}
     if headers:
         sizes["headers"] = headers_bytes(headers)
-    limit = limits.value_bytes
     for part, size in sizes.items():
-        if size > limit:
+        if size > part_bytes:
             raise InvalidRequest(
-                f"task {task}: {part} of {size} bytes for topic {topic!r} is over the limit of {limit} bytes: "
+                f"task {task}: {part} of {size} bytes for topic {topic!r} is over the limit of {part_bytes} bytes: "
                 "split it, or raise value_max_bytes together with the log's own message limit"
             )
     size = sum(sizes.values())
-    most = limits.record_bytes
-    if size > most:
+    if size > record_bytes:
         raise TooLarge(
-            f"task {task}: a record of {size} bytes for topic {topic!r} is over the limit of {most} bytes for "
+            f"task {task}: a record of {size} bytes for topic {topic!r} is over the limit of {record_bytes} bytes for "
             "key, value and headers together: split it, or raise value_max_bytes together with the log's own "
             "message limit"
         )

@@ -35,7 +35,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
 
     Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
     the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
-    buffer, and with the commit to changelog and database. One thread at a time may use the store.
+    buffer, and with the commit to changelog and database. Threads may share it: see `Task.exclusive`.
 
     Every method raises InvalidRequest for a key that is None, a value that a serde refuses and an invalid time;
     Corruption for an unreadable row; Closed after the task has left, Fenced if another instance has it. A write that

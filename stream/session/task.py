@@ -71,8 +71,8 @@ from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
+from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, recorded
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, checked_size, latest_ms
-from standfast.stream.session.cut import Committer, Cut, Times, check_log, in_doubt, recorded
 from standfast.stream.session.settings import Guarantee
 from standfast.stream.session.statistics import SessionCounters, log_error
 from standfast.stream.source_offsets import checked_source_offsets
@@ -265,7 +265,10 @@ class Task:
             partition = zlib.crc32(key) % partitions if key else 0
         size = len(key or b"") + len(value or b"")
         if headers or size > self.stores.limits.value_bytes:
-            size = checked_size(self.id, topic, key, value, headers, self.stores.limits)
+            limits = self.stores.limits
+            size = checked_size(
+                self.id, topic, key, value, headers, part_bytes=limits.value_bytes, record_bytes=limits.record_bytes
+            )
         buffer = self.stores.buffer
         buffer.check_room(size)
         made = Outgoing(key, value, stamp, tuple(headers))

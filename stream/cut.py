@@ -1,4 +1,4 @@
-"""The cut of a commit: what it took from a task in one step, the record that goes with its rows, and checks of the log.
+"""The cut of a commit: rows, outputs and times that it took in one step, their record, and checks of the log.
 
     rows, outputs, times  ──take──>  Cut  ──log──>  acknowledged offsets  ──recorded──>  CommitRecord of the local batch
 
@@ -31,7 +31,7 @@ class Committer:
 
 
 class Cut(NamedTuple):
-    """What a commit makes durable: rows and outputs that it took, with the times that are theirs."""
+    """The rows and outputs that a commit took, with the times that are theirs."""
 
     part: Part
     offsets: dict[TopicPartition, int]
