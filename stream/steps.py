@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -21,10 +22,18 @@ LogCall: TypeAlias = Callable[[], Any]  # may take as long as the log's time-out
 Steps: TypeAlias = Generator[LogCall, Any, T]
 
 
-def run_steps(steps: Steps[T]) -> T:
-    """Make every call here and now, and return the generator's result. Raises its error."""
+class NotBegun(Exception):
+    """Steps were not begun, and nothing has changed: their caller has gone."""
+
+
+def run_steps(steps: Steps[T], begin: AbstractContextManager[object] | None = None) -> T:
+    """Make every call here and now, and return the generator's result. Raises its error.
+
+    `begin` is entered for the first step, which takes the changes of a commit; it may raise NotBegun.
+    """
     try:
-        call = next(steps)
+        with begin or nullcontext():
+            call = next(steps)
         while True:
             try:
                 outcome = call()

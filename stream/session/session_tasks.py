@@ -65,6 +65,13 @@ def source_partitions(what: str, given: Any) -> list[Any]:
     )
 
 
+def check_timeout(timeout_s: Any) -> None:
+    """Raise InvalidRequest unless this is a number of seconds, or None."""
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and timeout_s == timeout_s
+    if timeout_s is not None and not number:
+        raise InvalidRequest(f"wait_ready: timeout_s must be seconds, or None to wait on, not {timeout_s!r:.100}")
+
+
 def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int:
     """The group that has a store. Raises UnknownStore."""
     for number, group in groups.items():

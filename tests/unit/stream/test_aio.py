@@ -45,6 +45,8 @@ LACKS = {
     "held_tasks": "an application's loop calls it, which has no asynchronous session",
     "join_checkpoints": "an application's loop calls it, which has no asynchronous session",
     "misses_partitions": "an application's loop asks for it, which has no asynchronous session",
+    "put_off": "its `commit` calls it, for one that was cancelled before its thread began",
+    "wait_until_ready": "its `wait_ready` calls it",
     "own_sources": "an application's loop sets it, which has no asynchronous session",
 }
 
