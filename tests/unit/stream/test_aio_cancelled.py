@@ -20,7 +20,7 @@ from standfast.stream.session.writers import Writers
 from support.sessions import Bench
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
-AT = ("src", 0)
+AT: tuple[str, int] = ("src", 0)
 SOURCE = TopicPartition(*AT)
 HELD_S = 30
 
@@ -87,10 +87,8 @@ async def begun(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return waiting
 
 
-def opening(bench: Bench, **settings: Any) -> sf.aio.Session:
-    return sf.aio.Session(
-        "app", log=bench.address, state_dir=bench.root / "a", **{"stores": STORES, "partitions": 2, **settings}
-    )
+def opening(bench: Bench, partitions: int = 2) -> sf.aio.Session:
+    return sf.aio.Session("app", log=bench.address, state_dir=bench.root / "a", stores=STORES, partitions=partitions)
 
 
 async def ready(session: sf.aio.Session) -> None:
