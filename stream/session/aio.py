@@ -9,8 +9,8 @@
     await consumer.subscribe(["flights"], on_assign=session.on_assign, on_revoke=session.on_revoke,
                              on_lost=session.on_lost)       # the callbacks of session.blocking
 
-Rules of this file: no logic; blocking calls (opening, assigning, waiting, committing, closing) run in a worker thread
-(thread_calls.py says what a cancelled await leaves), one commit at a time, everything else is the session's own.
+Rules of this file: no logic of a session; blocking calls (opening, assigning, waiting, committing, closing) run in a
+worker thread (thread_calls.py: a cancelled await), one commit at a time, everything else is the session's own.
 Arguments and help come from there.
 """
 
@@ -30,9 +30,9 @@ from standfast.stream.session.session import Session as BlockingSession
 from standfast.stream.session.session_tasks import source_partitions
 from standfast.stream.session.task import Task
 from standfast.stream.session.task_commits import Offsets
-from standfast.stream.session.thread_calls import Caller, ThreadCalls
 from standfast.stream.source_offsets import checked_shape
 from standfast.stream.steps import NotBegun
+from standfast.stream.thread_calls import Caller, ThreadCalls
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,8 +105,8 @@ class Session:
     """The asyncio variant of `standfast.Session`, with the same arguments and errors; opened by `async with`.
 
     A cancelled await returns at once, and its thread goes on. The next call that changes tasks waits for it, and raises
-    its error if it failed. What a cancelled opening or `assign` opened is closed. A cancelled commit may be made or
-    not: its offsets go with the next one then. A cancelled `close` goes on to its end.
+    its error if it failed. A cancelled opening is closed, and so are the tasks that a cancelled `assign` opened. A
+    cancelled commit may be made or not: its offsets go with the next one then. A cancelled `close` goes on to its end.
     """
 
     @_kept(BlockingSession.__init__)

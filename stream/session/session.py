@@ -75,7 +75,6 @@ from standfast.stream.session.settings import (
     SessionSettings,
 )
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
-from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
 from standfast.stream.session.task import Task, TaskState
 from standfast.stream.session.task_commits import TaskCommits
@@ -84,6 +83,7 @@ from standfast.stream.signatures import spelled_out
 from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
+from standfast.stream.source_gate import OpenTask
 from standfast.stream.source_offsets import checked_shape
 
 IDLE_WAIT_S = 0.01

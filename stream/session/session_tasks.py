@@ -18,8 +18,8 @@ from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.ownership import CommitPlan, lost_task, plan_commit
-from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.task import GONE, Task, TaskState
+from standfast.stream.source_gate import OpenTask
 from standfast.stream.source_offsets import checked_shape
 
 

@@ -1,11 +1,11 @@
-"""Blocking calls of one session from an event loop; a call whose await is cancelled goes on, and the next waits for it.
+"""Blocking calls of one object from an event loop; a call whose await is cancelled goes on, and the next waits for it.
 
     await run ──> worker thread ──> outcome ──> its caller
        │ cancelled                     │
        └─> left: the thread goes on ───┴──> the next call: waits, and raises its error, once
 
-Cancelled during its wait for others, a call has not begun. `Caller` tells a running one: a wait ends then, and a commit
-takes no rows that are written after the cancellation.
+A call that is cancelled during its wait for others has not begun. A running one has its `Caller`: a wait ends once that
+is gone, and a commit takes no rows that are written after the cancellation.
 
 Rules of this file: it knows no session. Calls are started and left on the event loop; only `Caller` is used by threads.
 """
@@ -54,7 +54,7 @@ class Caller:
 
 
 class ThreadCalls:
-    """The calls of one session that run in worker threads."""
+    """The calls of one object that run in worker threads."""
 
     def __init__(self) -> None:
         self._left: dict[Future[Any], str] = {}  # calls whose await was cancelled, by their start, with their names
@@ -91,7 +91,7 @@ class ThreadCalls:
             raise
 
     def follow(self, name: str, job: Callable[[], object]) -> None:
-        """Run a job after left calls of this name, and leave it too: it takes back what a cancelled one has done."""
+        """Run a job after left calls of this name, and leave it too: it undoes a cancelled one."""
         before = [call for call, own in self._left.items() if own == name]
 
         def last() -> object:
