@@ -21,6 +21,10 @@ LogCall: TypeAlias = Callable[[], Any]  # may take as long as the log's time-out
 Steps: TypeAlias = Generator[LogCall, Any, T]
 
 
+class NotBegun(Exception):
+    """Steps were not begun, and nothing has changed: their caller has gone."""
+
+
 def run_steps(steps: Steps[T]) -> T:
     """Make every call here and now, and return the generator's result. Raises its error."""
     try:

@@ -77,7 +77,7 @@ class Feed:
         self._page = Page("")
         self._page_ms: int | None = None
         self._seen = secrets.token_hex(8)  # names the current page; random, so that no name of a former process fits
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
@@ -99,16 +99,23 @@ class Feed:
             closed.cancel()
 
     async def page(self) -> Page:
-        """The current page; readings within half a second are shared."""
-        async with self._lock:  # readers that come at the same moment share one reading
-            now_ms = self._clock.monotonic_ms()
-            if self._page_ms is None or now_ms - self._page_ms >= SHARED_MS:
-                page = await in_thread(self._render)
-                # An unchanged page keeps its name, so that a browser that connects again is sent nothing.
-                if page != self._page:
-                    self._seen = secrets.token_hex(8)
-                self._page, self._page_ms = page, now_ms
-            return self._page
+        """The current page; readings within half a second are shared, and one that is under way is.
+
+        A reader that is gone ends no reading: its thread goes on, and the next reader waits for it.
+        """
+        if self._page_ms is None or self._clock.monotonic_ms() - self._page_ms >= SHARED_MS:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._renew())
+            await asyncio.shield(self._reading)
+        return self._page
+
+    async def _renew(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        page = await in_thread(self._render)
+        # An unchanged page keeps its name, so that a browser that connects again is sent nothing.
+        if page != self._page:
+            self._seen = secrets.token_hex(8)
+        self._page, self._page_ms = page, now_ms
 
     def open(self) -> Stream | None:
         """A new stream, to be begun. None if there are too many; it is ended already if the feed is closed."""

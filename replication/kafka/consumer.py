@@ -13,8 +13,7 @@ consumer does not return its settings, so they are checked where they are made, 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -179,9 +178,14 @@ def drive(consumer: Any, steps: Steps[Result]) -> Result:
         return result
 
 
-async def drive_async(consumer: Any, steps: Steps[Result]) -> Result:
-    """Carry out steps on an asyncio consumer; code between two calls may block, so it runs in a worker thread."""
-    going, found = await asyncio.to_thread(_advance, partial(next, steps))
+Advanced = tuple[bool, Any]
+
+
+async def drive_async(
+    consumer: Any, steps: Steps[Result], in_thread: Callable[[Callable[[], Advanced]], Awaitable[Advanced]]
+) -> Result:
+    """Carry out steps on an asyncio consumer; code between two calls may block, so it runs `in_thread`."""
+    going, found = await in_thread(partial(_advance, partial(next, steps)))
     while going:
         try:
             answer = await getattr(consumer, found.method)(*found.arguments)
@@ -189,12 +193,12 @@ async def drive_async(consumer: Any, steps: Steps[Result]) -> Result:
             advance = partial(steps.throw, error)
         else:
             advance = partial(steps.send, answer)
-        going, found = await asyncio.to_thread(_advance, advance)
+        going, found = await in_thread(partial(_advance, advance))
     result: Result = found
     return result
 
 
-def _advance(step: Callable[[], Call]) -> tuple[bool, Any]:
+def _advance(step: Callable[[], Call]) -> Advanced:
     """(True, next call) or (False, result): StopIteration cannot be raised out of a worker thread's future."""
     try:
         return True, step()

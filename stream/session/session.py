@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +36,7 @@ from standfast.store.arguments import flag_problems, list_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.closing import Closing
 from standfast.store.disk import DiskGuard
-from standfast.store.errors import Closed, Corruption, DiskFull, InvalidRequest, NotReady, StandfastError, Unavailable
+from standfast.store.errors import Closed, Corruption, InvalidRequest, NotReady, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
@@ -52,6 +52,7 @@ from standfast.stream.session.opener import TaskOpener
 from standfast.stream.session.readiness import Readiness
 from standfast.stream.session.session_tasks import (
     ReadView,
+    check_timeout,
     checked_tasks,
     group_of_store,
     grow_groups,
@@ -74,14 +75,16 @@ from standfast.stream.session.settings import (
     SessionSettings,
 )
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
-from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task_commits import TaskCommits
 from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
 from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
+from standfast.stream.source_gate import OpenTask
+from standfast.stream.source_offsets import checked_shape
 
 IDLE_WAIT_S = 0.01
 SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait
@@ -156,7 +159,7 @@ class Session(Closing):
         self._stop = threading.Event()
         self._fatal: BaseException | None = None
         self._fatal_trace: TracebackType | None = None
-        self._unreached: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]] = {}
+        self._commits = TaskCommits()
         self._threads: list[threading.Thread] = []
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
@@ -389,11 +392,13 @@ class Session(Closing):
 
         Fenced if an assigned task was taken over, and only the caller can bring it back.
         """
-        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and timeout_s == timeout_s
-        if timeout_s is not None and not number:
-            raise InvalidRequest(f"wait_ready: timeout_s must be seconds, or None to wait on, not {timeout_s!r:.100}")
+        self.wait_until_ready(timeout_s, lambda: False)
+
+    def wait_until_ready(self, timeout_s: float | None, gone: Callable[[], bool]) -> None:
+        """`wait_ready` that also ends once the caller is `gone`."""
+        check_timeout(timeout_s)
         deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
-        while True:
+        while not gone():
             # Without threads of its own the session makes no progress unless this call drives it.
             driven = 0 if self._threads else self.poll_once()
             with self._usable():
@@ -529,8 +534,13 @@ class Session(Closing):
         tasks = self.all_tasks()
         self.commit_tasks(tasks, self.external_consumer.before_commit(source_offsets))
 
-    def commit_tasks(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """`commit` without calls to the consumer, which another thread may be using."""
+    def commit_tasks(
+        self,
+        tasks: Mapping[TaskId, Task],
+        source_offsets: Mapping[tuple[str, int], int],
+        begin: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """`commit` without calls to the consumer, which another thread may be using; `begin`: see `TaskCommits`."""
         with self._usable():
             plan = planned_commit(
                 source_offsets,
@@ -546,39 +556,17 @@ class Session(Closing):
                 plan.left_out,
                 extra=as_event("offsets_left_out"),
             )
-        self._commit_each({task_id: (tasks[task_id], own) for task_id, own in plan.due.items()})
+        self._commits.each({task_id: (tasks[task_id], own) for task_id, own in plan.due.items()}, begin)
         # After the commits, so that one lost task costs the other tasks nothing.
         if plan.fenced is not None:
             raise plan.fenced
 
-    def _commit_each(self, due: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]]) -> None:
-        """Commit tasks one after the other. After a failure the remaining offsets must not be lost: rows without their
-        offsets would be committed alone, and the records processed twice after a crash."""
-        unreached = self._unreached
-        left = {task_id: (task, {**self._uncommitted(task), **own}) for task_id, (task, own) in due.items()}
-        for task, own in left.values():
-            if task.state is TaskState.RUNNING and not task.dropped:  # the others raise their own error in commit
-                task.checked_offsets(own)
-        if self._unreached is unreached:  # else a commit of another thread has failed meanwhile
-            self._unreached = {}
-        for task_id in list(left):
-            task, own = left.pop(task_id)
-            try:
-                task.commit(own)
-            except BaseException as error:
-                if isinstance(error, DiskFull):  # its rows stay in the buffer, so its offsets stay with them
-                    left[task_id] = (task, own)
-                self._unreached = {**self._unreached, **left}
-                logger.warning(
-                    "task %s was not committed: %s", task_id, error, extra=as_event("commit_failed", task=task_id)
-                )
-                raise
-
-    def _uncommitted(self, task: Task) -> Mapping[tuple[str, int], int]:
-        """Offsets that a failed commit did not reach; those of an earlier opening went with its rows, and the task may
-        have been committed by itself since."""
-        opening, own = self._unreached.get(task.id, (None, {}))
-        return task.ahead(own) if opening is task else {}
+    def put_off(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
+        """Let the next commit take the offsets of one that was not begun, where these tasks are still open."""
+        for at, offset in checked_shape(source_offsets).items():
+            task = tasks.get(self._task_of(at))
+            if task is not None:
+                self._commits.put_off(task, {at: offset})
 
     def follow_now(self) -> None:
         """Have the background work look at once at the tasks that come here or leave."""

@@ -18,8 +18,8 @@ from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.ownership import CommitPlan, lost_task, plan_commit
-from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.task import GONE, Task, TaskState
+from standfast.stream.source_gate import OpenTask
 from standfast.stream.source_offsets import checked_shape
 
 
@@ -63,6 +63,13 @@ def source_partitions(what: str, given: Any) -> list[Any]:
         f"{what} takes the partitions that a consumer gives, each with topic and partition, not {given!r:.100}; "
         "partitions by number are for assign"
     )
+
+
+def check_timeout(timeout_s: Any) -> None:
+    """Raise InvalidRequest unless this is a number of seconds, or None."""
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and timeout_s == timeout_s
+    if timeout_s is not None and not number:
+        raise InvalidRequest(f"wait_ready: timeout_s must be seconds, or None to wait on, not {timeout_s!r:.100}")
 
 
 def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -304,6 +304,12 @@ class Task:
         """
         return self.stores.buffer.latch
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether this thread is within an `exclusive` block."""
+        owned: bool = self.stores.buffer.latch._is_owned()  # type: ignore[attr-defined]
+        return owned
+
     def commit(
         self, source_offsets: Mapping[tuple[str, int], int] | None = None, *, member: ConsumerMember | None = None
     ) -> None:
@@ -327,16 +333,21 @@ class Task:
         run_steps(self.commit_steps(source_offsets, member=member))
 
     def commit_steps(
-        self, source_offsets: Mapping[tuple[str, int], int] | None = None, *, member: ConsumerMember | None = None
+        self,
+        source_offsets: Mapping[tuple[str, int], int] | None = None,
+        *,
+        member: ConsumerMember | None = None,
+        begin: AbstractContextManager[object] | None = None,
     ) -> Steps[bool]:
         """`commit`, as a generator of its calls to the log; writes that come before its end are the next commit's.
 
         Its caller makes each call, in any thread, and sends the result, or throws the error, in the task's own thread.
-        Returns whether there was anything to commit. It waits for the commit of another thread.
+        Returns whether there was anything to commit. It waits for the commit of another thread. `begin` is entered
+        while the commit takes its changes, which waits for nothing; it may raise NotBegun.
         """
         mine = Committer(threading.get_ident())
         try:
-            cut = self._take({} if source_offsets is None else source_offsets, mine)
+            cut = self._take({} if source_offsets is None else source_offsets, mine, begin or nullcontext())
             if cut is None:
                 return False
             started_ms = self._clock.monotonic_ms()
@@ -351,7 +362,9 @@ class Task:
             self.on_outputs(cut.part.outputs, acknowledged)
         return True
 
-    def _take(self, source_offsets: Mapping[tuple[str, int], int], mine: Committer) -> Cut | None:
+    def _take(
+        self, source_offsets: Mapping[tuple[str, int], int], mine: Committer, begin: AbstractContextManager[object]
+    ) -> Cut | None:
         """Take the cut of a commit, in one step against every write; None if there is nothing to commit.
 
         An error leaves all in the buffer. Waits for the end of another thread's commit, and of its `exclusive` blocks
@@ -368,7 +381,8 @@ class Task:
             self._commit_ended.clear()
             # Before the look at the state: background work that closes a task fails it before it looks here.
             self._committer = mine
-            return self._taken(source_offsets)
+            with begin:
+                return self._taken(source_offsets)
 
     def _taken(self, source_offsets: Mapping[tuple[str, int], int]) -> Cut | None:
         self._check_running()

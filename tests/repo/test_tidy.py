@@ -91,7 +91,7 @@ PURE = {
     "stream/session/ownership.py",
     "stream/punctuation.py",
     "stream/restart.py",
-    "stream/session/source_gate.py",
+    "stream/source_gate.py",
     "stream/source_offsets.py",
     "stream/silence.py",
     "stream/stream_time.py",

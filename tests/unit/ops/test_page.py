@@ -531,6 +531,31 @@ def test_streams_have_a_limit_and_share_one_reading(clock: ManualClock) -> None:
     asyncio.run(watch())
 
 
+def test_readers_that_go_and_come_again_share_the_reading_that_is_under_way(clock: ManualClock) -> None:
+    readings, reading, go_on = [], threading.Event(), threading.Event()
+
+    def stuck() -> dict[str, Any]:
+        readings.append(1)
+        reading.set()
+        assert go_on.wait(60)
+        return status()
+
+    async def watch() -> None:
+        feed = Feed(stuck, clock)
+        for _ in range(3):  # a browser that connects again
+            asked = asyncio.create_task(feed.page())
+            await asyncio.to_thread(reading.wait, 30)
+            await asyncio.sleep(0)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        go_on.set()
+        await feed.page()
+        assert len(readings) == 1
+
+    asyncio.run(watch())
+
+
 def test_reader_that_is_too_slow_loses_its_stream() -> None:
     async def fill() -> None:
         stream = Stream()

@@ -45,6 +45,8 @@ LACKS = {
     "held_tasks": "an application's loop calls it, which has no asynchronous session",
     "join_checkpoints": "an application's loop calls it, which has no asynchronous session",
     "misses_partitions": "an application's loop asks for it, which has no asynchronous session",
+    "put_off": "its `commit` calls it, for one that was cancelled before its thread began",
+    "wait_until_ready": "its `wait_ready` calls it",
     "own_sources": "an application's loop sets it, which has no asynchronous session",
 }
 
@@ -86,3 +88,22 @@ def test_async_session_gives_the_values_of_the_session_underneath(bench: Bench) 
                 session.tasks()
 
     asyncio.run(run())
+
+
+def test_commit_within_an_exclusive_block_of_the_event_loop_is_refused_and_harms_nothing(bench: Bench) -> None:
+    async def run() -> None:
+        async with sf.aio.Session(
+            "app", log=bench.address, state_dir=bench.root / "a", stores=STORES, partitions=2
+        ) as session:
+            await session.assign(active=[0])
+            await session.wait_ready(30)
+            task = session.task(0)
+            with task.exclusive():
+                task.store("kv").put("a", "1")
+                with pytest.raises(sf.InvalidRequest, match="exclusive"):
+                    await session.commit({("src", 0): 1})
+            await session.commit({("src", 0): 2})
+
+    asyncio.run(run())
+    after = bench.active(stores=STORES, partitions=(0,)).task(0)
+    assert (after.source_offsets(), after.store("kv").get("a")) == ({TopicPartition("src", 0): 2}, "1")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.session.source_gate import Moves, OpenTask, SourceGate
+from standfast.stream.source_gate import Moves, OpenTask, SourceGate
 
 P = [TopicPartition("t", number) for number in range(3)]
 TASK = {at: TaskId(0, at.partition) for at in P}
