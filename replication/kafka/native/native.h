@@ -259,6 +259,7 @@ PyObject *client_close(Client *self, PyObject *unused);
 PyObject *client_learn(Client *self, PyObject *args);
 PyObject *client_said(Client *self, PyObject *unused);
 void on_delivery(rd_kafka_t *handle, const rd_kafka_message_t *message, void *opaque);
+int is_column(PyObject *given);
 Py_ssize_t cell_of(PyObject *column, Py_ssize_t at, char **bytes);
 PyObject *columns_of(PyObject *module, PyObject *args);
 PyObject *headed_rows(PyObject *module, PyObject *args);
