@@ -25,7 +25,7 @@ static PyMethodDef functions[] = {
      "digest_of(path) -> int\n\n64 bits that accidents to a file change; not against an attacker. Raises OSError."},
     {"merge", merge_files, METH_VARARGS,
      "merge(paths, threads, spills, fold, segment, deletes, block_bytes, look) -> ([(entries, deletes, first key, last "
-     "key) or None], deletes that were left out)\n\nWrite the rows of one segment, of all spills, oldest first, and of "
+     "key, first key of a row that is no delete, or None) or None], deletes that were left out)\n\nWrite the rows of one segment, of all spills, oldest first, and of "
      "the sorted fold, as files that RocksDB ingests: one for each path, a range of keys each; None stands for a file "
      "that would be empty. Of rows with one key the newest counts. `look()` is called every few megabytes and may raise. "
      "Raises OSError and MemoryError; files may be there in part then."},
