@@ -89,6 +89,7 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     yield "restore_workers", (), statistics.bulk.workers_now
     yield "restore_runs_total", (), statistics.bulk.runs
     yield "restore_worker_failures_total", (), statistics.bulk.failures
+    yield "restore_refused_files_total", (), statistics.bulk.refused
     for source in statistics.own_sources:
         labels = (source.source, str(source.partition))
         yield "source_running", labels, float(source.state == "running")

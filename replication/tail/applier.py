@@ -141,13 +141,14 @@ class ChangelogApplier:
         next_offset: int,
         times: StoreTimes,
         skipped: int = 0,
+        lookups: Sequence[tuple[str, bytes]] | None = None,
     ) -> None:
         """Ingest sorted files (family, path) and move the position to `next_offset`; see `TaskStores.ingest`.
 
         `skipped` is the number of their records without a key.
         """
         name = self._store(changelog)
-        self.stores.ingest(name, files, times, self._cut_at({name: next_offset}))
+        self.stores.ingest(name, files, times, self._cut_at({name: next_offset}), lookups)
         if skipped:
             self.stores.store(name).rows.counters.skipped += skipped
             self._warn(changelog, skipped, next_offset, "no key, so that no store wrote them")

@@ -14,6 +14,9 @@ are never loaded here.
 A worker's failure fails no task: after an error of the log, a damaged file or a thread that could not start, the rest
 of the changelog goes to a worker again; after `ATTEMPTS_MAX` times it is given back, and batches restore the rest. The
 same holds for an unreadable record, since batches report which one it is.
+
+Files of the compiled writer that RocksDB refuses, or whose rows a get does not find (one is looked up in each load),
+are built again by RocksDB's own writer, which then writes all later files of this process.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.files.manifest import ManifestPartition
 from standfast.restore.files.manifest_files import check_files
-from standfast.restore.replay.bulk_plan import BulkSettings, Choice, choose, needs_compaction
+from standfast.restore.replay.bulk_plan import BulkSettings, Choice, choose, lookups_in, needs_compaction
 from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
 from standfast.restore.replay.run_builder import each_digest, quick_digest
 from standfast.restore.replay.worker_pool import WorkerPool
@@ -41,6 +44,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.state_dir import BULK_FOLDER
+from standfast.store.task.task_stores import FilesRefused
 
 ATTEMPTS_MAX = 3
 LEVEL0_PROPERTY = "num-files-at-level0"
@@ -50,6 +54,7 @@ LEVEL0_PROPERTY = "num-files-at-level0"
 class BulkStatistics:
     """Counts since the start: runs and files ingested, workers that failed, changelogs given back to batches.
 
+    refused                    loads whose files of the compiled writer RocksDB refused, and whose rest was built again
     workers_now, workers_max   threads that build files now, and at most
     worker_peak_rss_bytes      the most memory that the rows of one worker took; the name is that of a time when
                                workers were processes
@@ -61,6 +66,7 @@ class BulkStatistics:
     files: int = 0
     failures: int = 0
     given_back: int = 0
+    refused: int = 0
     worker_peak_rss_bytes: int = 0
 
 
@@ -89,7 +95,10 @@ class Step:
 
 @dataclass(slots=True)
 class _Load:
-    """One changelog. `built`: end of the last reported run, `read`: position of the worker; `job` -1: none."""
+    """One changelog. `built`: end of the last reported run, `read`: position of the worker; `job` -1: none.
+
+    `live_keys`: see RowFold, of all files so far. `refused`: files of the compiled writer were.
+    """
 
     applier: ChangelogApplier
     changelog: TopicPartition
@@ -105,6 +114,9 @@ class _Load:
     job: int = -1
     attempts: int = 0
     runs: deque[ManifestPartition] = field(default_factory=deque)
+    live_keys: dict[str, bytes | None] = field(default_factory=dict)
+    looked_up: bool = False  # a row of the compiled writer was found by a get
+    refused: bool = False
     records: int = 0
     read_records: int = 0
     read_bytes: int = 0
@@ -125,7 +137,7 @@ class BulkLoader:
         self.phases_ns = self._pool.phases_ns
         self._loads: dict[TopicPartition, _Load] = {}
         self._next_job = 0
-        self._runs = self._files = self._failures = self._given_back = 0
+        self._runs = self._files = self._failures = self._given_back = self._refused = 0
 
     @property
     def loading(self) -> bool:
@@ -146,6 +158,7 @@ class BulkLoader:
             files=self._files,
             failures=self._failures,
             given_back=self._given_back,
+            refused=self._refused,
             worker_peak_rss_bytes=self._pool.peak_bytes,
         )
 
@@ -242,10 +255,11 @@ class BulkLoader:
                 folder=load.folder,
                 budget_bytes=settings.memory_bytes // settings.workers,  # the bound is for all workers
                 fetch_records=settings.fetch_records,
-                # With rows below, or in an earlier run, a delete hides an older value.
-                drop_deletes=load.cold and load.built == load.start,
+                # With rows below, in an earlier run or in a part of refused files, a delete hides an older value.
+                drop_deletes=load.cold and load.built == load.start and not load.refused,
                 disk_floor_bytes=settings.disk_floor_bytes,
                 spills_max=settings.spills_max,
+                rocks_writer=self._refused > 0,
             )
         )
 
@@ -260,6 +274,7 @@ class BulkLoader:
         elif isinstance(event, Run):
             load.runs.append(event.partition)
             load.built = event.partition.end
+            load.live_keys |= event.live_keys
         elif isinstance(event, Failed):
             yield from self._again(load, event.error)
         else:
@@ -296,6 +311,8 @@ class BulkLoader:
         except _Spoilt as error:
             yield self._end(load, given_back=f"a file of a worker does not match its digest: {error.__cause__}")
             return
+        except FilesRefused as error:
+            self._build_again(load, error)
         except StandfastError as error:
             yield self._end(load, error=error)
             return
@@ -313,6 +330,28 @@ class BulkLoader:
                 return
         if load.position > before or load.read_records:
             yield self._step(load)
+
+    def _build_again(self, load: _Load, error: FilesRefused) -> None:
+        """Queue the rest of a changelog again, for RocksDB's own writer. A part of the refused files may be in."""
+        self._refused += 1
+        load.refused = True
+        logger.warning(
+            "%s: %s: its files from offset %d on are built again by RocksDB's own writer, as are those of all later "
+            "restores of this process; STANDFAST_NATIVE=0 avoids the attempt",
+            load.changelog,
+            error,
+            load.position,
+            extra=as_event("restore_files_refused", changelog=load.changelog, offset=load.position),
+        )
+        if load.built < load.end:  # the worker removes its own files
+            self._pool.cancel([load.job])
+        with suppress(OSError):
+            for path in list(load.folder.glob(f"{load.job}-*")):
+                path.unlink(missing_ok=True)
+        load.runs.clear()
+        load.live_keys.clear()
+        load.built = load.read = load.position
+        self._submit(load)
 
     def _ingest(self, load: _Load) -> None:
         """Ingest the next runs in offset order.
@@ -334,13 +373,18 @@ class BulkLoader:
                 paths = check_files(load.folder, files, digest)
             except StandfastError as error:
                 raise _Spoilt from error
+            lookups = None
+            if any(file.name in load.live_keys for file in files):
+                lookups = [] if load.looked_up else lookups_in(files, load.live_keys)
             load.applier.ingest(
                 load.changelog,
                 [(file.family, path) for file, path in zip(files, paths, strict=True)],
                 runs[-1].end,
                 StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
                 sum(run.skipped for run in runs),
+                lookups,
             )
+            load.looked_up = load.looked_up or bool(lookups)
             self.phases_ns["ingest"] += measured_ns() - started_ns
             # After the ingest: a position must never stand for rows that are not in.
             load.position = runs[-1].end

@@ -25,8 +25,10 @@ Rules of this file: pure; counts of records are differences of offsets, so upper
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from standfast.restore.files.manifest import ManifestFile
 from standfast.store.specs import TRAITS
 from standfast.store.types.segments import segment_id, segment_interval_ms, segment_start_ms
 
@@ -41,6 +43,7 @@ TAIL_RECORDS = 2_000
 # A run of 16 times the memory that a worker may hold: with 256 MiB, 16,000,000 rows of 124 bytes. With more spills a
 # restore that is cut short would lose more, since its position moves only with runs.
 SPILLS_MAX = 15
+LOOKUPS = 4  # files may belong to segments that have expired since
 LEVEL0_FILES_MAX = 3  # RocksDB compacts from eight on by itself; up to here a get looks into few files
 
 # Why a store is never loaded in bulk.
@@ -118,3 +121,22 @@ def skip_before_ms(tail: Tail | None, *, retention_ms: int, lead_ms: int) -> int
 def needs_compaction(level0_files: int) -> bool:
     """Whether a family is compacted before the gate opens, so that no stall follows."""
     return level0_files > LEVEL0_FILES_MAX
+
+
+def lookups_in(files: Sequence[ManifestFile], live_keys: Mapping[str, bytes | None]) -> list[tuple[str, bytes]]:
+    """Up to LOOKUPS rows (family, key) of files that are ingested in this order: live ones, each the newest of its key.
+
+    Those of the last files come first. A row that a later file may replace or delete is none of them.
+    """
+    found: list[tuple[str, bytes]] = []
+    later: list[ManifestFile] = []
+    for file in reversed(files):
+        key = live_keys.get(file.name)
+        if key is not None and not any(
+            one.family == file.family and one.first_key <= key.hex() <= one.last_key for one in later
+        ):
+            found.append((file.family, key))
+            if len(found) == LOOKUPS:
+                break
+        later.append(file)
+    return found

@@ -28,6 +28,7 @@ class Job:
     budget_bytes    bytes of rows that the worker may hold; checked after every `fetch_records`
     spills_max      how often the rows may go to the disk before they become a run
     disk_floor_bytes    a run waits until it leaves so much disk free
+    rocks_writer    all files are written by RocksDB's own writer
     """
 
     number: int
@@ -42,6 +43,7 @@ class Job:
     drop_deletes: bool = False
     disk_floor_bytes: int = 0
     spills_max: int = 0
+    rocks_writer: bool = False
 
     @property
     def prefix(self) -> str:
@@ -61,10 +63,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run whose files are complete."""
+    """A run whose files are complete; `live_keys` of those that are not by RocksDB's own writer: see RowFold."""
 
     number: int
     partition: ManifestPartition
+    live_keys: Mapping[str, bytes | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

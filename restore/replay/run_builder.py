@@ -12,7 +12,7 @@ include replaced rows; when it reaches the budget, the held rows are counted, at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class RunBuilder:
     """Runs of the changelog from `start` on. File names in `folder` begin with `prefix`.
 
     `check` is called between batches of written rows, and may raise to end the run. `peak_bytes`: most memory of rows.
-    `spills_max`: how often rows may be spilled before they become a run.
+    `spills_max`: how often rows may be spilled before they become a run. `rocks_writer`: see `fold_for`.
     `digest` takes the place of sha256 in the files' facts; `writers`: files of a family that are written at once.
     Raises InvalidRequest for a versioned store, whose records cannot be folded apart from those before them.
     """
@@ -56,6 +56,7 @@ class RunBuilder:
     digest: Callable[[Path], str] = sha256_of
     writers: int = 1
     spills_max: int = 0
+    rocks_writer: bool = False
     peak_bytes: int = field(init=False, default=0)
     _fold: RowFold | None = field(init=False, default=None)
     _written: bool = field(init=False, default=False)  # the fold's rows are those of the last run
@@ -71,7 +72,7 @@ class RunBuilder:
             return
         self.forget()
         if self._fold is None:
-            self._fold = fold_for(self.spec, records, self.observed_ms)
+            self._fold = fold_for(self.spec, records, self.observed_ms, rocks_writer=self.rocks_writer)
         self._fold.add(records, payload_bytes)
         self.peak_bytes = max(self.peak_bytes, self._fold.used_bytes)
 
@@ -139,6 +140,11 @@ class RunBuilder:
         self.start = end
         self._runs += 1
         return made
+
+    @property
+    def live_keys(self) -> Mapping[str, bytes | None]:
+        """Of the last run's files that are not by RocksDB's own writer: see RowFold."""
+        return {} if self._fold is None else dict(self._fold.live_keys)
 
     def forget(self) -> None:
         """Free the rows of the last run; its caller may use the files before that takes its time."""

@@ -99,6 +99,7 @@ class Worker:
                 digest=quick_digest,
                 writers=WRITERS,
                 spills_max=job.spills_max,
+                rocks_writer=job.rocks_writer,
             )
             with closing(builder):
                 self._build(builder, reader)
@@ -196,7 +197,7 @@ class Worker:
         self._await_disk(builder)
         run = builder.run(end)
         reach("worker.run")
-        self._say(Run(self._job.number, run))
+        self._say(Run(self._job.number, run, builder.live_keys))
         builder.forget()  # only now: the owner ingests meanwhile
 
     def _await_disk(self, builder: RunBuilder) -> None:

@@ -116,9 +116,9 @@ def encode_definitions(definitions: Mapping[str, Mapping[str, Any]]) -> bytes:
     return _encode(definitions)
 
 
-def encode_ingesting(store: str) -> bytes:
-    """The bytes of the "ingesting" row while this store ingests files."""
-    return _encode({store: {}})
+def encode_ingesting(*stores: str) -> bytes:
+    """The bytes of the "ingesting" row while these stores ingest files."""
+    return _encode({store: {} for store in sorted(stores)})
 
 
 def encode_copying(stores: Mapping[str, str]) -> bytes:

@@ -3,6 +3,7 @@
     commit        buffered rows + cut  ── one WriteBatch ──>  RocksDB         (memory stores beside it)
     apply         restored rows + cut  ── one WriteBatch ──>  RocksDB
     ingest        mark ──> sorted files, family by family ──> cut without mark      found marked: restored again
+                                 └── refused: FilesRefused, the mark stays, other files of the same records follow
     forget        opened carefully: record without the store ──> its families dropped      its neighbours stay
 
 Rules of this file: every write carries its own cut. It knows nothing of logs: positions and offsets are the caller's
@@ -23,12 +24,13 @@ from standfast.store.buffer import BOUND_DEFAULT_BYTES, Part, WriteBuffer
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
-from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import Closed, Corruption, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import StoreSpec, definition_changes
@@ -112,6 +114,7 @@ class TaskStores:
         self.decode_ns = 0  # time spent on turning records into rows
         self._staged: FamilyRows = {}  # rows of changelog records, not written yet
         self._staged_before: dict[str, StoreTimes] | None = None  # the stores' times before the staged rows
+        self._refused: set[str] = set()  # stores that may have a part of files that were refused; they stay marked
         self._views: WeakSet[StoreRows] = WeakSet()  # views of committed rows that readers have
         self._times_before: list[list[tuple[StoreRows, int, int]]] = []  # one list for each open savepoint
         self._now_ms = now_ms
@@ -277,11 +280,22 @@ class TaskStores:
         self._drop(expired, times)
         return sum(map(len, rows.values()))
 
-    def ingest(self, name: str, files: Sequence[tuple[str, Path]], times: StoreTimes, cut: CommitRecord) -> None:
+    def ingest(
+        self,
+        name: str,
+        files: Sequence[tuple[str, Path]],
+        times: StoreTimes,
+        cut: CommitRecord,
+        lookups: Sequence[tuple[str, bytes]] | None = None,
+    ) -> None:
         """Ingest sorted files (family, path) into a store in this order, then write `cut`.
 
         `times` are the store's after their last record. Files of an expired segment stay where they are. After a crash
         on the way the store must be restored again. Raises InvalidRequest for a store in memory.
+
+        `lookups` are for files of another writer than RocksDB's: keys (family, key) of live rows, whose newest version
+        is in the files; the first one that went in is looked up. Raises FilesRefused if RocksDB does not take files, or
+        does not find that row: nothing moves, and other files of the same records may be ingested next.
         """
         self._check_usable()
         store = self.store(name)
@@ -289,6 +303,7 @@ class TaskStores:
             raise InvalidRequest(
                 f"store {name!r} of task {self.task} is in memory and cannot import files: apply records"
             )
+        before = self._times()[name]
         store.rows.observe(times.observed_ms)
         store.rows.sequence = max(store.rows.sequence, times.sequence)
         by_family: dict[str, list[Path]] = {}
@@ -299,20 +314,52 @@ class TaskStores:
             self._staged_before[name] = self._times()[name]
         cut = replace(cut, stores=dict(self._staged_before or self._times()))
         self.buffer.forget_recent()
-        with self._poisoning():
-            if by_family:
-                # Ingested files are durable at once, rows only with their WAL: the flush puts the mark before them.
-                self.engine.write({DEFAULT_FAMILY: {INGESTING_KEY: encode_ingesting(name)}})
-                self.engine.flush(DEFAULT_FAMILY)
-                reach("ingest.marked")
+        others = self._refused - {name}
+        try:
+            with self._poisoning():
+                if by_family:
+                    # Ingested files are durable at once, rows only with their WAL: the flush puts the mark before them.
+                    mark = encode_ingesting(*sorted(others | {name}))
+                    self.engine.write({DEFAULT_FAMILY: {INGESTING_KEY: mark}})
+                    self.engine.flush(DEFAULT_FAMILY)
+                    reach("ingest.marked")
+                self._take_files(name, by_family, lookups)
+                record = replace(cut, task=self.task).encode()
+                mark_left = encode_ingesting(*sorted(others)) if others else None
+                self.engine.write({DEFAULT_FAMILY: {CUT_KEY: record, INGESTING_KEY: mark_left}})
+                reach("ingest.positioned")
+        except FilesRefused:
+            self._refused.add(name)
+            store.rows.observed_ms, store.rows.sequence = before
+            if self._staged_before is not None:
+                self._staged_before[name] = before
+            raise
+        self._refused.discard(name)
+        self.cut = cut
+        self._drop(self._expired(self._times()), self._times())
+
+    def _take_files(
+        self, name: str, by_family: Mapping[str, Sequence[Path]], lookups: Sequence[tuple[str, bytes]] | None
+    ) -> None:
+        """Ingest files family by family; see `ingest`."""
+        try:
             for family, paths in by_family.items():
                 self.engine.create_family(family)
                 self.engine.ingest(family, paths)
                 reach("ingest.family")
-            self.engine.write({DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode(), INGESTING_KEY: None}})
-            reach("ingest.positioned")
-        self.cut = cut
-        self._drop(self._expired(self._times()), self._times())
+            lookup = next((one for one in lookups or () if one[0] in by_family), None)
+            hidden = None if lookup is None else hidden_row(self.engine, *lookup)
+        except (Corruption, InternalError, InvalidRequest) as error:  # not of the disk, and not of a closed engine
+            if lookups is None:
+                raise
+            raise FilesRefused(
+                f"task {self.task}, store {name!r}: RocksDB does not take these files ({error.__cause__ or error})"
+            ) from error
+        if hidden is not None:
+            raise FilesRefused(
+                f"task {self.task}, store {name!r}: a get does not find the row {hidden[:64].hex()} of these files: "
+                "their filter hides it"
+            )
 
     def unreadable(self, name: str, records: Sequence[LoggedRecord]) -> LoggedRecord | None:
         """The first of these changelog records that this store can never have written; None if they are all sound."""
@@ -702,6 +749,8 @@ class TaskStores:
     def _poisoning(self) -> Iterator[None]:
         try:
             yield
+        except FilesRefused:  # before the position and after the mark: rows of other files may follow
+            raise
         except BaseException as error:  # a signal handler's, too: the write may have happened or not
             self.poisoned = error
             raise
@@ -711,6 +760,10 @@ class TaskStores:
             raise Closed(f"task {self.task} is closed")
         if self.poisoned is not None:
             raise StateUnusable(self.task, self.poisoned)
+
+
+class FilesRefused(Corruption):
+    """RocksDB does not take ingested files, or does not find their rows: build them again by RocksDB's own writer."""
 
 
 class StateUnusable(Closed):

@@ -24,6 +24,8 @@ from support.groups import costly
 
 pytestmark = [pytest.mark.slow, pytest.mark.packaging]
 
+COMPILED = "standfast/replication/kafka/_native.abi3.so"
+
 
 def run(command: list[str | Path], cwd: Path) -> str:
     """Output of a command in an environment that does not point at the checkout."""
@@ -87,7 +89,7 @@ def test_wheel_holds_exactly_the_modules_on_disk(
     }
     assert {name for name in wheel_names if ".dist-info/" not in name} == wanted | {
         "pyspark_standfast.py",
-        "standfast/replication/kafka/_native.abi3.so",
+        COMPILED,
     }
 
 
@@ -137,6 +139,47 @@ def test_wheel_serves_every_python_and_a_pure_one_every_system(
     assert pure.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(pure) as archive:
         assert not [name for name in archive.namelist() if name.endswith((".so", ".c"))]
+
+
+@pytest.fixture(scope="module")
+def module(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled module of the wheel."""
+    (wheel,) = archives.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(COMPILED, tmp_path_factory.mktemp("module")))
+
+
+def test_compiled_module_of_the_wheel_is_hardened_and_has_no_folder_and_no_debug_data_of_its_builder(
+    module: Path, repo_root: Path
+) -> None:
+    dynamic = run(["readelf", "-W", "-d", module], module.parent)
+    assert "RUNPATH" not in dynamic and "RPATH" not in dynamic
+    assert "BIND_NOW" in dynamic and "NOW" in dynamic.partition("FLAGS_1")[2]
+    assert "GNU_RELRO" in run(["readelf", "-W", "-l", module], module.parent)
+    assert ".debug" not in run(["readelf", "-W", "-S", module], module.parent)
+    assert "__stack_chk_fail" in run(["readelf", "-W", "--dyn-syms", module], module.parent)
+    for folder in (sysconfig.get_path("include"), sysconfig.get_config_var("LIBDIR"), str(repo_root)):
+        assert str(folder).encode() not in module.read_bytes()
+
+
+def test_compiled_module_is_hardened_whatever_the_flags_of_its_builder(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A builder with flags of its own: ours come after them."""
+    (source,) = archives.glob("*.tar.gz")
+    with tarfile.open(source) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    monkeypatch.setenv("CFLAGS", "-O0 -g3 -D_FORTIFY_SOURCE=3 -fno-stack-protector -Werror")
+    monkeypatch.setenv("LDFLAGS", "-Wl,-rpath,/one -Wl,-rpath -Wl,/two -Wl,-z,norelro -Wl,-z,lazy")
+    told = run([sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path / "built"], folder)
+    compiling = [line for line in told.splitlines() if line.endswith(".c") or ".c -o " in line]
+    assert compiling and all("-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2" in line for line in compiling)
+    (built,) = (tmp_path / "built").rglob("*.so")
+    dynamic = run(["readelf", "-W", "-d", built], folder)
+    assert "PATH" not in dynamic and "BIND_NOW" in dynamic
+    assert "GNU_RELRO" in run(["readelf", "-W", "-l", built], folder)
+    assert ".debug" not in run(["readelf", "-W", "-S", built], folder)
 
 
 def test_every_package_and_public_name_imports_from_the_wheel(

@@ -6,8 +6,9 @@ Rules of this file: real workers, real logs. Workers run in real time, so waits 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,28 @@ import standfast as sf
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.replay.bulk import BulkLoader
 from standfast.restore.replay.bulk_plan import BulkSettings
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.specs import StoreSpec
+from standfast.store.task.task_stores import TaskStores
 
 PATIENCE_S = 60.0
 BULK: dict[str, Any] = {"restore_workers": 2, "bulk_restore_records": 1}
 BATCHES: dict[str, Any] = {"restore_workers": 0}
+
+
+@pytest.fixture
+def open_stores(tmp_path: Path) -> Iterator[Callable[..., TaskStores]]:
+    """Opens the stores of one task, in one directory unless another is named."""
+    shared = RocksShared(32 << 20)
+    opened: list[TaskStores] = []
+
+    def open_(*specs: StoreSpec, directory: str = "0_0") -> TaskStores:
+        opened.append(TaskStores(tmp_path / directory, "app", "0_0", specs, shared, now_ms=lambda: 0))
+        return opened[-1]
+
+    yield open_
+    for stores in opened:
+        stores.close()
 
 
 @pytest.fixture

@@ -339,8 +339,12 @@ PyObject *tuple_at(PyObject *given, Py_ssize_t at)
 /* Partitions with offsets, out of tuples (topic, partition, offset) or (topic, partition, offset, metadata). */
 rd_kafka_topic_partition_list_t *list_of(PyObject *given)
 {
-    Py_ssize_t count = PySequence_Size(given);
-    rd_kafka_topic_partition_list_t *list = count < 0 ? NULL : rd.topic_partition_list_new((int)count);
+    Py_ssize_t count = is_column(given) ? PySequence_Size(given) : -1;
+    if (count < 0 || count > INT32_MAX) { /* librdkafka ends the process where there is no memory for so many */
+        PyErr_SetString(PyExc_TypeError, "partitions must be a list or a tuple, and none of a subclass");
+        return NULL;
+    }
+    rd_kafka_topic_partition_list_t *list = rd.topic_partition_list_new((int)count);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *one = tuple_at(given, i);
         const char *topic, *metadata = NULL;

@@ -483,8 +483,10 @@ static PyObject *ranges_found(const Work *work)
         const Summary *made = &work->ranges[i].made;
         PyObject *file = made->rows == 0
                              ? Py_NewRef(Py_None)
-                             : Py_BuildValue("(KKy#y#)", made->rows, made->deletes, made->first,
-                                             (Py_ssize_t)made->first_len, made->last, (Py_ssize_t)made->last_len);
+                             : Py_BuildValue("(KKy#y#y#)", made->rows, made->deletes, made->first,
+                                             (Py_ssize_t)made->first_len, made->last, (Py_ssize_t)made->last_len,
+                                             made->rows > made->deletes ? (const char *)made->live : NULL,
+                                             (Py_ssize_t)made->live_len);
         if (file == NULL || PyList_Append(found, file) < 0)
             Py_CLEAR(found);
         Py_XDECREF(file);

@@ -8,14 +8,14 @@ static PyMethodDef functions[] = {
      "load(path) -> version\n\nUse the librdkafka at this path, which the process must have loaded already. Raises "
      "OSError for one that is not loaded, lacks a function, or is older or newer than tried."},
     {"columns_of", columns_of, METH_VARARGS,
-     "columns_of(rows, least_ms, most_ms) -> (keys, values, timestamps), tuples\n\nNone if `rows` is no list, or has a "
+     "columns_of(rows, least_ms, most_ms) -> (keys, values, timestamps), tuples\n\nNone if `rows` is no list itself, or has a "
      "row that is not (bytes or None, bytes or None, timestamp within both bounds, no headers): check it in Python."},
     {"headed", headed_rows, METH_VARARGS,
      "headed(keys, rows, least_ms, most_ms) -> bool\n\nWhether each row of a store is bytes that begin with a timestamp "
      "within both bounds, and each key is bytes; two tuples of one length."},
     {"part_of", part_of_columns, METH_VARARGS,
-     "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns, which are lists "
-     "or tuples of one length; a key or value may be None."},
+     "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns of one length. "
+     "Keys and values are lists or tuples, none of a subclass; a key or value may be None."},
     {"putter", putter, METH_VARARGS,
      "putter(slowly, put_raw, encode, rows, name, key, value, plain, beside_bytes, most_ms) -> put\n\nA function for "
      "`KeyValueState.put`, which is `slowly`, of the store of `rows`. Key and value are serdes, `plain` is that of bytes; "
@@ -25,7 +25,7 @@ static PyMethodDef functions[] = {
      "digest_of(path) -> int\n\n64 bits that accidents to a file change; not against an attacker. Raises OSError."},
     {"merge", merge_files, METH_VARARGS,
      "merge(paths, threads, spills, fold, segment, deletes, block_bytes, look) -> ([(entries, deletes, first key, last "
-     "key) or None], deletes that were left out)\n\nWrite the rows of one segment, of all spills, oldest first, and of "
+     "key, first key of a row that is no delete, or None) or None], deletes that were left out)\n\nWrite the rows of one segment, of all spills, oldest first, and of "
      "the sorted fold, as files that RocksDB ingests: one for each path, a range of keys each; None stands for a file "
      "that would be empty. Of rows with one key the newest counts. `look()` is called every few megabytes and may raise. "
      "Raises OSError and MemoryError; files may be there in part then."},

@@ -124,11 +124,11 @@ static inline uint64_t prefix_of(const unsigned char *at, uint32_t left)
 #define LOOK_BYTES ((uint64_t)4 << 20)
 #define TABLE_KEY_MAX 240
 
-/* The rows of a sorted file; deletes are among them. */
+/* The rows of a sorted file; deletes are among them. `live`: key of the first row that is none, where there is one. */
 typedef struct {
     uint64_t rows, deletes;
-    uint32_t first_len, last_len;
-    unsigned char first[TABLE_KEY_MAX], last[TABLE_KEY_MAX];
+    uint32_t first_len, last_len, live_len;
+    unsigned char first[TABLE_KEY_MAX], last[TABLE_KEY_MAX], live[TABLE_KEY_MAX];
 } Summary;
 
 /* A sorted file under way: sst.c. -1 is an error with errno. `rows` is the most that it may get, at least 1. */
@@ -259,6 +259,7 @@ PyObject *client_close(Client *self, PyObject *unused);
 PyObject *client_learn(Client *self, PyObject *args);
 PyObject *client_said(Client *self, PyObject *unused);
 void on_delivery(rd_kafka_t *handle, const rd_kafka_message_t *message, void *opaque);
+int is_column(PyObject *given);
 Py_ssize_t cell_of(PyObject *column, Py_ssize_t at, char **bytes);
 PyObject *columns_of(PyObject *module, PyObject *args);
 PyObject *headed_rows(PyObject *module, PyObject *args);

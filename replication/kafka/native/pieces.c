@@ -217,34 +217,48 @@ static PyObject *part_get(Part *part, void *what)
 
 /* -- a part of Python's columns ------------------------------------------------------------------------------------ */
 
-/* Length of a cell and its bytes; -1 for None, -2 with an error set. */
+/* A list or a tuple, of which no method is its class's own: what it gives is what it holds. */
+int is_column(PyObject *given)
+{
+    return PyList_CheckExact(given) || PyTuple_CheckExact(given);
+}
+
+/* Length of a cell and its bytes, which the column holds; -1 for None, -2 with an error set. No Python code runs here:
+ * the cell stays where it is until the caller runs some. */
 Py_ssize_t cell_of(PyObject *column, Py_ssize_t at, char **bytes)
 {
-    PyObject *one = PySequence_GetItem(column, at);
-    if (one == NULL)
-        return -2;
+    PyObject *one = PyList_CheckExact(column) ? PyList_GetItem(column, at) : PyTuple_GetItem(column, at);
     Py_ssize_t length = -1;
     *bytes = NULL;
-    if (one != Py_None && PyBytes_AsStringAndSize(one, bytes, &length) < 0)
-        length = -2;
-    else if (length > INT32_MAX) {
+    if (one == NULL || (one != Py_None && PyBytes_AsStringAndSize(one, bytes, &length) < 0))
+        return -2;
+    if (length > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "a key or value has more than 2 GiB");
-        length = -2;
+        return -2;
     }
-    Py_DECREF(one); /* the caller's list or tuple keeps it: only those are taken */
     return length;
 }
 
-static int number_of(PyObject *column, Py_ssize_t at, int64_t *into)
+/* The numbers of any sequence, whose methods may be Python's. */
+static int read_numbers(Draft *draft, PyObject *offsets, PyObject *stamps)
 {
-    PyObject *one = PySequence_GetItem(column, at);
-    if (one == NULL)
-        return -1;
-    *into = PyLong_AsLongLong(one);
-    Py_DECREF(one);
-    return *into == -1 && PyErr_Occurred() ? -1 : 0;
+    for (size_t i = 0; i < draft->count; i++) {
+        PyObject *columns[2] = {offsets, stamps};
+        int64_t *into[2] = {&draft->rows[i].offset, &draft->rows[i].timestamp};
+        for (int side = 0; side < 2; side++) {
+            PyObject *one = PySequence_GetItem(columns[side], (Py_ssize_t)i);
+            if (one == NULL)
+                return -1;
+            *into[side] = PyLong_AsLongLong(one);
+            Py_DECREF(one);
+            if (*into[side] == -1 && PyErr_Occurred())
+                return -1;
+        }
+    }
+    return 0;
 }
 
+/* Lengths of the cells, and the room that all of them take. */
 static int measure(Draft *draft, PyObject *keys, PyObject *values)
 {
     char *bytes;
@@ -252,46 +266,33 @@ static int measure(Draft *draft, PyObject *keys, PyObject *values)
         Py_ssize_t key = cell_of(keys, (Py_ssize_t)i, &bytes), value = cell_of(values, (Py_ssize_t)i, &bytes);
         if (key < -1 || value < -1)
             return -1;
+        Row *row = draft->rows + i;
+        row->at = draft->size;
+        row->key_len = (int32_t)key;
+        row->value_len = (int32_t)value;
+        row->headers = 0;
         draft->size += (size_t)(key > 0 ? key : 0) + (size_t)(value > 0 ? value : 0);
     }
     draft->payload = draft->size;
-    draft->rows = malloc((draft->count ? draft->count : 1) * sizeof(Row));
     draft->arena = malloc(draft->size ? draft->size : 1);
-    if (draft->rows == NULL || draft->arena == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    return 0;
+    if (draft->arena != NULL)
+        return 0;
+    PyErr_NoMemory();
+    return -1;
 }
 
-static int copy(Draft *draft, PyObject *offsets, PyObject *stamps, PyObject *keys, PyObject *values)
+static void copy(Draft *draft, PyObject *keys, PyObject *values)
 {
-    size_t at = 0;
     char *bytes;
     for (size_t i = 0; i < draft->count; i++) {
-        Row *row = draft->rows + i;
-        Py_ssize_t index = (Py_ssize_t)i;
-        if (number_of(offsets, index, &row->offset) < 0 || number_of(stamps, index, &row->timestamp) < 0)
-            return -1;
-        row->at = at;
-        row->headers = 0;
-        PyObject *columns[2] = {keys, values};
-        int32_t *lengths[2] = {&row->key_len, &row->value_len};
-        for (int side = 0; side < 2; side++) {
-            Py_ssize_t length = cell_of(columns[side], index, &bytes);
-            if (length < -1 || (length > 0 && at + (size_t)length > draft->size)) {
-                if (!PyErr_Occurred())
-                    PyErr_SetString(PyExc_RuntimeError, "a column changed while it was copied");
-                return -1;
-            }
-            *lengths[side] = (int32_t)length;
-            if (length > 0) {
-                memcpy(draft->arena + at, bytes, (size_t)length);
-                at += (size_t)length;
-            }
-        }
+        char *at = draft->arena + draft->rows[i].at;
+        Py_ssize_t key = cell_of(keys, (Py_ssize_t)i, &bytes);
+        if (key > 0)
+            memcpy(at, bytes, (size_t)key);
+        Py_ssize_t value = cell_of(values, (Py_ssize_t)i, &bytes);
+        if (value > 0)
+            memcpy(at + (key > 0 ? key : 0), bytes, (size_t)value);
     }
-    return 0;
 }
 
 PyObject *part_of_columns(PyObject *module, PyObject *args)
@@ -301,22 +302,26 @@ PyObject *part_of_columns(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "UiOOOO", &topic, &partition, &offsets, &stamps, &keys, &values))
         return NULL;
-    if (!(PyList_Check(keys) || PyTuple_Check(keys)) || !(PyList_Check(values) || PyTuple_Check(values))) {
-        PyErr_SetString(PyExc_TypeError, "keys and values must be lists or tuples");
+    if (!is_column(keys) || !is_column(values)) {
+        PyErr_SetString(PyExc_TypeError, "keys and values must be lists or tuples, and none of a subclass");
         return NULL;
     }
     Py_ssize_t count = PySequence_Size(keys);
-    if (count < 0 || PySequence_Size(values) != count || PySequence_Size(offsets) != count ||
-        PySequence_Size(stamps) != count) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "the columns of a part must have one length");
-        return NULL;
-    }
     Draft draft = {.partition = partition, .count = (size_t)count};
-    if (measure(&draft, keys, values) < 0 || copy(&draft, offsets, stamps, keys, values) < 0) {
+    draft.rows = malloc((draft.count ? draft.count : 1) * sizeof(Row));
+    if (draft.rows == NULL)
+        return PyErr_NoMemory();
+    /* Numbers first: they may run Python code, which may change the lists. From the last comparison on none runs. */
+    int fits = PySequence_Size(offsets) == count && PySequence_Size(stamps) == count;
+    if (fits && read_numbers(&draft, offsets, stamps) == 0)
+        fits = PySequence_Size(keys) == count && PySequence_Size(values) == count;
+    if (!fits && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "the columns of a part must have one length");
+    if (PyErr_Occurred() || measure(&draft, keys, values) < 0) {
         draft_free(&draft);
         return NULL;
     }
+    copy(&draft, keys, values);
     return part_of_draft(&draft, topic);
 }
 

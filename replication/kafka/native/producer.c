@@ -4,7 +4,8 @@
  *     flush        waits until every record has its answer
  *     delivered    how many records of each `produce` were acknowledged, the last one's offset, the first refusal
  *
- * Columns are tuples, which hold their cells: nothing can change or free a key or value while the lock is released.
+ * Columns are tuples, and none of a subclass, whose methods could give cells that the tuple does not hold: nothing can
+ * change or free a key or value while the lock is released.
  *
  * Rules of this file: a record's opaque value is its running number and no address, so that a late answer for a call
  * that was given up finds nothing. librdkafka calls `on_delivery` only inside of `poll` and `flush`, in the thread that
@@ -100,15 +101,17 @@ PyObject *columns_of(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OLL", &rows, &least, &most))
         return NULL;
-    if (!PyList_Check(rows))
+    if (!PyList_CheckExact(rows))
         Py_RETURN_NONE;
     Py_ssize_t count = PyList_Size(rows), at = 0;
     for (int i = 0; i < 3; i++)
         if ((columns[i] = PyTuple_New(count)) == NULL)
             goto end;
-    /* No Python code runs in this loop, so that the list cannot change. */
+    /* No Python code runs in this loop. It may have run before: a new tuple may start a collection. */
     for (; at < count; at++) {
         PyObject *row = PyList_GetItem(rows, at);
+        if (row == NULL)
+            goto end;
         if (!row_fits(row, least, most))
             break;
         for (int i = 0; i < 3; i++)
@@ -155,8 +158,12 @@ PyObject *headed_rows(PyObject *module, PyObject *args)
 /* NULL with an error set. */
 static rd_kafka_headers_t *headers_of(PyObject *given)
 {
+    if (!is_column(given)) { /* librdkafka ends the process where a length that is a lie asks for too much memory */
+        PyErr_SetString(PyExc_TypeError, "headers of a record must be a list or a tuple, and none of a subclass");
+        return NULL;
+    }
     Py_ssize_t count = PySequence_Size(given);
-    rd_kafka_headers_t *headers = count < 0 ? NULL : rd.headers_new((size_t)count);
+    rd_kafka_headers_t *headers = rd.headers_new((size_t)count);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *pair = tuple_at(given, i);
         const char *name, *value;
@@ -269,15 +276,15 @@ static PyObject *producer_produce(Client *self, PyObject *args)
     PyObject *columns[4];
     Py_ssize_t start, count;
     int partition, wait_ms, code;
-    if (!PyArg_ParseTuple(args, "siO!O!OOni", &name, &partition, &PyTuple_Type, columns, &PyTuple_Type, columns + 1,
-                          columns + 2, columns + 3, &start, &wait_ms))
+    if (!PyArg_ParseTuple(args, "siOOOOni", &name, &partition, columns, columns + 1, columns + 2, columns + 3, &start,
+                          &wait_ms))
         return NULL;
-    count = PyTuple_Size(columns[0]);
-    for (int i = 2; i < 4; i++)
-        if (columns[i] != Py_None && !PyTuple_Check(columns[i])) {
-            PyErr_SetString(PyExc_TypeError, "timestamps and headers must be a tuple or None");
+    for (int i = 0; i < 4; i++)
+        if (!PyTuple_CheckExact(columns[i]) && (i < 2 || columns[i] != Py_None)) {
+            PyErr_SetString(PyExc_TypeError, "columns must be tuples, and none of a subclass");
             return NULL;
         }
+    count = PyTuple_Size(columns[0]);
     if (PyTuple_Size(columns[1]) != count || start < 0 || start > count ||
         (columns[2] != Py_None && PyTuple_Size(columns[2]) != count) ||
         (columns[3] != Py_None && PyTuple_Size(columns[3]) != count)) {

@@ -469,6 +469,8 @@ int table_add(Table *table, const Cell *row)
         put_filter(table, *waiting);
     *waiting = hash;
     __builtin_prefetch(line_of(table, hash), 1);
+    if (made->rows == made->deletes && row->value_len >= 0)
+        memcpy(made->live, key, made->live_len = key_len);
     if (made->rows++ == 0)
         memcpy(made->first, key, made->first_len = key_len);
     memcpy(made->last + shared, key + shared, key_len - shared);

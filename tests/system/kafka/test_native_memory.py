@@ -201,6 +201,137 @@ print("clean")
 """
 
 
+# Columns whose methods run code of Python in the middle of a call: a fresh cell that nothing holds, a length that is a
+# lie, a number whose conversion empties the lists.
+SUBCLASSES = """
+import gc, importlib.util, socket, sys
+import confluent_kafka
+from standfast.replication.kafka.native_library import loaded
+
+spec = importlib.util.spec_from_file_location("standfast.replication.kafka._native", sys.argv[1])
+native = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(native)
+native.load(loaded()[0])
+COUNT, LARGE = 50, 5_000
+
+
+class Fresh:
+    def __getitem__(self, at):
+        if isinstance(self, list):
+            self.clear()
+        return bytes([at % 250]) * LARGE
+
+    def __len__(self):
+        return COUNT
+
+    def __iter__(self):
+        return iter(())
+
+
+class FreshList(Fresh, list):
+    pass
+
+
+class FreshTuple(Fresh, tuple):
+    pass
+
+
+class Long(list):
+    def __len__(self):
+        return 2**62
+
+
+class Number:
+    "It changes the lists while it is asked for."
+
+    def __index__(self):
+        for one in others:
+            one[:] = how(one)
+        return 7
+
+
+class Numbers(list):
+    def __getitem__(self, at):
+        return Number().__index__()
+
+
+class Trap:
+    "In a cycle that the next collection ends."
+
+    def __init__(self, rows):
+        self.rows, self.own = rows, self
+
+    def __del__(self):
+        self.rows.clear()
+
+
+def cells(kind=list):
+    return kind(bytes([at]) * LARGE for at in range(COUNT))
+
+
+def refused(call, *given):
+    try:
+        call(*given)
+    except TypeError:
+        return
+    raise AssertionError(given)
+
+
+stamps = [1] * COUNT
+for kind in (FreshList, FreshTuple):
+    for keys, values in ((cells(kind), cells()), (cells(), cells(kind)), (cells(kind), cells(kind))):
+        refused(native.part_of, "t", 0, range(COUNT), stamps, keys, values)
+
+for how in (lambda one: [], lambda one: one[:3], lambda one: [b"x" * 9_000] * COUNT, lambda one: (one + one)[:200],
+            lambda one: [None] * COUNT, lambda one: ["text"] * COUNT):
+    for numbers in ([Number() for _ in range(COUNT)], [Number()] + [1] * (COUNT - 1), Numbers(stamps)):
+        for side in (0, 1):
+            others = [cells(), cells()]
+            given = [numbers, stamps] if side == 0 else [stamps, numbers]
+            try:
+                part = native.part_of("t", 0, *given, *others)
+            except (ValueError, TypeError, IndexError):
+                continue
+            found = part.columns(0, len(part))
+            assert [found[2], found[3]] == others, "the cells of one moment"
+
+for rows in ([(b"k", b"v", 1)] * COUNT, []):
+    for threshold in range(1, 6):
+        held = list(rows)
+        gc.collect()
+        Trap(held)
+        before = gc.get_threshold()
+        gc.set_threshold(threshold)
+        try:
+            found = native.columns_of(held, 1, 2**62)
+        except IndexError:
+            found = None
+        gc.set_threshold(*before)
+        assert found in (None, ((b"k",) * COUNT, (b"v",) * COUNT, (1,) * COUNT), ((), (), ()))
+assert native.columns_of(FreshList(rows), 1, 2**62) is None
+
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    address = "127.0.0.1:%d" % silent.getsockname()[1]
+    producer = native.Producer([("bootstrap.servers", address), ("message.timeout.ms", "1")])
+    whole = [cells(tuple), cells(tuple), (1,) * COUNT, None]
+    for at in range(4):
+        columns = list(whole)
+        columns[at] = FreshTuple([1] * COUNT) if at == 2 else cells(FreshTuple)
+        refused(producer.produce, "t", 0, *columns, 0, 0)
+    for headers in (Long([("h", b"v")]), FreshList(), FreshTuple(), "text", {"h": b"v"}):
+        refused(producer.produce, "t", 0, (b"k",), (b"v",), (1,), (headers,), 0, 0)
+    refused(producer.offsets, Long([("t", 0, 5)]), b"group", 1)
+    producer.purge()
+    producer.close()
+    client = native.Client([("bootstrap.servers", address), ("group.id", "g")])
+    for given in (Long([("t", 0, 0)]), FreshList(), FreshTuple(), {}, "text"):
+        for call in (client.assign, client.unassign, client.pause, client.resume):
+            refused(call, given)
+    client.close()
+print("clean")
+"""
+
+
 FAULTS = "tests/support/programs/native_faults.h"
 
 
@@ -247,6 +378,12 @@ def checked(*command: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_records_of_any_shape_pass_the_sanitizers(checked_module: Path, tmp_path: Path, seed: int) -> None:
     checked("-c", SCRIPT, str(checked_module), str(seed), str(tmp_path / "file"))
+
+
+def test_column_of_a_subclass_is_refused_and_numbers_that_change_the_lists_give_the_cells_of_one_moment(
+    checked_module: Path,
+) -> None:
+    checked("-c", SUBCLASSES, str(checked_module))
 
 
 def test_call_of_the_machine_that_fails_is_an_error_that_loses_no_row_and_no_memory(

@@ -62,6 +62,44 @@ def test_sound_rows_become_columns_without_python_and_others_are_left_to_it() ->
         columns_of(rows)
 
 
+class Rows(list[Any]):
+    """A list whose own method gives other items than it holds."""
+
+    def __iter__(self) -> Any:
+        return iter([(b"other", b"1", 1, ())])
+
+    def __getitem__(self, at: Any) -> Any:
+        return bytes(1_000)
+
+
+class Cells(tuple[Any, ...]):
+    """As `Rows`."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return bytes(1_000)
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_batch_of_a_class_that_gives_other_rows_than_it_holds_is_what_it_gives(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    assert checked(AT, Rows([(b"held", b"1", 1, ())])).keys == (b"other",)
+
+
+def test_compiled_columns_are_lists_and_tuples_themselves_whose_cells_stay_where_they_are() -> None:
+    part_of = compiled().module.part_of
+    for keys, values in (
+        (Rows([b"k"]), [b"v"]),
+        ([b"k"], Rows([b"v"])),
+        (Cells([b"k"]), [b"v"]),
+        ((b"k",), Cells("v")),
+    ):
+        with pytest.raises(TypeError, match="lists or tuples, and none of a subclass"):
+            part_of("t", 0, [0], [1], keys, values)
+    assert part_of("t", 0, range(1), (1,), (b"k",), [None]).columns(0, 1)[2:4] == ([b"k"], [None])
+
+
 changed = st.dictionaries(
     st.binary(max_size=3),
     st.tuples(st.sampled_from([0, 1, 5, 1_700_000_000_000, TIMESTAMP_MAX_MS]), st.none() | st.binary(max_size=20)),

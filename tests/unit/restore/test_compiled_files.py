@@ -18,11 +18,10 @@ from standfast.store.errors import Corruption, Unavailable
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import SortedFile, write_sorted
 from standfast.store.specs import KeyValueStore
+from support.sst_files import entries_of, meta_of, varint
 
 KV = KeyValueStore("kv", serde.bytes, serde.bytes, timestamped=False)
 LONGEST = 240  # of the compiled writer's keys
-FOOTER = 53
-TRAILER = 5
 # What only RocksDB writes (for people), and what differs from file to file.
 OTHERS = {b"rocksdb.compression_options", b"rocksdb.creating.host.identity", b"rocksdb.creating.session.identity"}
 Rows = Mapping[bytes, bytes | None]
@@ -52,43 +51,6 @@ def compiled(path: Path, rows: Rows, *, drop_deletes: bool = False) -> SortedFil
 def random_rows(seed: int, count: int, *, key_bytes: int = 16, value_bytes: int = 100) -> dict[bytes, bytes | None]:
     rng = Random(seed)
     return {rng.randbytes(key_bytes): rng.randbytes(value_bytes) for _ in range(count)}
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-        if data[at - 1] < 128:
-            return value, at
-
-
-def entries_of(block: bytes) -> dict[bytes, bytes]:
-    """Rows of an uncompressed block."""
-    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
-    at, key, found = 0, b"", {}
-    while at < end:
-        shared, at = varint(block, at)
-        own, at = varint(block, at)
-        size, at = varint(block, at)
-        key = key[:shared] + block[at : at + own]
-        found[key] = block[at + own : at + own + size]
-        at += own + size
-    return found
-
-
-def meta_of(path: Path) -> dict[bytes, bytes]:
-    """The blocks that the end of a file names: filter and properties."""
-    data = path.read_bytes()
-    footer = data[-FOOTER:]
-    at, offset = varint(footer, 1)[1], varint(footer, 1)[0]
-    size = varint(footer, at)[0]
-    found = {}
-    for name, handle in entries_of(data[offset : offset + size]).items():
-        start, used = varint(handle, 0)
-        length = varint(handle, used)[0]
-        found[name] = data[start : start + length]
-    return found
 
 
 def same_rows(engine: RocksEngine, rows: Rows) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -17,7 +17,6 @@ from standfast.restore.replay.run_builder import RunBuilder
 from standfast.store import serde, window_key
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.task.commit_record import INGESTING_KEY, CommitRecord, Position, StoreTimes, encode_ingesting
 from standfast.store.task.task_stores import TaskStores
@@ -44,20 +43,6 @@ def build(folder: Path, spec: StoreSpec, records: list[Record], **how: Any) -> l
         if builder.full:
             runs.append(builder.run(piece[-1].offset + 1))
     return [*runs, builder.run(len(records))]
-
-
-@pytest.fixture
-def open_stores(tmp_path: Path) -> Iterator[Callable[..., TaskStores]]:
-    shared = RocksShared(32 << 20)
-    opened: list[TaskStores] = []
-
-    def open_(*specs: StoreSpec, directory: str = "0_0") -> TaskStores:
-        opened.append(TaskStores(tmp_path / directory, "app", "0_0", specs, shared, now_ms=lambda: 0))
-        return opened[-1]
-
-    yield open_
-    for stores in opened:
-        stores.close()
 
 
 def take(stores: TaskStores, name: str, folder: Path, run: ManifestPartition) -> None:
