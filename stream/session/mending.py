@@ -65,6 +65,19 @@ class Loss:
             return cls(damage=damage, whole=True)
         return cls(dict.fromkeys(sorted(stores), CORRUPT), damage)
 
+    @classmethod
+    def unnoted(cls, stores: TaskStores, error: BaseException | None) -> Loss:
+        """Damage of closed stores that their directory does not remember: no file was named, or the disk refused."""
+        found = stores.damaged or error
+        if not isinstance(found, Corruption) or found.noted or not is_of_rows(found):
+            return cls()
+        return cls.by(found)
+
+
+def is_of_rows(damage: Corruption) -> bool:
+    """Whether local rows are damaged; damage in the log, or a serde that cannot read, is no fault of theirs."""
+    return not (damage.sources or damage.of_log or damage.of_serde)
+
 
 class OpensStores(Protocol):
     """Opens the stores of a task in a directory; `careful` and `whole_wal` as for TaskStores."""
