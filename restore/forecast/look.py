@@ -348,8 +348,8 @@ class Look:
         path = None if self._state_path is None else self._state_path / task
         if path is None or not holds_database(path):
             return None
-        check_marker(path, self.app, task)
         try:
+            check_marker(path, self.app, task)
             # As the opening does: RocksDB takes a MANIFEST without its end for an older one.
             check_seal(path)
             with open_task(path) as engine:
