@@ -116,12 +116,14 @@ class Corruption(StandfastError):
 
     `families` are the column families whose rows are damaged; empty where the error does not say. `of_log`: the log
     is damaged and the local state is not: a restore would only read the damage. `of_serde`: the bytes are as they were
-    written, and the serde that the program declares cannot read them: a restore would bring the same bytes.
+    written, and the serde that the program declares cannot read them: a restore would bring the same bytes. `noted`:
+    the next opening of the task finds the damage, without a read of these bytes.
     """
 
     families: frozenset[str] = frozenset()
     of_log = False
     of_serde = False
+    noted = False
 
 
 class Closed(StandfastError):

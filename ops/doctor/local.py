@@ -15,7 +15,7 @@ from pathlib import Path
 from standfast.replication.topics.rules import Finding
 from standfast.restore.accepted import ACCEPTED_FILE, Accepted, read_accepted
 from standfast.restore.report.text import moment_text
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.task.state_dir import ASIDE_FOLDER, KEPT_FOLDER, MARKER, check_marker, kept_instance
 
 FILES_BESIDE = 256  # sockets, logs, files of the application itself
@@ -49,7 +49,7 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
         task = None if directory == state_path else directory.name
         try:
             check_marker(directory, app, task)
-        except InvalidRequest as error:
+        except (Corruption, InvalidRequest) as error:
             problems.setdefault(str(directory), str(error))  # the reason that its opening gave is the nearer one
         if task is not None:
             tasks += 1

@@ -41,9 +41,11 @@ from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import Judged, judge, judge_store, newest_first
 from standfast.restore.verify.at_rest import cut_of, definitions_of, open_task
 from standfast.restore.verify.preflight import average_bytes
-from standfast.store.engine import DEFAULT_FAMILY, Engine
+from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.names import changelog_topic
+from standfast.store.rocks.damage import noted_families
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.seal import check_seal
 from standfast.store.task.commit_record import INGESTING_KEY, decode_ingesting
 from standfast.store.task.definitions_file import STORES_FILE, parse
@@ -346,12 +348,12 @@ class Look:
         path = None if self._state_path is None else self._state_path / task
         if path is None or not holds_database(path):
             return None
-        check_marker(path, self.app, task)
         try:
+            check_marker(path, self.app, task)
             # As the opening does: RocksDB takes a MANIFEST without its end for an older one.
             check_seal(path)
             with open_task(path) as engine:
-                return _read(engine, str(path))
+                return _read(engine, path)
         except Corruption as damage:
             # The record cannot be read, but a file beside the database has the same definitions.
             return _Found(Local(damage=str(damage)), _kept_definitions(path), {})
@@ -362,8 +364,12 @@ def _kept_definitions(directory: Path) -> Definitions:
     return parse(path.read_bytes() if path.is_file() else None).stores or {}
 
 
-def _read(engine: Engine, where: str) -> _Found:
-    lost = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
+def _read(engine: RocksEngine, directory: Path) -> _Found:
+    where = str(directory)
+    damaged = frozenset(map(store_of_family, noted_families(directory, engine.families_of)))
+    if DEFAULT_FAMILY in damaged:
+        raise Corruption(f"{where}: an earlier read found damage in the task's record")
+    lost = damaged | frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
     with_rows = set()
     for family in engine.families():
         store = store_of_family(family)

@@ -23,6 +23,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
+from standfast.store.rocks.damage import check_noted
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.files import copy_closed
 from standfast.store.rocks.seal import check_seal
@@ -53,6 +54,7 @@ def create(
     # Damage must not be stored as a snapshot: the task's own opening finds and mends it.
     check_seal(source)
     refuse_damaged_wal(source, every_byte=True)
+    check_noted(source)
     try:
         copy_closed(source, copy)
         try:

@@ -72,7 +72,7 @@ def restore_task(
 ) -> Restored:
     """Put the newest usable snapshot of a task, or the one `wanted`, at `target`; `scratch` is used on the way.
 
-    Raises InvalidRequest if `target` holds a database, Unavailable if the storage does not answer.
+    Raises InvalidRequest if `target` holds a database, Unavailable if the storage does not answer, or damages reads.
     """
     if holds_database(target):
         raise InvalidRequest(f"{target} holds a database: a snapshot never replaces one; move the directory away first")
@@ -84,7 +84,10 @@ def restore_task(
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    return _first_usable(storage, task, judge, wanted, take, partial(warn_of_pass, storage, task))
+    done = _first_usable(storage, task, judge, wanted, take, partial(warn_of_pass, storage, task))
+    if done.snapshot is None and done.passed_over:
+        storage.check_reads()  # of a storage that damages all reads nothing is known, not even that none fits
+    return done
 
 
 def warn_of_pass(storage: Storage, task: str, name: SnapshotName, reason: str) -> None:

@@ -71,7 +71,8 @@ def refill(
 ) -> Refilled:
     """Fill empty stores of a task with their rows of the newest snapshot that `judge` accepts for each of them.
 
-    Raises Unavailable if the storage does not answer, or the disk is full; errors of an ingest poison the task.
+    Raises Unavailable if the storage does not answer, damages reads, or the disk is full; errors of an ingest poison
+    the task.
     """
     done, left = Refilled(), set(lost)
     for name in to_try(storage, stores.task):
@@ -106,6 +107,8 @@ def refill(
                 left.discard(store)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+    if left and done.passed_over:
+        storage.check_reads()
     return done
 
 

@@ -39,10 +39,10 @@ def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Stora
     return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)
 
 
-def open_existing(text: str, app: str) -> Storage:
+def open_existing(text: str, app: str, *, patience_s: int | None = None) -> Storage:
     """As `open_storage`, for a look: it makes no folder. Raises InvalidRequest for a folder without the application."""
     folder = parse_storage(text).folder
     # Opening would make the folder, and a mistyped one would look like a storage without snapshots.
     if folder is not None and not (folder / app).is_dir():
         raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and the application")
-    return open_storage(text, app)
+    return open_storage(text, app, patience_s=patience_s)

@@ -86,9 +86,9 @@ def prune(
     if not (first.plan.snapshots or first.plan.files or first.checkpoints or storage.list(INTENTS)):
         return replace(first, probes=probes)
     key = f"{PRUNES}/{uuid.uuid4().hex}.json"
-    storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, tuple(sorted(first.plan.files)))))
-    reach("snapshot.prune")
     try:
+        storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, tuple(sorted(first.plan.files)))))
+        reach("snapshot.prune")
         note = storage.head(key)
         now_ms = 0 if note is None else note.modified_ms
         seen = _look(storage, retention, now_ms=now_ms, grace_ms=grace_ms)
@@ -130,8 +130,8 @@ def prune(
 def _now_ms(storage: Storage) -> int:
     """The storage's time: that of an object written just now."""
     key = f"{PRUNES}/{uuid.uuid4().hex}.json"
-    storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, ())))
     try:
+        storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, ())))
         found = storage.head(key)
         return 0 if found is None else found.modified_ms
     finally:

@@ -1,6 +1,6 @@
 """A storage of snapshots, through obstore: a local folder, S3 and compatible services, Google Cloud Storage, Azure.
 
-    put_new     creates an object, or finds that the key is taken: the one operation that must be atomic
+    put_new     creates an object, or finds that the key is taken: the one operation that must be atomic; reads it back
     put_file    uploads a file, in parts where it is large; a reader sees all of it or nothing
     download    reads a file in ranges, so that a broken connection costs one range, and compares its sha256
 
@@ -54,6 +54,8 @@ UPLOAD_SILENCE_S = 300
 REQUEST_TIMEOUT = "600s"  # of one request, a part or a range: also one that gives a byte now and then ends
 RETRIES_MAX = 10  # the patience ends before
 PATIENCE_S = 60
+PROBE_BYTES = 16 << 10
+FIRST, SECOND = b"first", b"second"
 SHOWN_MAX = 400
 CHECK = "check address, network, rights and credentials"
 CREDENTIALS = {
@@ -69,6 +71,13 @@ _XML = re.compile(r"<\?xml.*|<Error>.*", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,80})</Code>")
 # S3 and Google Cloud Storage; Azure; Azure's answer to a removal, which has no code.
 _NO_BUCKET = re.compile(r"<Code>(?:NoSuchBucket|ContainerNotFound)</Code>|The specified container does not exist")
+
+
+class DamagedReads(Unavailable):
+    """Bytes that were written just now come back as others. `created`: the object that this call wrote is there."""
+
+    service = "the storage of its snapshots"
+    created = False
 
 
 class Storage:
@@ -120,11 +129,18 @@ class Storage:
         return opened
 
     def prove(self) -> None:
-        """Raise BadConfig unless the storage refuses a second object under a key; Unavailable if it does not answer."""
+        """Raise BadConfig unless the storage refuses a second object under a key; Unavailable if it does not answer.
+
+        One that gives other bytes than were written does not answer.
+        """
         if self._proved:
             return
+        kept = self._probe()
         # Twice, since a prune takes a probe that was stopped for longer than the grace for that of a dead process.
-        if not (self._probe() or self._probe()):
+        kept = self._probe() if kept != FIRST else kept
+        if kept is None:
+            raise Unavailable(f"an object that was written to {self.where} just now is not there any more: {CHECK}")
+        if kept != FIRST:
             raise BadConfig(
                 [
                     f"the storage {self.where} overwrites an object that must be new (put-if-absent, If-None-Match: * "
@@ -133,18 +149,56 @@ class Storage:
             )
         self._proved = True
 
-    def _probe(self) -> bool:
-        """Whether the storage refuses a second object under one key."""
+    def _probe(self) -> bytes | None:
+        """Put two contents under one key; returns the one that is there then. Raises DamagedReads for a third one."""
         # A new key each time: instances that start together probe beside each other.
         key = f"{PROBES}/{uuid.uuid4().hex}"
-        first = self.put_new(key, b"first")
-        reach("snapshot.probe")
         try:
-            refused = not self.put_new(key, b"second")
-            kept = self.read(key) == b"first"
+            self.put_new(key, FIRST)
+            reach("snapshot.probe")
+            replaced = self.put_new(key, SECOND)
+            kept = self._read_back(key)
         finally:
             self._drop_probe(key)
-        return first and refused and kept
+        if kept not in (None, FIRST, SECOND):
+            raise self._damaged(key)
+        return SECOND if replaced else kept
+
+    def check_reads(self) -> None:
+        """Raise DamagedReads if a new object comes back as other bytes, by either kind of request.
+
+        A storage that takes no object from this user cannot be asked.
+        """
+        key, content = f"{PROBES}/{uuid.uuid4().hex}", os.urandom(PROBE_BYTES)
+        try:
+            self._create(key, content)
+        except Unavailable:
+            return
+        try:
+            self._confirm(key, content)
+            self._confirm(key, content, lambda: bytes(self.read_range(key, 0, len(content))))
+        finally:
+            self._drop_probe(key)
+
+    def _confirm(self, key: str, content: bytes, read: Callable[[], bytes] | None = None) -> None:
+        """Read an object back; a prune of another process may have removed it meanwhile."""
+        found = self._read_back(key, read)
+        if found != content and found is not None and self.head(key) is not None:
+            raise self._damaged(key)
+
+    def _read_back(self, key: str, read: Callable[[], bytes] | None = None) -> bytes | None:
+        try:
+            return self.read(key) if read is None else read()
+        except Corruption:  # too large, cut, or gone
+            return b""
+
+    def _damaged(self, key: str) -> DamagedReads:
+        self._proved = False  # nothing is written until a probe comes back whole
+        return DamagedReads(
+            f"reads of the storage of snapshots {self.where} come back damaged ({key} was written just now, and is "
+            "read as other bytes): nothing is written to it, and it counts as away, until they come back whole; check "
+            "the network and proxies before it, its disks and this machine's memory"
+        )
 
     def _drop_probe(self, key: str) -> None:
         """Remove a probe. A storage that refuses removals is usable: it keeps every snapshot, and prunes fail."""
@@ -154,19 +208,33 @@ class Storage:
             logger.warning("a probe stays: %s", error, extra=as_event("snapshot_probe_stays", to=self.where))
 
     def put_new(self, key: str, content: bytes) -> bool:
-        """Create an object; False if the key is taken by other content."""
+        """Create an object; False if the key is taken by other content. Raises DamagedReads if it is read otherwise."""
+        if self._create(key, content):
+            if len(content) > NOTE_BYTES_MAX:
+                return True  # no reader takes it
+            try:
+                self._confirm(key, content)
+            except DamagedReads as damaged:
+                damaged.created = True
+                raise
+            return True
+        # A request that was repeated after a lost answer finds its own object.
+        if self.read(key) == content:
+            return True
+        self.check_reads()
+        return False
+
+    def _create(self, key: str, content: bytes) -> bool:
         with self._told(f"writing {key} to"):
             try:
                 obstore.put(self._store, key, content, mode="create")
             except AlreadyExistsError:
-                # A request that was repeated after a lost answer finds its own object.
-                return self.read(key) == content
+                return False
             except PermissionDeniedError:
                 # Beside an object lock a storage may refuse an object that exists as one without the right to it.
-                found = self.read(key)
-                if found is None:
+                if self.head(key) is None:
                     raise
-                return found == content
+                return False
             self._sync(key)
         return True
 

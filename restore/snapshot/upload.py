@@ -25,9 +25,9 @@ from standfast.restore.snapshot.manifest import Intent, Snapshot, SnapshotFile, 
 from standfast.restore.snapshot.names import INTENTS, PRUNES, file_key
 from standfast.restore.snapshot.planning import to_upload
 from standfast.restore.snapshot.policy import GRACE_DEFAULT_MS
-from standfast.restore.snapshot.storage import Storage
+from standfast.restore.snapshot.storage import DamagedReads, Storage
 from standfast.store.clock import Clock
-from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import Corruption, InvalidRequest, StandfastError, Unavailable
 from standfast.store.failpoint import reach
 
 UPLOADS_AT_ONCE = 4
@@ -66,9 +66,9 @@ def upload(
     started_ms = clock.monotonic_ms()
     intent = Intent(snapshot.id, snapshot.task, snapshot.made.instance, tuple(sorted(snapshot.contents)))
     key = f"{INTENTS}/{intent.id}.json"
-    storage.put_new(key, dump_note(intent))
-    reach("snapshot.intent")
     try:
+        storage.put_new(key, dump_note(intent))
+        reach("snapshot.intent")
         _refuse_prunes(storage, snapshot, key, grace_ms)
         # After the notes were looked at: from here on no prune that begins removes these files.
         wanted = to_upload(snapshot.files, present(storage, snapshot.contents))
@@ -77,7 +77,7 @@ def upload(
         # Before the manifest, so that one with missing files is not listed even for a moment.
         _check_time(snapshot, clock.monotonic_ms() - started_ms, grace_ms)
         _check_files(storage, snapshot)
-        if not storage.put_new(snapshot.name.key, dump_snapshot(snapshot)):
+        if not _put_manifest(storage, snapshot):
             return _same(storage, snapshot)
         reach("snapshot.manifest")
         try:
@@ -98,14 +98,29 @@ def upload(
     return Created(snapshot, new=True, uploaded_files=len(wanted), uploaded_bytes=sum(file.bytes for file in wanted))
 
 
+def _put_manifest(storage: Storage, snapshot: Snapshot) -> bool:
+    """As `put_new`; a manifest that cannot be read back does not stay."""
+    try:
+        return storage.put_new(snapshot.name.key, dump_snapshot(snapshot))
+    except DamagedReads as damaged:
+        if damaged.created:
+            storage.delete(snapshot.name.key)
+        raise
+
+
 def _same(storage: Storage, snapshot: Snapshot) -> Created:
     """The snapshot of this name that is there, if it is of the same point."""
-    found = read_snapshot(storage, snapshot.name)
+    try:
+        found = read_snapshot(storage, snapshot.name)
+    except (Corruption, InvalidRequest):
+        storage.check_reads()
+        raise
     if (found.app, found.cut.positions.keys(), found.lineage) != (
         snapshot.app,
         snapshot.cut.positions.keys(),
         snapshot.lineage,
     ):
+        storage.check_reads()
         raise InvalidRequest(
             f"{storage.where} has another snapshot {snapshot.name}, of topics that were recreated since, or of another "
             "set of stores: name another address, or remove the old snapshots with `standfast snapshot prune`"

@@ -33,6 +33,7 @@ from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, R
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
+from standfast.store.rocks.damage import DamageNotes, refuse_noted
 from standfast.store.rocks.errors import STALLS_PROPERTY, damaged_file, stalled_ms, translate
 from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refuse_foreign
 from standfast.store.rocks.scan import RocksScan
@@ -220,6 +221,9 @@ class RocksEngine:
         self._closed = False
         self._to_close: list[Callable[[], None]] = []  # the steps that a close in progress still has to run
         self._sealer: Sealer | None = None
+        self._notes = DamageNotes(self._path)
+        if read_only or careful:
+            self._notes.close()
         self._unflushed = True  # whether the write-ahead log may hold rows that no table file has
         # Both checks before the open: RocksDB then removes files that a cut MANIFEST does not know.
         refuse_foreign(self._path)
@@ -239,6 +243,12 @@ class RocksEngine:
             raise translate(error, f"opening {self._path}") from error
         if not read_only:
             self._sealer = Sealer(self._path)
+        if not (read_only or careful):
+            try:
+                refuse_noted(self._path, self.families_of)
+            except BaseException:
+                self.close()
+                raise
 
     def _few_families(self, added: Collection[str]) -> bool:
         try:
@@ -326,7 +336,9 @@ class RocksEngine:
                 iterator, options = _place(rows, start, end, reverse)
             except Exception as error:
                 raise self._error(error, family, "scanning") from error
-            scan = RocksScan(iterator, options, where, start=start, end=end, reverse=reverse)
+            scan = RocksScan(
+                iterator, options, where, start=start, end=end, reverse=reverse, on_damage=self._notes.note
+            )
         with self._lock:
             # A close since the first line has not seen this scan, which would keep the directory's LOCK.
             if self._closed:
@@ -508,6 +520,7 @@ class RocksEngine:
                     # First, or closing a handle flushes its memtable, whose rows the WAL has anyway.
                     self._to_close.insert(0, lambda: self._db.cancel_all_background(True))
                 self._closed = True
+                self._notes.close()
             self._set_families({})
             scans = list(self._scans)
             self._scans.clear()
@@ -576,6 +589,7 @@ class RocksEngine:
         found = translate(error, f"{action} {family!r} of {self._path}")
         if isinstance(found, Corruption):
             found.families = self._blamed(str(error), family if action in READS else None)
+            self._notes.note(found)
         return found
 
     def _blamed(self, text: str, read: str | None) -> frozenset[str]:

@@ -17,6 +17,7 @@ from standfast.store.file_errors import NO_DESCRIPTORS_TEXT, no_descriptors
 from standfast.store.tracebacks import is_foreign
 
 _TABLE_FILE = re.compile(r"([0-9]{6,})\.sst")
+_PLACE = re.compile(r"([0-9]{6,}\.sst)(?: offset ([0-9]{1,18}) size ([0-9]{1,18}))?")
 STALLS_PROPERTY = "rocksdb.dbstats"
 _TOTAL = re.compile(r"^Cumulative stall: (\d+):(\d+):(\d+)\.(\d{3}) H:M:S", re.MULTILINE)
 
@@ -25,6 +26,14 @@ def damaged_file(text: str) -> str | None:
     """The number of the table file that an error of the binding names, without leading zeros; None if it names none."""
     found = _TABLE_FILE.search(text)
     return None if found is None else str(int(found[1]))
+
+
+def damaged_place(text: str) -> tuple[str, int, int | None] | None:
+    """The table file that an error names, with offset and size of the damaged block; (0, None) without a place."""
+    found = _PLACE.search(text)
+    if found is None:
+        return None
+    return (found[1], int(found[2]), int(found[3])) if found[2] else (found[1], 0, None)
 
 
 def translate(error: Exception, where: str, lock: Path | None = None) -> StandfastError:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from standfast.store.closing import Closing
 from standfast.store.engine import Row
-from standfast.store.errors import Closed, StandfastError
+from standfast.store.errors import Closed, Corruption, StandfastError
 from standfast.store.rocks.errors import translate
 
 SCAN_ROWS_FIRST = 16  # most scans are short; a long one soon reads in full chunks
@@ -45,8 +45,8 @@ class RocksScan(Closing):
     """
 
     __slots__ = (
-        "__weakref__", "_ahead", "_chunk", "_chunk_rows", "_end", "_failure", "_iterator", "_lock", "_options",
-        "_reverse", "_start", "_where",
+        "__weakref__", "_ahead", "_chunk", "_chunk_rows", "_end", "_failure", "_iterator", "_lock", "_on_damage",
+        "_options", "_reverse", "_start", "_where",
     )  # fmt: skip
 
     def __init__(
@@ -58,14 +58,19 @@ class RocksScan(Closing):
         start: bytes | None = None,
         end: bytes | None = None,
         reverse: bool = False,
+        on_damage: Callable[[Corruption], None] = lambda damage: None,
     ) -> None:
-        """`iterator` stands at the first row; None is an empty range. `options` are its ReadOptions."""
+        """`iterator` stands at the first row; None is an empty range. `options` are its ReadOptions.
+
+        `on_damage` must not keep the directory open.
+        """
         self._iterator = iterator
         self._options = options
         self._where = where
         self._start = start or b""
         self._end = end
         self._reverse = reverse
+        self._on_damage = on_damage
         self._lock = threading.Lock()  # a close from another thread waits for the chunk being read
         self._chunk: list[Row] = []
         self._ahead: Iterator[Row] = iter(self._chunk)
@@ -119,6 +124,8 @@ class RocksScan(Closing):
                 traceback.clear_frames(error.__traceback__)  # the frames hold the iterator, and it holds the directory
                 self._failure = translate(error, self._where)
                 self._release()
+                if isinstance(self._failure, Corruption):
+                    self._on_damage(self._failure)
                 if not chunk:
                     raise self._failure from error
                 more = True  # the rows before the damage are good; the call for the next row raises

@@ -26,13 +26,15 @@ import uuid
 from pathlib import Path
 
 from standfast.store.arguments import path_problems, refuse
-from standfast.store.errors import Held, InvalidRequest
+from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.errors import Corruption, Held, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_name
 from standfast.store.rocks.files import copy_closed
 
 MARKER = "STANDFAST"
+BESIDE_MARKER = ("SEAL", "STORES")  # files that every task's database has beside its marker
 _TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 MARKER_FORMAT = 1
 BULK_FOLDER = ".bulk"
@@ -44,7 +46,16 @@ COPYING_FOLDER = ".copying"
 WIPED = "wiped"  # set aside by an operator's command, so it must never come back by itself
 INSTANCE_BYTES_MAX = 128
 INSTANCE = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_MADE_INSTANCE = re.compile(rb"[0-9a-f]{12}(?![A-Za-z0-9._-])")  # by `_instance_id`, whatever stands behind it
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # s3://bucket; with one slash, too: pathlib takes one of two away
+
+
+class LostInstance(InvalidRequest):
+    """The file of the instance's id holds none. `path` is the application's state directory."""
+
+    def __init__(self, message: str, path: Path) -> None:
+        self.path = path
+        super().__init__(message)
 
 
 class StateDir:
@@ -241,17 +252,27 @@ class StateDir:
 
 
 def kept_instance(state_path: Path) -> str:
-    """The instance id kept in `<state_dir>/<app>`, "" before its first start. InvalidRequest for an invalid id."""
+    """The instance id kept in `<state_dir>/<app>`, "" before its first start. LostInstance for an invalid id.
+
+    Bytes behind the line of a valid id count for nothing. Without that line's end an id may have been cut, so of such a
+    file only an id of the length that this library makes is read, or one without any byte behind it.
+    """
     path = state_path / "INSTANCE"
     if not path.exists():
         return ""
-    found = path.read_bytes()[: INSTANCE_BYTES_MAX + 2].strip()
-    if not INSTANCE.fullmatch(found):
-        raise InvalidRequest(
+    with path.open("rb") as file:
+        found = file.read(2 * INSTANCE_BYTES_MAX).lstrip()
+    line = found.partition(b"\n")[0].rstrip()
+    if INSTANCE.fullmatch(line):
+        return line.decode()
+    made = _MADE_INSTANCE.match(found)
+    if made is None:
+        raise LostInstance(
             f"{path} holds {found[:40]!r}, which is not an instance id (letters, digits, . _ -): write its old content "
-            "back, or remove the file; then this instance is a new one"
+            "back, or remove the file; then this instance is a new one",
+            state_path,
         )
-    return found.decode()
+    return made[0].decode()
 
 
 def find_app(state_dir: Path, app: str | None) -> Path:
@@ -313,11 +334,19 @@ def pid_alive(pid: int) -> bool:
 def check_marker(directory: Path, app: str, task: str | None) -> bool:
     """Whether `directory` has our marker; InvalidRequest for another task's, a newer format, or unmarked data.
 
-    A task's directory that is a symbolic link is refused, too: rows would be written to the link's target.
+    A task's directory that is a symbolic link is refused, too: rows would be written to the link's target. Corruption
+    of the whole directory for a task's marker that is damaged, InvalidRequest for that of an application.
     """
     if task is not None:
         refuse_link(directory)
     marker = directory / MARKER
+    fault = marker_fault(directory)
+    if fault and task is not None:
+        damage = Corruption(f"{fault}: restore this task from its log")
+        damage.families = frozenset((DEFAULT_FAMILY,))
+        raise damage
+    if fault:
+        raise InvalidRequest(f"{fault}: restore it or choose another state_dir")
     if not marker.exists():
         if (directory / "CURRENT").exists():
             raise InvalidRequest(
@@ -325,11 +354,7 @@ def check_marker(directory: Path, app: str, task: str | None) -> bool:
                 "choose another state_dir"
             )
         return False
-    try:
-        fields = json.loads(marker.read_text(encoding="utf-8"))
-        found_format, found_app, found_task = int(fields["format"]), fields["app"], fields["task"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{marker} is not readable ({error}): restore it or choose another state_dir") from error
+    found_format, found_app, found_task = _marked(marker)
     if found_format > MARKER_FORMAT:
         raise InvalidRequest(
             f"{directory} has format {found_format}, this version of standfast knows up to {MARKER_FORMAT}: "
@@ -340,6 +365,27 @@ def check_marker(directory: Path, app: str, task: str | None) -> bool:
         wanted = f"application {app!r}" + ("" if task is None else f", task {task}")
         raise InvalidRequest(f"{directory} belongs to {found}, not to {wanted}: choose another state_dir")
     return True
+
+
+def marker_fault(directory: Path) -> str:
+    """Why the marker of a directory does not say whose it is; "" if it does, or if no database of ours is there."""
+    marker = directory / MARKER
+    if marker.exists():
+        try:
+            _marked(marker)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return f"{marker} is not readable ({error})"
+        return ""
+    # RocksDB has no file of these names: standfast has used the database, and its marker is gone.
+    if (directory / "CURRENT").exists() and all((directory / name).exists() for name in BESIDE_MARKER):
+        return f"{marker} is gone"
+    return ""
+
+
+def _marked(marker: Path) -> tuple[int, str, str | None]:
+    """Format, application and task of a marker."""
+    fields = json.loads(marker.read_text(encoding="utf-8"))
+    return int(fields["format"]), fields["app"], fields["task"]
 
 
 def refuse_link(path: Path) -> None:

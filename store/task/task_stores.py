@@ -683,6 +683,7 @@ class TaskStores:
         # Any reader may find damage first; the session that drives the task then restores the named stores.
         if self.damaged is not None:
             damage.families |= self.damaged.families
+            damage.noted = damage.noted and self.damaged.noted
         self.damaged = damage
 
     def _engine_of(self, name: str) -> Engine:

@@ -43,7 +43,7 @@ from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.mending import Loss
+from standfast.stream.session.mending import Loss, is_of_rows
 from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
 from standfast.stream.session.ownership import lost_task
 from standfast.stream.session.readiness import PROMOTE, Readiness
@@ -302,7 +302,7 @@ class Instance:
         if task.state in GONE:
             self.readiness.tailer.remove(task.id, "reopened")
             task.close()
-            self.open_standby(task.id)
+            self.open_standby(task.id, loss=Loss.unnoted(task.stores, task.error))
 
     def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str | None) -> None:
         """Leave the task closed with its error, or lost; one that was assigned and never opened stays absent."""
@@ -435,7 +435,8 @@ class Instance:
         before = self.tasks.get(task_id)
         unwritten = self._unwritten.get(task_id) if before is None else before.stores.unwritten
         try:
-            opened = self._opener.open(task_id, owner=True, unwritten=unwritten)
+            loss = NOTHING if before is None else Loss.unnoted(before.stores, before.error)
+            opened = self._opener.open(task_id, owner=True, loss=loss, unwritten=unwritten)
         except BaseException:
             writer.close()
             raise
@@ -444,9 +445,9 @@ class Instance:
         opened.task.open_writer(writer)
         self._restore(opened, started_ms, _why(opened, "assign"))
 
-    def open_standby(self, task_id: TaskId) -> None:
-        """Open a standby of a task."""
-        self._stand_by_for(self._opener.open(task_id, owner=False))
+    def open_standby(self, task_id: TaskId, *, loss: Loss = NOTHING) -> None:
+        """Open a standby of a task; `loss` is the loss that is known already."""
+        self._stand_by_for(self._opener.open(task_id, owner=False, loss=loss))
 
     def try_standby(self, task_id: TaskId) -> None:
         """`open_standby` for placements, which continue: a refused task stays closed here, with its rows."""
@@ -782,5 +783,5 @@ def _loss(task: Task, error: StandfastError) -> Loss:
 def _is_lost(error: StandfastError) -> bool:
     """Whether local state must be restored; damage in the log, or a serde that cannot read, is no fault of it."""
     if isinstance(error, Corruption):
-        return not (error.sources or error.of_log or error.of_serde)
+        return is_of_rows(error)
     return isinstance(error, StateLost)

@@ -4,6 +4,8 @@
                   ^                     │ Fenced: the lease had run out
                   └─────────────────────┘ joined again; tasks taken over meanwhile are fenced at the log
 
+A state directory whose file INSTANCE is damaged has lost the member's id: `naming_former_id` asks the log for it.
+
 Rules of this file: `heartbeat` comes from the lease's thread, everything else under the session's lock. `take_over.py`
 and `follow.py` decide about the tasks of a member that is gone.
 """
@@ -13,15 +15,19 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from standfast.replication.lease.renewal import lease_in_group_ms
 from standfast.replication.log import EnteredView, Group, GroupView
+from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Process
-from standfast.store.errors import BadConfig, Fenced, Unavailable
+from standfast.store.errors import BadConfig, Fenced, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.task.state_dir import MARKER, LostInstance, StateDir
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
 
@@ -145,3 +151,50 @@ class Membership:
                     "file INSTANCE in it, and that instance gets an id of its own"
                 ]
             )
+
+
+def own_directory(
+    state_dir: str | Path | StateDir, app: str, address: str, kafka: Mapping[str, Any] | None = None
+) -> StateDir:
+    """The state directory, locked; one that the caller locked is returned as it is. Raises as StateDir."""
+    if isinstance(state_dir, StateDir):
+        return state_dir
+    with naming_former_id(app, address, kafka):
+        return StateDir(state_dir, app)
+
+
+@contextmanager
+def naming_former_id(app: str, address: str, kafka: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Add to the refusal of a state directory without its instance id the id that the log has for its tasks."""
+    try:
+        yield
+    except LostInstance as lost:
+        try:
+            found = _former_ids(app, lost.path, address, kafka)
+        except StandfastError as away:
+            known = f"the log could not be asked for that id: {away}"
+        else:
+            ids = "; ".join(f"{one!r} of task {', '.join(tasks)}" for one, tasks in sorted(found.items()))
+            known = f"last owner by the log: {ids}" if ids else "the log knows no owner of its tasks"
+            if len(found) > 1:
+                known += " (where this instance had a standby, the owner is another one)"
+        raise LostInstance(f"{lost}. {known}", lost.path) from None
+
+
+def _former_ids(app: str, path: Path, address: str, kafka: Mapping[str, Any] | None) -> dict[str, list[str]]:
+    """The last owners of the tasks in a state directory, each with its tasks, without those that run elsewhere."""
+    tasks = sorted(one.name for one in path.iterdir() if (one / MARKER).is_file())
+    with closing(open_log(address, create=False, kafka=kafka)) as log, closing(log.group(app)) as group:
+        owners, members = group.owners(), group.view().members
+    elsewhere = set()
+    for member in members:
+        process = MemberPlan.from_json(member.metadata).process
+        # A killed process is a member until its lease runs out; its place may have been cut to fit.
+        if process is not None and not str(path).startswith(process.where.partition(", ")[2]):
+            elsewhere.add(member.member_id)
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        owner = owners.get(f"{app}-{task.replace('_', '-')}")
+        if owner is not None and owner not in elsewhere:
+            found.setdefault(owner, []).append(task)
+    return found

@@ -2,7 +2,7 @@
 
     a store is lost            damaged block, truncated, recreated, ...
         copy by links aside ──> open carefully ──> plan: refused? ──> forget the store ──> close      it is restored
-    the directory is lost      MANIFEST, CURRENT, the task's record
+    the directory is lost      MANIFEST, CURRENT, STANDFAST, the task's record
         readable rows of stores without a log ──> new directory ──> old one aside, new one in its place
 
 Rules of this file: it works on directories of closed tasks. Rows that no log has are given up only with an operator's
@@ -30,7 +30,7 @@ from standfast.store.rocks.errors import damaged_file
 from standfast.store.rocks.seal import check_seal
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.task.salvage import Remains, copy_rows, copy_stores, open_remains
-from standfast.store.task.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir, marker_fault
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.types.segments import store_of_family
 
@@ -64,6 +64,19 @@ class Loss:
         if DEFAULT_FAMILY in stores:
             return cls(damage=damage, whole=True)
         return cls(dict.fromkeys(sorted(stores), CORRUPT), damage)
+
+    @classmethod
+    def unnoted(cls, stores: TaskStores, error: BaseException | None) -> Loss:
+        """Damage of closed stores that their directory does not remember: no file was named, or the disk refused."""
+        found = stores.damaged or error
+        if not isinstance(found, Corruption) or found.noted or not is_of_rows(found):
+            return cls()
+        return cls.by(found)
+
+
+def is_of_rows(damage: Corruption) -> bool:
+    """Whether local rows are damaged; damage in the log, or a serde that cannot read, is no fault of theirs."""
+    return not (damage.sources or damage.of_log or damage.of_serde)
 
 
 class OpensStores(Protocol):
@@ -214,7 +227,7 @@ class Mender:
                 if strangers and not self._accept:
                     raise self._refused(task, strangers, ["the task does not declare it any more, so it is not copied"])
                 if stores.unlogged:
-                    self._copy_unlogged(task, stores, remains, loss)
+                    self._copy_unlogged(task, stores, remains, loss, marker_fault(directory))
                     stores.flush()
                 unlogged = stores.unlogged
         finally:
@@ -240,12 +253,17 @@ class Mender:
             shutil.rmtree(build, ignore_errors=True)
         return logged or dict.fromkeys(unlogged, CORRUPT)
 
-    def _copy_unlogged(self, task: TaskId, stores: TaskStores, remains: Remains | None, loss: Loss) -> None:
+    def _copy_unlogged(
+        self, task: TaskId, stores: TaskStores, remains: Remains | None, loss: Loss, unmarked: str
+    ) -> None:
+        """`unmarked`: why the directory's marker does not say whose it is, "" if it does."""
         names = stores.unlogged
         if remains is None:
             gaps = [f"no file of it can be read ({loss.damage})"]
         else:
             gaps = copy_stores(remains, stores, names)
+        if unmarked:
+            gaps.insert(0, f"{unmarked}, so the rows may be those of another application")
         if gaps and not self._accept:
             raise self._refused(task, names, gaps)
         for gap in gaps:

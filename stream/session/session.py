@@ -47,7 +47,7 @@ from standfast.stream.session.figures import Figures
 from standfast.stream.session.groups import TaskGroup, all_specs
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper
-from standfast.stream.session.membership import Membership
+from standfast.stream.session.membership import Membership, own_directory
 from standfast.stream.session.opener import TaskOpener
 from standfast.stream.session.readiness import Readiness
 from standfast.stream.session.session_tasks import (
@@ -167,7 +167,7 @@ class Session(Closing):
         with ExitStack() as undo:
             self._http = HttpPort(self._settings.http_port)  # a taken port is found before any state is opened
             undo.callback(self._http.close)
-            self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
+            self._state = own_directory(state_dir, app, log, self._settings.kafka)
             undo.callback(self._undo_open)
             leased = background and self._leased and not self.read_only
             if leased:

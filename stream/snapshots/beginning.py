@@ -130,7 +130,7 @@ class FromSnapshot:
         except StandfastError as error:
             if self._closing:
                 raise
-            self._counts.restores[UNANSWERED] += 1
+            self._unanswered(task, error)
             if needed:
                 raise _away(task, error) from error
             logger.warning(
@@ -146,6 +146,11 @@ class FromSnapshot:
         if done.snapshot is not None:
             self._note(task, done.snapshot, done, whole, self._clock.monotonic_ms() - began_ms)
         return done.snapshot
+
+    def _unanswered(self, task: TaskId, error: StandfastError) -> None:
+        """Count a restore without an answer; the reason is shown until a snapshot of the task is made."""
+        self._counts.restores[UNANSWERED] += 1
+        self._counts.note_error(str(task), error, self._clock.wall_ms())
 
     def _note(self, task: TaskId, snapshot: Snapshot, done: Restored, whole: int, took_ms: int) -> None:
         """Count and log the snapshot that a task begins with; `whole` are the records of its changelogs."""
@@ -172,16 +177,19 @@ class FromSnapshot:
         states, definitions = logs(), {spec.name: spec.placed_definition() for spec in specs}
         if all(spec.engine == "memory" for spec in specs):
             return False
-        look = partial(
-            find_usable,
-            self._storage,
-            str(task),
-            judge=lambda snapshot: self._judge(snapshot, task, definitions, states),
-        )
+
+        def look() -> bool:
+            found = find_usable(
+                self._storage, str(task), judge=lambda snapshot: self._judge(snapshot, task, definitions, states)
+            )
+            if found.snapshot is None and found.passed_over:
+                self._storage.check_reads()
+            return found.snapshot is not None
+
         try:
-            return self._waited(look, needed=True).snapshot is not None
+            return self._waited(look, needed=True)
         except StandfastError as error:
-            self._counts.restores[UNANSWERED] += 1
+            self._unanswered(task, error)
             raise _away(task, error) from error
 
     def refill(
@@ -215,7 +223,7 @@ class FromSnapshot:
         except StandfastError as error:
             if self._closing or stores.poisoned is not None:
                 raise
-            self._counts.restores[UNANSWERED] += 1
+            self._unanswered(task, error)
             logger.warning(
                 "task %s: %s restored from the changelog alone, its snapshots could not be read: %s",
                 task,

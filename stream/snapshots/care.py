@@ -28,7 +28,6 @@ PRUNE_MS = 600_000
 LIST_MS = 300_000
 STOP_WAIT_S = 5.0
 START_PATIENCE_S = 5
-ERROR_SHOWN_MAX = 400
 
 
 class StorageCare(ABC):
@@ -60,6 +59,7 @@ class StorageCare(ABC):
             open_storage(policy.to, app, patience_s=START_PATIENCE_S).prove()
         except Unavailable as error:
             logger.warning("%s", error, extra=as_event("snapshots_unavailable", to=self.storage.where))
+            self._note_error(LISTING, error)
 
     def start(self) -> None:
         """Begin the rounds, in a thread."""
@@ -109,10 +109,13 @@ class StorageCare(ABC):
             self._counts.stored = ()
             return
         try:
+            self.storage.prove()  # at once if it was proved; of one that damages reads the listing says nothing
             found = {name: one for one in self.storage.list(TASKS) if (name := name_of_key(one.key)) is not None}
             # Of other tasks their own instances show the snapshots.
             wanted = {name: one for name, one in found.items() if name.task in tasks}
             new = read_all(self.storage, (one for name, one in wanted.items() if name not in self._listed))
+            if any(isinstance(fault, str) for fault in new.values()):
+                self.storage.check_reads()
         except StandfastError as error:
             if LISTING not in self._counts.errors:  # the page shows it from now on: one line is enough
                 logger.warning("snapshots cannot be listed: %s", error, extra=as_event("snapshots_unlisted"))
@@ -130,7 +133,7 @@ class StorageCare(ABC):
             self._counts.errors.pop(LISTING, None)
 
     def _note_error(self, what: str, error: StandfastError) -> None:
-        self._counts.errors[what] = (str(error)[:ERROR_SHOWN_MAX], self._clock.wall_ms())
+        self._counts.note_error(what, error, self._clock.wall_ms())
 
     def _run(self) -> None:
         while not self._stop.wait(TICK_S):

@@ -18,6 +18,7 @@ RESTORED, NONE, UNANSWERED = "restored", "none", "failed"
 COMPLETE, ABANDONED = "complete", "abandoned"
 PAUSE_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PAUSES_KEPT = 1_000
+ERROR_SHOWN_MAX = 400
 STORE = "store"  # one lost store of a task, whose neighbours stayed
 
 
@@ -97,6 +98,10 @@ class SnapshotCounts:
     listed_ms: int = 0  # wall time of the listing that `stored` shows; 0: none yet
     # By task or LISTING: text and wall time, until mended.
     errors: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def note_error(self, what: str, error: Exception, now_ms: int) -> None:
+        """Show an error of a task, or of LISTING, until it is mended."""
+        self.errors[what] = (str(error)[:ERROR_SHOWN_MAX], now_ms)
 
     def paused(self, ms: int) -> None:
         """Count the pause of one task for a checkpoint."""

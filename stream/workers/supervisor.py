@@ -42,7 +42,7 @@ from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.groups import TaskGroup, all_task_ids, program_of, shapes_of
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
-from standfast.stream.session.membership import Membership
+from standfast.stream.session.membership import Membership, naming_former_id
 from standfast.stream.session.settings import MEMORY_MIN_BYTES, SessionOptions, SessionSettings
 from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.writers import Writers
@@ -96,7 +96,8 @@ class Supervisor(Closing):
         self._closed = False
         self._next_tick_ms = 0
         with ExitStack() as undo:
-            self._state = wait_for_directory(state_dir, app, clock)
+            with naming_former_id(app, address, settings.kafka):
+                self._state = wait_for_directory(state_dir, app, clock)
             undo.callback(self._state.close)
             undo.callback(self._end_threads)
             self._keep_lease(address)

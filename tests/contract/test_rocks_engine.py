@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -205,7 +206,7 @@ def test_kill_9_keeps_every_acknowledged_write(
 
 
 def test_a_flipped_byte_is_corruption_and_never_a_short_answer(
-    open_rocks: Callable[..., RocksEngine], tmp_path: Path
+    open_rocks: Callable[..., RocksEngine], tmp_path: Path, shared: RocksShared
 ) -> None:
     engine = open_rocks()
     engine.create_family(FAMILY)
@@ -229,7 +230,13 @@ def test_a_flipped_byte_is_corruption_and_never_a_short_answer(
     with pytest.raises(Corruption):
         damaged.get_many(FAMILY, [index.to_bytes(4, "big") for index in range(5_000)])
     damaged.close()
-    assert open_rocks().get(FAMILY, b"\x00\x00\x00\x00") is not None
+    with pytest.raises(Corruption, match=table.name) as noted:
+        open_rocks()
+    assert noted.value.families == {FAMILY}
+    with closing(open_rocks(read_only=True)) as reader:
+        assert reader.get(FAMILY, b"\x00\x00\x00\x00") is not None
+    with closing(RocksEngine(tmp_path / "db", shared=shared, careful=True)) as mender:
+        assert mender.get(FAMILY, b"\x00\x00\x00\x00") is not None
 
 
 def test_a_missing_file_is_corruption(open_rocks: Callable[..., RocksEngine], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command doctor: finds problems of an application's topics, its log and its files, each with its fix.
+"""The command doctor: finds problems of an application's topics, log, files and snapshots, each with its fix.
 
     standfast doctor --app NAME --log ADDRESS [--state-dir DIR] [--store NAME:KIND[:OPTIONS]]... [--source TOPIC]...
 
@@ -9,6 +9,7 @@ application.
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,8 +31,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "doctor",
         help="find wrong settings of topics, log and files, each with its fix",
-        description="Check an application's topics, its log and its files: print each problem, why it matters and the "
-        "command that fixes it. The doctor changes nothing.",
+        description="Check an application's topics, its log, its files and its snapshots: print each problem, why it "
+        "matters and the command that fixes it. The doctor changes nothing.",
         epilog="Exit codes: 0 no errors (warnings do not count), 1 errors (also a log that is damaged or locked), "
         "69 the log does not answer.",
     )
@@ -57,6 +58,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         metavar="TOPIC",
         help="a source topic, beside those with committed offsets",
+    )
+    parser.add_argument(
+        "--snapshots",
+        metavar="STORAGE",
+        help="the storage of its snapshots; without it the one in the settings ([snapshots])",
     )
     prints(parser, run_doctor, "json", "config")
 
@@ -84,6 +90,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest(
             f"{args.state_dir} holds no state of application {app!r}: name its own directory, or omit --state-dir"
         )
+    found += _snapshot_findings(args, app)
     looked = None
     try:
         with closing(log_of(args)) as log:
@@ -116,6 +123,20 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     wrong = len(errors(found))  # warnings leave the exit code at 0, so that a script may demand it
     out.line(f"{app}: {wrong} wrong, {len(found) - wrong} warnings, in {len(present)} topics")
     return NEGATIVE if wrong else OK
+
+
+def _snapshot_findings(args: argparse.Namespace, app: str) -> list[Finding]:
+    """Findings about the storage of snapshots that the command line or the settings name."""
+    to: str | None = args.snapshots
+    if to is None:
+        from standfast.ops.config.config import load_config
+
+        to = load_config(args.config, os.environ).config.snapshots.to
+    if to is None:
+        return []
+    from standfast.ops.doctor.snapshots import storage_findings
+
+    return storage_findings(to, app)
 
 
 def _client(address: str | None) -> str | None:

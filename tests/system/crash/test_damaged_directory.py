@@ -60,6 +60,77 @@ def test_damage_of_the_directory_itself_restores_what_has_a_log_and_copies_what_
     whole(bench.active(stores=STORES, guarantee=guarantee), ROWS + 100)
 
 
+MARKER: dict[str, Callable[[Path], None]] = {
+    "flipped": lambda at: flip(at / "STANDFAST", 2),
+    "cut to a half": lambda at: half(at / "STANDFAST"),
+    "emptied": lambda at: cut(at / "STANDFAST", 0),
+    "another document": lambda at: (at / "STANDFAST").write_text("[1]"),
+    "removed": lambda at: (at / "STANDFAST").unlink(),
+}
+
+
+@pytest.mark.parametrize("role", ["active", "standby"])
+@pytest.mark.parametrize("how", MARKER)
+def test_damaged_marker_of_a_task_whose_stores_are_all_logged_costs_a_restore(
+    bench: Bench, how: str, role: str
+) -> None:
+    first = bench.active(stores=STORES)
+    fill(first)
+    first.close()
+    logged = [store for store in STORES if store.logging]
+    owner = bench.active("logged", stores=logged)
+    directory = owner.state_path / "0_0"
+    owner.close()
+    MARKER[how](directory)
+    again = bench.session("logged", stores=logged, take_over=False)
+    if role == "active":
+        again.assign(active=[0])
+    else:
+        again.assign(standby=[0])
+    bench.settle(again)
+    for store in logged:
+        assert len(list(again.read(store.name, 0, allow_stale=True).store.all())) == ROWS
+    assert again.counters.store_wipes == {("kv", "corrupt"): 1, ("other", "corrupt"): 1}
+    assert list((again.state_path / ".aside").iterdir()) == []
+    again.close()
+    assert bench.active("logged", stores=logged).counters.wipes == {}
+
+
+@pytest.mark.parametrize("how", MARKER)
+def test_damaged_marker_refuses_the_task_for_its_stores_without_a_log_alone_and_no_other_task(
+    bench: Bench, how: str
+) -> None:
+    first = bench.session(stores=STORES, placement="shared", partitions=2)
+    bench.settle(first)
+    fill(first)
+    directory = killed(bench, first, "k")
+    first.close()
+    MARKER[how](directory)
+    before = {path.name: path.stat().st_size for path in directory.iterdir()}
+    again = bench.session("k", stores=STORES, placement="shared", partitions=2)
+    bench.settle(again)
+    found = {one.task: one for one in again.statistics().tasks}
+    assert (found["0_0"].state, found["0_1"].state) == ("closed", "running")
+    error = found["0_0"].error
+    assert "store 'plain' has no changelog" in error and "STANDFAST is" in error and "accept_unreadable_rows" in error
+    assert "'kv'" not in error and "'other'" not in error
+    assert {path.name: path.stat().st_size for path in directory.iterdir()} == before
+    again.close()
+    accepted = bench.session("k", stores=STORES, placement="shared", partitions=2, accept_unreadable_rows=True)
+    bench.settle(accepted)
+    whole(accepted)
+
+
+def test_marker_of_another_task_stays_refused(bench: Bench) -> None:
+    first = bench.active(partitions=(0, 1), stores=STORES[:2])
+    path = first.state_path
+    first.close()
+    shutil.copyfile(path / "0_1" / "STANDFAST", path / "0_0" / "STANDFAST")
+    again = bench.session(stores=STORES[:2])
+    with pytest.raises(sf.InvalidRequest, match="belongs to application 'app', task 0_1"):
+        again.assign(active=[0])
+
+
 def test_refused_task_whose_directory_cannot_be_opened_stays_closed_and_stops_nothing(bench: Bench) -> None:
     """Its changelogs are empty, so they cannot show whether it had rows."""
     first = bench.session(stores=STORES, placement="shared", partitions=2)

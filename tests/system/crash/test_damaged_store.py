@@ -344,11 +344,7 @@ def test_damaged_store_whose_changelog_is_empty_is_refused(bench: Bench) -> None
         again.task(0)
     assert file.exists()
     again.close()
-    accepted = bench.active(stores=STORES, accept_empty_log=True)
-    with pytest.raises(sf.Corruption):
-        rows(accepted, "kv")
-    accepted.poll_once()
-    accepted.wait_ready(30)
+    accepted = bench.active(stores=STORES, accept_empty_log=True)  # the damage is noted, so its opening meets it
     assert rows(accepted, "kv") == []
     assert rows(accepted, "other") == rows(accepted, "plain") == wanted()
 

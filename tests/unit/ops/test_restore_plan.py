@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.names import file_key
 from standfast.restore.snapshot.opening import open_storage
 from standfast.store.clock import ManualClock, SystemClock
+from standfast.store.rocks.damage import Block, keep_noted
 from support.sessions import DAY_MS, Bench
 
 TEXT = sf.serde.string
@@ -164,6 +166,21 @@ def test_a_damaged_directory_is_said_to_be_of_no_use(bench: Bench, plan: Plan, t
     assert "CURRENT is gone" in found["tasks"][0]["local"]
     assert found["tasks"][0]["source"] == "snapshot"
     assert store(plan("a", snapshots=False)[1])["source"] == "changelog"
+
+
+def test_a_store_whose_damage_a_read_has_found_is_read_again_as_the_start_then_does(
+    bench: Bench, plan: Plan, tmp_path: Path
+) -> None:
+    written(bench, tmp_path, 100, 0)
+    table = max((tmp_path / "a/app/0_0").glob("*.sst"), key=lambda path: path.stat().st_size)
+    content = bytearray(table.read_bytes())
+    content[0] ^= 0xFF
+    table.write_bytes(content)
+    keep_noted(table.parent, [Block(table.name, 0, len(content), zlib.crc32(content))])
+    found = store(plan("a", snapshots=False)[1])
+    assert (found["source"], found["reason"], found["records"]) == ("changelog", "corrupt", 100)
+    again = bench.active(stores=KV)
+    assert dict(again.counters.restored_records) == {("kv", 0, "corrupt"): 100}
 
 
 def test_measured_rates_are_used_and_named(bench: Bench, plan: Plan, tmp_path: Path) -> None:
