@@ -43,7 +43,9 @@ class NativeProducer:
             with errors(self._module):
                 return call(*arguments)
         finally:
-            for one in self._client.said():
+            with errors(self._module):
+                said = self._client.said()
+            for one in said:
                 hear(self._callbacks, *one)
 
     def learn(self, topic: str, timeout_s: float) -> None:
