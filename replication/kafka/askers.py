@@ -40,32 +40,32 @@ class Askers:
     def use(self, level: str) -> Iterator[Consumer]:
         """The consumer of this level, for the block."""
         with self._mutex:
-            asker = self._by_level.get(level)
-            if asker is None:
-                asker = self._by_level[level] = _Asker(self._make(level))
-            asker.users += 1
+            one = self._by_level.get(level)
+            if one is None:
+                one = self._by_level[level] = _Asker(self._make(level))
+            one.users += 1
         try:
-            yield asker.client
+            yield one.client
         finally:
             with self._mutex:
-                asker.users -= 1
-                unused = asker.retired and not asker.users
+                one.users -= 1
+                unused = one.retired and not one.users
             if unused:
-                self._release(asker.client)
+                self._release(one.client)
 
     def close(self) -> None:
         """Release all consumers; one that a question uses, when that is over."""
         with self._mutex:
             askers, self._by_level = list(self._by_level.values()), {}
-            for asker in askers:
-                asker.retired = True
-            unused = [asker for asker in askers if not asker.users]
-        for asker in unused:
-            self._release(asker.client)
+            for one in askers:
+                one.retired = True
+            unused = [one for one in askers if not one.users]
+        for one in unused:
+            self._release(one.client)
 
     def renew(self, client: Consumer) -> None:
         """Take another consumer for questions from now on. For a caller within `use`; twice is fine."""
         with self._mutex:
-            for asker in self._by_level.values():
-                asker.retired = asker.retired or asker.client is client
-            self._by_level = {level: asker for level, asker in self._by_level.items() if not asker.retired}
+            for one in self._by_level.values():
+                one.retired = one.retired or one.client is client
+            self._by_level = {level: one for level, one in self._by_level.items() if not one.retired}

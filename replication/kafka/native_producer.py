@@ -109,7 +109,8 @@ class NativeProducer:
 
     def close(self) -> None:
         """Destroy the client in bounded time: drops unsent records, and leaves an open transaction to the brokers."""
-        self._client.close()
+        with errors(self._module):
+            self._client.close()
 
 
 def _ms(timeout_s: float) -> int:

@@ -133,7 +133,7 @@ class KafkaReader:
         if not self._closed:
             self._closed = True
             if self._feed is not None:
-                self._feed.close()
+                self._cluster.run("closing", self._feed.close)
             self._feed = None
             self._forget(self)
 
