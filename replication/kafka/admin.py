@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from standfast.replication.checks import check_partitions, check_policy
 from standfast.replication.kafka.bounds import bounds_of, first_offsets
-from standfast.replication.kafka.cluster import NAMED_MAX, Cluster
+from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import BROKEN, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
 from standfast.replication.kafka.survey import FOR_EVER_MS, consumer_groups, consumers, survey, surveyed
@@ -40,6 +40,7 @@ from standfast.replication.topics.settings import (
 )
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.listing import few
 from standfast.store.names import check_topic
 
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
@@ -274,7 +275,7 @@ class KafkaAdmin:
             if not lacking and client is self._cluster.admin:  # else renewed meanwhile: the new one knows no leader
                 return client
             if self._clock.monotonic_ms() >= deadline_ms:
-                unled = ", ".join(map(str, lacking[:NAMED_MAX])) or "the partitions"
+                unled = few(lacking) or "the partitions"
                 raise Unavailable(f"{self._cluster.where}: deleting records: {unled} have no leader now: try again")
             self._clock.sleep_ms(POLL_MS)
 

@@ -21,10 +21,10 @@ from standfast.replication.kafka.cluster import FIRST_ANSWER_MS, NO_ANSWER, Clus
 from standfast.replication.kafka.errors import BROKEN, PASSING, client_errors, error_of
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import topic_needs
+from standfast.store.listing import few
 
 COMMITTED, WRITTEN = "read_committed", "read_uncommitted"
 EVENTS = 100  # of the consumer, such as a refused permission for its group: dropped, or they would pile up
-_NAMED_MAX = 5
 _SILENT = NO_ANSWER - BROKEN
 
 
@@ -80,10 +80,8 @@ def _asked(
                         client.list_topics(topic, left_s)
                 raise
 
-    names = [str(source) for source in list(asked)[:_NAMED_MAX]]
-    more = f" and {len(asked) - _NAMED_MAX} more" if len(asked) > _NAMED_MAX else ""
     needs = topic_needs((source.topic for source in asked), operation)
-    return cluster.reading(f"offsets of {', '.join(names)}{more}", ask, *needs, passing=PASSING | NO_ANSWER)
+    return cluster.reading(f"offsets of {few(asked)}", ask, *needs, passing=PASSING | NO_ANSWER)
 
 
 def _answers(client: Consumer, asked: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:

@@ -53,6 +53,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
+from standfast.store.listing import few
 from standfast.store.log import logger
 from standfast.store.names import is_topic
 
@@ -66,7 +67,6 @@ GROWING_MS = 200
 KNOWN_MS = 1_000  # how long a partition that was found counts as present
 INTERNAL = "__"  # Kafka's own topics
 QUEUE_SETTING = "queued.max.messages.kbytes"
-NAMED_MAX = 8
 NOT_SET = "OAuth token not set"  # in the error of a client whose `oauth_cb` did not return in time
 NO_ANSWER = BROKEN | {KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
 
@@ -537,7 +537,7 @@ class Cluster:
     def describe(self, names: Iterable[str], operation: str | Mapping[str, str] = "DESCRIBE") -> dict[str, Any | None]:
         """Topics by name; None for one that does not exist. `operation`: see `check`."""
         wanted = sorted(set(names), key=str)
-        what = f"describing topics {', '.join(map(repr, wanted[:NAMED_MAX]))}"
+        what = f"describing topics {few(map(repr, wanted))}"
         found: dict[str, Any | None] = dict.fromkeys(wanted)
         for name, answer in self.answers(what, partial(self.describe_later, wanted)).items():
             if not isinstance(answer, KafkaException):
@@ -625,9 +625,8 @@ class Cluster:
         import difflib  # its modules are for errors alone
 
         near = difflib.get_close_matches(str(topic), names, 1)
-        shown = ", ".join(names[:NAMED_MAX]) + (f" and {len(names) - NAMED_MAX} more" if names[NAMED_MAX:] else "")
         hint = f", did you mean {near[0]!r}?" if near else "."
-        return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {shown}")
+        return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {few(names)}")
 
 
 # A user that may not describe a topic has no operation that implies DESCRIBE; of these the broker says nothing.

@@ -37,6 +37,7 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import TOPIC, Need
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
+from standfast.store.listing import few
 
 PATIENCE_MS = 1_000
 WAIT_MS = 50
@@ -80,7 +81,7 @@ class KafkaReader:
         """Assign further partitions. One that is assigned already is InvalidRequest: use seek."""
         twice = [str(TopicPartition(*source)) for source in positions if source in self._slots]
         if twice:
-            raise InvalidRequest(f"{', '.join(twice)} already assigned to this reader: move it with seek")
+            raise InvalidRequest(f"{few(twice)} already assigned to this reader: move it with seek")
         self._begin(self._resolve(positions))
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
@@ -462,7 +463,7 @@ class KafkaReader:
         self._check_open()
         slot = self._slots.get(source)
         if slot is None:
-            held = ", ".join(map(str, self._slots)) or "nothing"
+            held = few(self._slots) or "nothing"
             raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
         return slot
 
