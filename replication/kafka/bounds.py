@@ -7,7 +7,7 @@ not be asked: its `list_offsets` may end the process when it does not know a lea
 topic is deleted meanwhile (docs/internals/processing.md).
 
 Rules of this file: the whole question, repeated as it may be, takes no longer than the time-out of the log. A topic
-is described before its first question, and after a leader's refusal: the description says what is missing.
+is described before its first question, and after a leader's refusal: its description names an absent partition.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _asked(
                     for topic in topics:
                         cluster.forget(topic)
                     cluster.check(asked, operation)
-                    for topic in topics:  # measured: else the client goes on with what it knew of them
+                    for topic in topics:  # measured: else the client goes on asking the old leaders
                         client.list_topics(topic, left_s)
                 raise
 
