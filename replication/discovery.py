@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from standfast.replication.log import TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
+from standfast.store.listing import few
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Discovery:
             raise InternalError("discovery: described() without a poll() that named topics")
         missing = sorted(set(self._known) - set(topics))
         if missing:
-            raise InternalError(f"discovery: described() got no {', '.join(missing)}, which poll() named")
+            raise InternalError(f"discovery: described() got no {few(missing)}, which poll() named")
         found = {name: _checked(known, topics[name]) for name, known in self._known.items()}
         partitions = tuple(
             TopicPartition(name, partition)

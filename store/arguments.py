@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.listing import few
 
 INT64_MAX = 2**63 - 1
 
@@ -95,4 +96,4 @@ def pairs_of(where: str, items: Any) -> list[tuple[Any, Any]]:
 
 
 def _all(known: Sequence[str]) -> str:
-    return ", ".join(sorted(known))
+    return few(sorted(known))

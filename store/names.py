@@ -26,9 +26,14 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def is_topic(name: object) -> bool:
+    """Whether a topic can have this name."""
+    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+
+
 def check_topic(name: str) -> str:
     """Return `name` if it may name a topic, else raise InvalidRequest."""
-    if not isinstance(name, str) or not _TOPIC.fullmatch(name) or name in (".", ".."):
+    if not is_topic(name):
         raise InvalidRequest(
             f"topic name {name!r} is not usable: use 1 to {TOPIC_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
         )

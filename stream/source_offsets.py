@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 from standfast.store.names import check_topic
 
 OFFSET_MAX = 2**62 - 1
@@ -52,7 +53,7 @@ def checked_source_offsets(
     problems, offsets = [], checked_shape(given)
     for at, offset in offsets.items():
         if topics is not None and at.topic not in topics:
-            own = ", ".join(sorted(topics)) or "none"
+            own = few(sorted(topics)) or "none"
             problems.append(
                 f"topic {at.topic!r} is not a source of its group (which has: {own}): commit the offset with a task of "
                 "the group that reads it"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -212,7 +213,7 @@ def _check_jars(jars: Sequence[str]) -> None:
     # Spark itself fetches jars by address.
     absent = [jar for jar in jars if "://" not in jar and not Path(jar).is_file()]
     if absent:
-        raise InvalidRequest(f"--kafka-jars: {', '.join(absent)} does not exist: check the path")
+        raise InvalidRequest(f"--kafka-jars: {few(absent)} does not exist: check the path")
 
 
 def _setting(text: str) -> tuple[str, str]:

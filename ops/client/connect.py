@@ -36,6 +36,7 @@ from standfast.store.errors import (
     Unavailable,
     UnknownStore,
 )
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 
@@ -99,7 +100,7 @@ class SidecarTask:
         try:
             return self._stores[name]
         except KeyError:
-            known = ", ".join(sorted(self._stores)) or "none"
+            known = few(sorted(self._stores)) or "none"
             raise UnknownStore(f"task 0_{self.partition} has no store {name!r}: it declares {known}") from None
 
     def source_offsets(self) -> dict[tuple[str, int], int]:
@@ -219,7 +220,7 @@ class SidecarClient(Closing):
             if answer.get("idle"):
                 raise Fenced(f"{answer['idle']}, and its tasks are closed: assign them under a larger generation")
             if answer.get("fenced"):
-                raise Fenced("; ".join(f"task 0_{number}: {why}" for number, why in answer["fenced"].items()))
+                raise Fenced(few((f"task 0_{number}: {why}" for number, why in answer["fenced"].items()), "; "))
             if left_ms is not None:
                 left_ms -= wait_ms
                 if left_ms <= 0:

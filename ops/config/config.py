@@ -21,6 +21,7 @@ from standfast.ops.config.sources import Given, from_env, from_file, from_flags
 from standfast.ops.config.types import SECTIONS, Config, StoreConfig, settings_of
 from standfast.ops.config.values import parse_duration, parse_size, plain_text
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.listing import few
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 
@@ -224,7 +225,7 @@ def _nearest(name: tuple[str, ...]) -> str:
     if section == STORES and len(name) > 2:
         own = list(settings_of(StoreConfig))
         near = difflib.get_close_matches(key[:VALUE_SHOWN_MAX], own, 1, 0.6)
-        return f", did you mean {near[0]!r}?" if near else f"; a store has {', '.join(own)}"
+        return f", did you mean {near[0]!r}?" if near else f"; a store has {few(own)}"
     known = [f"{one}.{setting}" for one in SECTIONS for setting in settings_of(SECTIONS[one])]
     near = difflib.get_close_matches(".".join(name)[:VALUE_SHOWN_MAX], known, 1, 0.6)
     if not near:  # the key may stand in another section

@@ -24,6 +24,7 @@ from standfast.replication.topics.changelog import SLACK_MS
 from standfast.replication.topics.settings import RETENTION
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.listing import few
 from standfast.store.names import changelog_topic, check_name
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
 from standfast.store.traits import Setting
@@ -143,7 +144,7 @@ def _value(key: str, text: str) -> Any:
 
 def _nearest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f", did you mean {near[0]!r}?" if near else f", there are {', '.join(known)}"
+    return f", did you mean {near[0]!r}?" if near else f", there are {few(known)}"
 
 
 def _refused(text: str, problems: list[str]) -> BadConfig:

@@ -25,11 +25,11 @@ from standfast.replication.topics.changelog import changelog_need
 from standfast.replication.topics.rules import Application, Changelog
 from standfast.restore.verify.at_rest import TaskAtRest, tasks_of
 from standfast.store.errors import StandfastError, UnknownStore
+from standfast.store.listing import few
 from standfast.store.names import changelog_topic
 from standfast.store.task.commit_record import parse_source_key
 from standfast.store.types.kinds import definition_spec
 
-_NAMED_MAX = 8  # applications that an error lists
 _UNKNOWN_MS = 10 * 24 * 3_600_000  # replaces a time that was not given, and is not judged
 
 
@@ -104,7 +104,7 @@ def _nearest(app: str, groups: Sequence[str], names: Sequence[str]) -> str:
     if near:
         topic = next(name for name in changelogs if name.startswith(near[0]))
         return f": did you mean the application of topic {topic!r}?"
-    known = ", ".join(groups[:_NAMED_MAX]) + (" and more" if len(groups) > _NAMED_MAX else "")
+    known = few(groups)
     before = "before its first start, name its stores with --store NAME:KIND"
     return f", it has {known or 'none at all'}: check --app and --log; {before}"
 

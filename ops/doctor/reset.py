@@ -16,6 +16,7 @@ from standfast.replication.log import Committed, Log
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS, app_topics, is_internal
 from standfast.store.errors import InvalidRequest, NotReady
+from standfast.store.listing import few
 from standfast.store.task.state_dir import StateDir
 
 ASIDE = ".reset"
@@ -79,7 +80,7 @@ def refuse_running(log: Log, app: str) -> None:
     group.close()
     consumers = log.admin.consumers(app)
     if members or consumers:
-        who = "; ".join([*(f"instance {one}" for one in members), *(f"consumer {one}" for one in consumers)])
+        who = few([*(f"instance {one}" for one in members), *(f"consumer {one}" for one in consumers)], "; ")
         raise NotReady(
             f"application {app!r} is running ({who}): stop every instance first; one that was killed is forgotten "
             "after its lease (1.5 s unless set), a consumer after its session timeout"

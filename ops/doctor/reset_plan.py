@@ -20,6 +20,7 @@ from standfast.replication.log import Committed
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.app_topics import PLACEMENT, RESTORING, SOURCE_OFFSETS, AppTopics
 from standfast.store.errors import BadConfig
+from standfast.store.listing import few
 
 Local = Literal["aside", "remove", "keep"]
 EARLIEST, LATEST = "earliest", "latest"
@@ -165,7 +166,7 @@ def _target_problems(targets: Sequence[Target], bounds: Mapping[TopicPartition, 
         if not fits:
             what = one.topic if one.partition is None else f"{one.topic}-{one.partition}"
             problems.append(
-                f"--to {what}=...: not a source of the application (sources: {', '.join(names) or 'none'}): name a "
+                f"--to {what}=...: not a source of the application (sources: {few(names) or 'none'}): name a "
                 "further source with --source"
             )
     if sum(one.topic is None for one in targets) > 1:

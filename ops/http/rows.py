@@ -30,6 +30,7 @@ from standfast.ops.observe.reads import (
 from standfast.ops.shared.error_codes import NotActive, NotAssigned, NotFound
 from standfast.ops.shared.text import parse_key_format
 from standfast.store.errors import InvalidRequest, UnknownStore
+from standfast.store.listing import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.session import Session
 from standfast.stream.session.task import Task, TaskState
@@ -75,7 +76,7 @@ class Rows:
         tasks = {task_id.partition: task for task_id, task in held.items() if spec.name in task.stores.specs}
         if request.partition is not None:
             if request.partition not in tasks:
-                known = ", ".join(map(str, sorted(tasks))) or "none"
+                known = few(sorted(tasks)) or "none"
                 raise NotAssigned(f"partition {request.partition} is not held by this instance (it holds: {known})")
             tasks = {request.partition: tasks[request.partition]}
         elif not stale:
@@ -111,7 +112,7 @@ class Rows:
 def nearest(name: str, known: list[str]) -> str:
     """`, did you mean ...?`, or the list of known names."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f", did you mean {near[0]!r}?" if near else f": there are {', '.join(known) or 'none'}"
+    return f", did you mean {near[0]!r}?" if near else f": there are {few(known) or 'none'}"
 
 
 def _is_standby(task: Task) -> bool:

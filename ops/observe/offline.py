@@ -17,6 +17,7 @@ from standfast.restore.verify.at_rest import MEMORY_BYTES, TaskAtRest, cut_of, d
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
+from standfast.store.listing import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting
 from standfast.store.task.state_dir import check_marker
@@ -52,7 +53,7 @@ class OfflineStores:
         """A store, for reading. Raises UnknownStore, InvalidRequest for one in memory, NotReady during an import."""
         definition = self.definitions.get(name)
         if definition is None:
-            known = ", ".join(sorted(self.definitions)) or "none"
+            known = few(sorted(self.definitions)) or "none"
             raise UnknownStore(f"task {self.task.task} in {self.task.path} has no store {name!r}: it has {known}")
         if definition["engine"] == "memory":
             raise InvalidRequest(f"store {name!r} is kept in memory and has no files: ask the live instance")

@@ -24,6 +24,7 @@ from standfast.replication.log import Fetched
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, UnknownStore
+from standfast.store.listing import few
 
 CHUNK_RECORDS = 2_000  # one read transaction; larger ones are slower (measured: 10,000 lose a quarter)
 LARGE_RECORDS = 2_000  # a fetch of so many may return a block less
@@ -86,7 +87,7 @@ class EmbeddedReader:
         """Assign further partitions. One that is assigned already is InvalidRequest: use seek."""
         twice = [str(source) for source in positions if source in self._slots]
         if twice:
-            raise InvalidRequest(f"{', '.join(twice)} already assigned to this reader: move it with seek")
+            raise InvalidRequest(f"{few(twice)} already assigned to this reader: move it with seek")
         self._slots.update(self._resolve(positions))
         self._idle_version = -1
 
@@ -186,7 +187,7 @@ class EmbeddedReader:
     def _slot(self, source: TopicPartition) -> _Slot:
         slot = self._slots.get(source)
         if slot is None:
-            held = ", ".join(map(str, self._slots)) or "nothing"
+            held = few(self._slots) or "nothing"
             raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
         return slot
 

@@ -22,11 +22,11 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import Need
 from standfast.replication.topics.settings import changed
 from standfast.store.errors import InvalidRequest, Unavailable, UnknownStore
+from standfast.store.listing import few
 from standfast.store.names import check_topic
 
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # of TopicPolicy.extra; Kafka's name and default
 DIRTY_RATIO_DEFAULT = 0.5
-_NAMED_MAX = 8
 SCAN_OFFSETS = 200_000  # offsets of one read transaction: a longer one would keep the WAL from being reset
 
 
@@ -320,9 +320,10 @@ def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:
     import difflib  # its modules are for errors alone
 
     near = difflib.get_close_matches(str(topic), names, 1)
-    shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
     return UnknownStore(
-        f"there is no topic {topic!r}" + (f", did you mean {near[0]!r}?" if near else ".") + f" The log has: {shown}"
+        f"there is no topic {topic!r}"
+        + (f", did you mean {near[0]!r}?" if near else ".")
+        + f" The log has: {few(names)}"
     )
 
 

@@ -11,15 +11,17 @@ other. Lists leave out Kafka's own topics and the members topics of groups. Seve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka import admin as _admin
+from confluent_kafka.admin import AdminClient
 
 from standfast.replication.checks import check_partitions, check_policy
+from standfast.replication.kafka.bounds import bounds_of, first_offsets
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import BROKEN, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
@@ -38,6 +40,7 @@ from standfast.replication.topics.settings import (
 )
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.listing import few
 from standfast.store.names import check_topic
 
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
@@ -125,8 +128,8 @@ class KafkaAdmin:
             raise self._cluster.unknown(name)
         self._cluster.forget(name)
         what = f"deleting topic {name!r}"
-        answer: dict[str, Future[None]] = self._cluster.admin.delete_topics(
-            [name], request_timeout=self._cluster.timeout_s
+        answer: dict[str, Future[None]] = self._cluster.run(
+            what, lambda: self._cluster.admin.delete_topics([name], request_timeout=self._cluster.timeout_s)
         )
         try:
             self._cluster.answer(answer[name])
@@ -231,34 +234,50 @@ class KafkaAdmin:
     def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """First offset at or after a timestamp, the end if there is none. Raises UnknownStore."""
         self._check_open()
-        self._cluster.check(times_ms)
-        return {source: self._cluster.first_offset(source, max(time_ms, 0)) for source, time_ms in times_ms.items()}
+        return first_offsets(self._cluster, times_ms)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Remove records below these offsets. Raises InvalidRequest for one past the end, or a compacted topic."""
         self._check_open()
         wanted = {TopicPartition(*source): offset for source, offset in before.items()}
-        self._cluster.check(wanted)
         if not wanted:
             return
-        bounds = self._cluster.bounds(wanted, committed=False)
+        bounds = bounds_of(self._cluster, wanted, committed=False, operation="DELETE")
         for source, offset in wanted.items():
             if not isinstance(offset, int) or not 0 <= offset <= bounds[source].end:
                 raise InvalidRequest(
                     f"{source} cannot be truncated before {offset!r}: it holds {bounds[source].begin} to "
                     f"{bounds[source].end}"
                 )
-
-        def ask(admin: Any, led: Sequence[TopicPartition]) -> dict[Any, Future[Any]]:
-            asked = [KafkaPartition(*source, wanted[source]) for source in led]
-            answer: dict[Any, Future[Any]] = admin.delete_records(asked, request_timeout=self._cluster.timeout_s)
-            return answer
-
-        answer = self._cluster.run("deleting records", lambda: self._cluster.of_leaders(wanted, ask, "DELETE"))
+        client = self._knowing_leaders(wanted)
+        asked = [KafkaPartition(*source, offset) for source, offset in wanted.items()]
+        answer: dict[Any, Future[Any]] = self._cluster.run(
+            "deleting records", lambda: client.delete_records(asked, request_timeout=self._cluster.timeout_s)
+        )
         for at, future in answer.items():
             source = TopicPartition(at.topic, at.partition)
             what = f"deleting records of {source} before {wanted[source]}"
             self._cluster.wait(what, future, Need(TOPIC, at.topic, "DELETE"))
+
+    def _knowing_leaders(self, wanted: Collection[TopicPartition]) -> AdminClient:
+        """The admin client, just after it has learned the leader of each of these partitions.
+
+        For `delete_records`, which nothing else may call. Read in librdkafka 2.15, met with 2.16: with a leader that is
+        not in its cache, the client looks for leaders in the calling thread, but as soon as any metadata arrive also in
+        its own thread, which then frees the memory of both, and the process ends (SIGSEGV). With all leaders in the
+        cache that code does not run.
+        """
+        deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
+        while True:
+            client = self._cluster.admin
+            described = self._cluster.check(wanted, "DELETE")
+            lacking = [source for source in wanted if source.partition not in _led(described[source.topic])]
+            if not lacking and client is self._cluster.admin:  # else renewed meanwhile: the new one knows no leader
+                return client
+            if self._clock.monotonic_ms() >= deadline_ms:
+                unled = few(lacking) or "the partitions"
+                raise Unavailable(f"{self._cluster.where}: deleting records: {unled} have no leader now: try again")
+            self._clock.sleep_ms(POLL_MS)
 
     def lacking(self, needs: Iterable[Need]) -> list[str]:
         """See LogAdmin."""
@@ -275,8 +294,7 @@ class KafkaAdmin:
         description = self._cluster.describe([name])[name]
         if description is None:
             return False
-        led = [one for one in description.partitions if one.leader is not None and one.leader.id >= 0]
-        return len(led) == len(description.partitions) >= partitions
+        return len(_led(description)) == len(description.partitions) >= partitions
 
     def _until(self, reached: Callable[[], bool], otherwise: str) -> None:
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
@@ -287,6 +305,11 @@ class KafkaAdmin:
 
     def _infos(self, names: Iterable[str]) -> list[TopicInfo]:
         return [one.info for one in surveyed(self._cluster, names).values()]
+
+
+def _led(description: Any) -> set[int]:
+    """Numbers of the partitions with a leader."""
+    return {one.id for one in description.partitions if one.leader is not None and one.leader.id >= 0}
 
 
 def _is_unknown(setting: str, error: KafkaException) -> bool:

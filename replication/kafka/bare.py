@@ -17,6 +17,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka.address import parse_kafka_address
 from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.errors import client_errors
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
@@ -38,10 +39,12 @@ def consume_bare(address: str, source: TopicPartition, end: int) -> int:
     client = cluster.consumer()
     count = position = 0
     try:
-        client.incremental_assign([KafkaPartition(*source, 0)])
+        with cluster.translating("assigning"):
+            client.incremental_assign([KafkaPartition(*source, 0)])
         heard_ms = clock.monotonic_ms()
         while position < end:
-            messages = client.consume(BATCH, WAIT_S)
+            with cluster.translating("fetching"):
+                messages = client.consume(BATCH, WAIT_S)
             if not messages:
                 if clock.monotonic_ms() - heard_ms > SILENCE_MS_MAX:
                     raise Unavailable(
@@ -76,8 +79,9 @@ class BareProducer:
 
         As a bare loop does, it does not look at single answers: its caller compares the partition's end.
         """
-        _produce(self._client, source, records)
-        left = self._client.flush(self._cluster.timeout_s)
+        with self._cluster.translating("writing"):
+            _produce(self._client, source, records)
+            left = self._client.flush(self._cluster.timeout_s)
         if left:
             raise Unavailable(f"{self._cluster.where} did not acknowledge {left} records of {source}")
 
@@ -100,19 +104,20 @@ class BareTransactions:
         self._cluster.run("connecting", lambda: self._client.list_topics(topic, self._cluster.timeout_s))
         self._cluster.run("connecting", lambda: self._client.init_transactions(self._cluster.timeout_s))
         consumer = self._cluster.consumer(group)
-        self._group = consumer.consumer_group_metadata()
+        self._group = self._cluster.run("connecting", lambda: consumer.consumer_group_metadata())
         self._cluster.release(consumer)
 
     def transact(self, source: TopicPartition, records: Iterable[Sent], read: TopicPartition, offset: int) -> None:
         """Write records to a partition and commit the offset of another one, all or nothing.
 
-        Raises the client's KafkaException if it fails.
+        Raises Unavailable and others if it fails.
         """
         timeout_s = self._cluster.timeout_s
-        self._client.begin_transaction()
-        _produce(self._client, source, records)
-        self._client.send_offsets_to_transaction([KafkaPartition(*read, offset)], self._group, timeout_s)
-        self._client.commit_transaction(timeout_s)
+        with self._cluster.translating("writing"):
+            self._client.begin_transaction()
+            _produce(self._client, source, records)
+            self._client.send_offsets_to_transaction([KafkaPartition(*read, offset)], self._group, timeout_s)
+            self._client.commit_transaction(timeout_s)
 
     def close(self) -> None:
         """Destroy the client."""
@@ -121,7 +126,8 @@ class BareTransactions:
 
 def _produce(client: KafkaProducer, source: TopicPartition, records: Iterable[Sent]) -> None:
     topic, partition = source
-    produce = client.produce
-    for key, value, timestamp in records:
-        # Arguments by position, the fastest call: keywords cost a third of it.
-        produce(topic, value, key, partition, None, None, timestamp)
+    with client_errors():
+        produce = client.produce
+        for key, value, timestamp in records:
+            # Arguments by position, the fastest call: keywords cost a third of it.
+            produce(topic, value, key, partition, None, None, timestamp)

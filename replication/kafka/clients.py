@@ -27,9 +27,10 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from standfast.replication.kafka.errors import client_errors, translated
 from standfast.replication.kafka.producer import PythonProducer
 
 T = TypeVar("T")
@@ -86,10 +87,14 @@ def destroy_left() -> None:
 
 
 def _end(client: Any) -> None:
-    if isinstance(client, AdminClient):
-        client.__exit__(None, None, None)  # its only call that ends it
-    elif isinstance(client, PythonProducer):
-        client.client.purge()  # else it would go on sending for as long as it is referred to
-        _unused.append([client.client])
-    else:
-        client.close()
+    try:
+        with client_errors():
+            if isinstance(client, AdminClient):
+                client.__exit__(None, None, None)  # its only call that ends it
+            elif isinstance(client, PythonProducer):
+                client.client.purge()  # else it would go on sending for as long as it is referred to
+                _unused.append([client.client])
+            else:
+                client.close()
+    except KafkaException as error:
+        raise translated(error, "closing a client of Kafka") from error

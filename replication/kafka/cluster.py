@@ -6,7 +6,7 @@
 
 Rules of this file: every wait has a bound (`timeout.ms` of the address) and ends as Unavailable that names the
 address and the client's last complaint; a refused login is BadConfig. Clients complain through callbacks, which this
-file keeps, so that nothing is printed. It must not know of records.
+file keeps, so that nothing is printed. It must not know of records, nor of offsets (bounds.py).
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
     libversion,
 )
-from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka import admin as _admin
 from confluent_kafka.admin import AdminClient
 
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, options_of
+from standfast.replication.kafka.askers import Askers
 from standfast.replication.kafka.callbacks import Callbacks, Functions
 from standfast.replication.kafka.clients import Clients
 from standfast.replication.kafka.errors import (
@@ -42,6 +41,7 @@ from standfast.replication.kafka.errors import (
     UNKNOWN_TOPIC,
     VAGUE,
     bad_setting,
+    client_errors,
     denied,
     error_of,
     translated,
@@ -49,29 +49,26 @@ from standfast.replication.kafka.errors import (
 from standfast.replication.kafka.native_library import native, refused_by
 from standfast.replication.kafka.native_producer import NativeProducer
 from standfast.replication.kafka.producer import Producer, PythonProducer
-from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
+from standfast.store.listing import few
 from standfast.store.log import logger
+from standfast.store.names import is_topic
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
-_Asked: TypeAlias = dict[KafkaPartition, Future[Any]]
-_Led: TypeAlias = "dict[str, _Leaders]"  # by topic
-_api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 
 RETRY_MS = 20
 FIRST_ANSWER_MS = 3_000  # wait for the admin client; then a new one asks
 ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved machine it may be late
 GROWING_MS = 200
 KNOWN_MS = 1_000  # how long a partition that was found counts as present
-LED_MS = 10_000  # how long a described leader counts as known to the client that described it
 INTERNAL = "__"  # Kafka's own topics
 QUEUE_SETTING = "queued.max.messages.kbytes"
-_NAMED_MAX = 8
 NOT_SET = "OAuth token not set"  # in the error of a client whose `oauth_cb` did not return in time
-_NO_ANSWER = BROKEN | {KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
+NO_ANSWER = BROKEN | {KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
 
 # Measured: the default back-off of a full queue stalls a fast reader for a second at a time.
 _CONSUMER = {
@@ -112,19 +109,12 @@ _COMMON = {
     "client.id": "standfast",
     "log_level": "2",  # at higher levels each refused connection is a line; our errors get the reason by callback
 }
-# An admin client must know leaders for longer than LED_MS, see `of_leaders`.
+# An admin client must know leaders for longer than a request to them takes, see `KafkaAdmin.delete_records`.
 _ADMIN = {"metadata.max.age.ms": "900000"}
 # Measured with librdkafka 2.16: a transactional producer that re-bootstrapped, because no broker had answered for long,
 # blocks in begin_transaction for ever; writers recreate their producers after a failure anyhow. Admin clients and
 # consumers must re-bootstrap: with a broker list that has no live broker, they would never ask any broker again.
 _NO_REBOOTSTRAP = {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020A0000 else {}
-
-
-class _Leaders(NamedTuple):
-    """The leaders of a topic's partitions that an admin client has learned."""
-
-    at_ms: int
-    led: frozenset[int]  # numbers of the partitions with a leader
 
 
 class Cluster:
@@ -152,7 +142,7 @@ class Cluster:
         self._logged_in = False
         self._complaint: KafkaError | None = None
         self.admin: AdminClient = self._make(AdminClient, options_of(self._options) | _ADMIN)
-        self._led: _Led = {}  # what that client knows; a new one knows nothing
+        self.askers = Askers(self._asker, self.release)
         self._retired: list[tuple[int, AdminClient]] = []
         self._check_settings()
         self.reading("connecting", lambda left_s: self.admin.list_topics(topic=INTERNAL, timeout=left_s), renews=True)
@@ -251,15 +241,13 @@ class Cluster:
 
     def _made(self, make: Callable[[], Result]) -> Result:
         try:
-            return self._clients.keep(make())
-        except (KafkaException, TypeError, ValueError) as error:
+            with client_errors():
+                return self._clients.keep(make())
+        except KafkaException as error:
             raise self._tokenless("connecting", error_of(error)) or bad_setting(error, self.where) from error
-        except SystemError as error:
-            # A client that got no token runs callbacks as it is given up, which wraps the error that it gives up with.
-            if not isinstance(error.__cause__, KafkaException):
-                raise
-            found = error_of(error.__cause__)
-            raise self._tokenless("connecting", found) or bad_setting(found, self.where) from error
+
+    def _asker(self, level: str) -> Consumer:
+        return self.consumer(narrow=True, isolation_level=level)
 
     def _check_settings(self) -> None:
         # Without this, a setting that only one kind of client knows would be refused in the middle of the work.
@@ -283,8 +271,15 @@ class Cluster:
 
     def run(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
         """Call the client and raise its errors as the port's; `what` names the action, `needs` its permissions."""
-        try:
+        with self.translating(what, *needs):
             return call()
+
+    @contextmanager
+    def translating(self, what: str, *needs: Need) -> Iterator[None]:
+        """Like `run`, for a block."""
+        try:
+            with client_errors():
+                yield
         except KafkaException as error:
             raise self.translate(error, what, *needs) from error
 
@@ -299,13 +294,21 @@ class Cluster:
         deadline_ms = self._clock.monotonic_ms() + whole_ms
         while True:
             try:
-                return call()
+                with client_errors():
+                    return call()
             except KafkaException as error:
                 if not self._passes(error, passing, deadline_ms):
                     raise self.translate(error, what, *needs, waited_ms=whole_ms if passing >= BROKEN else 0) from error
 
-    def reading(self, what: str, call: Callable[[float], Result], *needs: Need, renews: bool = False) -> Result:
-        """Like `run`, for a call that changes nothing: repeated while its connection breaks.
+    def reading(
+        self,
+        what: str,
+        call: Callable[[float], Result],
+        *needs: Need,
+        renews: bool = False,
+        passing: frozenset[int] = BROKEN,
+    ) -> Result:
+        """Like `run`, for a call that changes nothing: repeated while its connection breaks, or after other `passing`.
 
         `call` gets the time for its answer, in seconds. `renews`: it asks the admin client, and after a part of the
         time without an answer a new one: the old one may be stuck (see `answer`), or know of no broker any more.
@@ -318,15 +321,16 @@ class Cluster:
             asked = self.admin
             end_ms = first_ms if renews else deadline_ms
             try:
-                return call(max(end_ms - self._clock.monotonic_ms(), 1) / 1_000)
+                with client_errors():
+                    return call(max(end_ms - self._clock.monotonic_ms(), 1) / 1_000)
             except KafkaException as error:
                 code, now_ms = error_of(error).code(), self._clock.monotonic_ms()
-                silent = code == KafkaError._TIMED_OUT or (code in _NO_ANSWER and now_ms >= first_ms)
+                silent = code == KafkaError._TIMED_OUT or (code in NO_ANSWER and now_ms >= first_ms)
                 if renews and silent and now_ms < deadline_ms and not self._login_refused():
                     renews = False
                     if self.admin is asked:
                         self._renew()
-                elif not self._passes(error, BROKEN, deadline_ms):
+                elif not self._passes(error, passing, deadline_ms):
                     raise self.translate(error, what, *needs, waited_ms=whole_ms) from error
 
     def answers(
@@ -346,7 +350,7 @@ class Cluster:
                 answer = self.answer(future)
                 found[key] = answer
             except KafkaException as error:
-                if error_of(error).code() in _NO_ANSWER:
+                if error_of(error).code() in NO_ANSWER:
                     raise
                 found[key] = error
         return found
@@ -355,14 +359,14 @@ class Cluster:
         """Whether a call may be repeated after this error; if so, waits a moment."""
         if error_of(error).code() not in passing or self._clock.monotonic_ms() >= deadline_ms:
             return False
-        if error_of(error).code() in BROKEN and self._login_refused():
+        if error_of(error).code() in NO_ANSWER and self._login_refused():
             return False
         self._clock.sleep_ms(RETRY_MS)
         return True
 
     def _login_refused(self) -> bool:
         """Whether brokers break the connections because they refuse the login: only another setting helps then."""
-        self.admin.poll(0)  # runs the callbacks that bring complaints
+        self._hear()
         complaint = self._complaint
         refused = complaint is not None and complaint.code() in AUTHENTICATION
         return refused and not self._callbacks.gives_tokens
@@ -378,7 +382,8 @@ class Cluster:
         its controller for ever.
         """
         try:
-            return future.result(self.timeout_s + ANSWER_EXTRA_S)
+            with client_errors():
+                return future.result(self.timeout_s + ANSWER_EXTRA_S)
         except TimeoutError as error:
             self._renew()
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
@@ -394,7 +399,7 @@ class Cluster:
             # Another thread may be in a call of the old one, and no call lasts for so long.
             last_ms = now_ms + self._timeout_ms + round(ANSWER_EXTRA_S * 1_000)
             retired = [*self._retired, (last_ms, self.admin)]
-            self.admin, self._led = made, {}
+            self.admin = made
             self._retired = [one for one in retired if one[0] > now_ms]
         for last_ms, client in retired:
             if last_ms <= now_ms:
@@ -414,15 +419,20 @@ class Cluster:
         missing = self._missing(found, needs) if found.code() in PERMISSION else ()
         if missing:
             return denied(found, f"{self.where}: {what}", missing, self._address)
-        if found.code() not in _NO_ANSWER:
+        if found.code() not in NO_ANSWER:
             return translated(error, f"{self.where}: {what}")
-        self.admin.poll(0)  # runs the callbacks that bring complaints
+        self._hear()
         with self._mutex:
             complaint, self._complaint = self._complaint, None
         if complaint is not None and complaint.code() in AUTHENTICATION:
             return self._tokenless(what, complaint) or translated(complaint, f"{self.where}: {what}")
         said = f" ({complaint.str()})" if complaint is not None else ""
         return Unavailable(f"{self.where}: {what}: {self._silence(found, waited_ms)}{said}: try again")
+
+    def _hear(self) -> None:
+        """Run the callbacks that bring complaints. A client that cannot has none."""
+        with suppress(KafkaException), client_errors():
+            self.admin.poll(0)
 
     def _silence(self, error: KafkaError, waited_ms: int) -> str:
         """How a call got no answer."""
@@ -441,7 +451,7 @@ class Cluster:
         not got the next one yet.
         """
         refused = error.code() in AUTHENTICATION
-        if not self._callbacks.gives_tokens or not (refused or error.code() in _NO_ANSWER):
+        if not self._callbacks.gives_tokens or not (refused or error.code() in NO_ANSWER):
             return None
         why = self._callbacks.no_token
         if not why and refused and NOT_SET in error.str():
@@ -501,7 +511,7 @@ class Cluster:
 
     def _allowed(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
         """Operations that this user may do, by topic; None if it does not exist, or the broker does not say."""
-        wanted = sorted(set(names))
+        wanted = sorted(filter(is_topic, set(names)))
         if not wanted:
             return {}
         answers = self.answers(
@@ -526,38 +536,28 @@ class Cluster:
 
     def describe(self, names: Iterable[str], operation: str | Mapping[str, str] = "DESCRIBE") -> dict[str, Any | None]:
         """Topics by name; None for one that does not exist. `operation`: see `check`."""
-        wanted = sorted(set(names))
-        led: _Led = {}
-
-        def ask(left_s: float) -> Mapping[str, Future[Any]]:
-            nonlocal led
-            futures, led = self._describing(wanted, left_s)
-            return futures
-
-        what = f"describing topics {', '.join(map(repr, wanted[:_NAMED_MAX]))}"
-        found: dict[str, Any | None] = {}
-        for name, answer in self.answers(what, ask).items():
-            found[name] = answer
-            if isinstance(answer, KafkaException):
-                if error_of(answer).code() not in UNKNOWN_TOPIC:
-                    need = Need(TOPIC, name, operation if isinstance(operation, str) else operation[name])
-                    raise self.translate(answer, f"describing topic {name!r}", need) from answer
-                found[name] = None
-            self._note_leaders(led, name, found[name])
+        wanted = sorted(set(names), key=str)
+        what = f"describing topics {few(map(repr, wanted))}"
+        found: dict[str, Any | None] = dict.fromkeys(wanted)
+        for name, answer in self.answers(what, partial(self.describe_later, wanted)).items():
+            if not isinstance(answer, KafkaException):
+                found[name] = answer
+            elif error_of(answer).code() not in UNKNOWN_TOPIC:
+                need = Need(TOPIC, name, operation if isinstance(operation, str) else operation[name])
+                raise self.translate(answer, f"describing topic {name!r}", need) from answer
         return found
 
     def describe_later(self, names: Iterable[str], timeout_s: float | None = None) -> dict[str, Future[Any]]:
-        """Like `describe`, without waiting: futures by name."""
-        return self._describing(sorted(set(names)), timeout_s or self.timeout_s)[0]
-
-    def _describing(self, names: list[str], timeout_s: float) -> tuple[dict[str, Future[Any]], _Led]:
-        """Futures by name, and where to note the leaders that the asked client learns."""
-        with self._mutex:
-            admin, led = self.admin, self._led
-        answer: dict[str, Future[Any]] = (
-            admin.describe_topics(TopicCollection(names), request_timeout=timeout_s) if names else {}
-        )
-        return answer, led
+        """Like `describe`, without waiting: futures by name, of those names that a topic can have."""
+        # Measured with librdkafka 2.16: a name that is no UTF-8 ends the process (SIGSEGV in `describe_topics`).
+        asked = sorted(filter(is_topic, set(names)))
+        if not asked:
+            return {}
+        with client_errors():
+            answer: dict[str, Future[Any]] = self.admin.describe_topics(
+                TopicCollection(asked), request_timeout=timeout_s or self.timeout_s
+            )
+        return answer
 
     def names(self) -> list[str]:
         """Names of all topics except Kafka's own."""
@@ -606,9 +606,14 @@ class Cluster:
         if unsure:
             self.check(unsure, operation)
 
+    def check_unfound(self, partitions: Iterable[TopicPartition], operation: str = "DESCRIBE") -> None:
+        """`check` partitions that were never found, or were forgotten since."""
+        unfound = [source for source in partitions if source not in self._found_ms]
+        if unfound:
+            self.check(unfound, operation)
+
     def forget(self, topic: str) -> None:
         """Check this topic again before it is used: it may be gone."""
-        self._forget_leaders([topic])
         for source in [one for one in self._found_ms.copy() if one.topic == topic]:
             self._found_ms.pop(source, None)
 
@@ -620,145 +625,12 @@ class Cluster:
         import difflib  # its modules are for errors alone
 
         near = difflib.get_close_matches(str(topic), names, 1)
-        shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
         hint = f", did you mean {near[0]!r}?" if near else "."
-        return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {shown}")
-
-    def bounds(
-        self, partitions: Iterable[TopicPartition], *, committed: bool = True, operation: str = "DESCRIBE"
-    ) -> dict[TopicPartition, Bounds]:
-        """Begin offset, and as end the last stable offset (`committed`) or the high watermark; see also `check`."""
-        wanted = [TopicPartition(*source) for source in partitions]
-        if not wanted:
-            return {}
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        unsure = any(number < 0 for _, number in wanted) or bool(self._leaderless(wanted))
-        if unsure:
-            self.check(wanted, operation)
-        # All requests at once save two round trips. `max`: between the answers the head may be deleted past the end.
-        specs = _api.OffsetSpec.earliest(), _api.OffsetSpec.latest()
-        asked = [(self._ask(wanted, spec, level, operation), spec) for spec in specs]
-        if not unsure:
-            self.check(wanted, operation)
-        begins, ends = (self._answered(one, spec, level, operation) for one, spec in asked)
-        return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
-
-    def first_offset(self, source: TopicPartition, time_ms: int) -> int:
-        """First offset with this timestamp or a later one, the last stable offset if there is none."""
-        found = self._offset(source, IsolationLevel.READ_COMMITTED, _api.OffsetSpec.for_timestamp(time_ms))
-        return found if found >= 0 else self.bounds([source])[source].end
-
-    def written_end(self, source: TopicPartition) -> int:
-        """High watermark of a partition, in one request. Raises UnknownStore."""
-        return self._offset(source, IsolationLevel.READ_UNCOMMITTED, _api.OffsetSpec.latest())
-
-    def _offset(self, source: TopicPartition, level: IsolationLevel, spec: Any) -> int:
-        return self._answered(self._ask([source], spec, level), spec, level)[source]
-
-    def _ask(
-        self, wanted: Iterable[TopicPartition], spec: Any, level: IsolationLevel, operation: str = "DESCRIBE"
-    ) -> _Asked:
-        def ask(admin: AdminClient, led: Sequence[TopicPartition]) -> _Asked:
-            asked = {KafkaPartition(*source): spec for source in led}
-            answer: _Asked = admin.list_offsets(asked, isolation_level=level, request_timeout=self.timeout_s)
-            return answer
-
-        return self.of_leaders(wanted, ask, operation)
-
-    def _answered(
-        self, asked: _Asked, spec: Any, level: IsolationLevel, operation: str = "DESCRIBE"
-    ) -> dict[TopicPartition, int]:
-        """The answers; asks again for partitions that a broker refuses for a moment, or whose connection broke."""
-        found: dict[TopicPartition, int] = {}
-        whole_ms = self.timeout_ms
-        deadline_ms = self._clock.monotonic_ms() + whole_ms
-        while asked:
-            refused = []
-            for at, future in asked.items():
-                source = TopicPartition(at.topic, at.partition)
-                try:
-                    found[source] = self.answer(future).offset
-                except KafkaException as error:
-                    code = error_of(error).code()
-                    # No leader: the client keeps for a while that its user might not describe the topic.
-                    passes = code in PASSING or code in BROKEN or code == KafkaError._NOENT
-                    if not passes or self._clock.monotonic_ms() > deadline_ms:
-                        need = Need(TOPIC, source.topic, operation)
-                        raise self.translate(error, f"offsets of {source}", need, waited_ms=whole_ms) from error
-                    refused.append(source)
-            asked = {}
-            if refused:
-                # Measured: without a new description the client keeps asking the leaders that it knew.
-                self._forget_leaders({source.topic for source in refused})
-                self._clock.sleep_ms(RETRY_MS)
-                asked = self._ask(refused, spec, level, operation)
-        return found
-
-    # -- leaders ------------------------------------------------------------------------------------------------------
-
-    def of_leaders(
-        self,
-        partitions: Iterable[TopicPartition],
-        ask: Callable[[AdminClient, Sequence[TopicPartition]], _Asked],
-        operation: str = "DESCRIBE",
-    ) -> _Asked:
-        """Make a request that goes to the leaders of partitions; `ask` gets those whose leader its client knows.
-
-        The future of any other partition has failed already. Requests of this kind are `list_offsets` and
-        `delete_records`, and nothing else may call them. Read in librdkafka 2.15, met with 2.16: with a leader that is
-        not in its cache, the client looks for leaders in the calling thread, but as soon as any metadata arrive also in
-        its own thread, which then frees the memory of both. The process ended with SIGSEGV in `list_offsets`. With all
-        leaders cached that code does not run.
-        """
-        wanted = [TopicPartition(*source) for source in partitions]
-        unsure = {source.topic for source in self._leaderless(wanted)}
-        described = self.describe(unsure, operation) if unsure else {}
-        with self._mutex:  # another thread may have renewed the client, and the new one knows nothing
-            admin, led = self.admin, self._led
-        refused = {source: _refusal(described, source) for source in self._leaderless(wanted, led)}
-        known = [source for source in wanted if source not in refused]
-        answer = ask(admin, known) if known else {}
-        for source, code in refused.items():
-            failed: Future[Any] = Future()
-            failed.set_exception(KafkaException(KafkaError(code)))
-            answer[KafkaPartition(*source)] = failed
-        return answer
-
-    def _leaderless(self, wanted: Iterable[TopicPartition], led: _Led | None = None) -> list[TopicPartition]:
-        """The partitions without a leader that the admin client learned lately."""
-        known = self._led if led is None else led
-        least_ms = self._clock.monotonic_ms() - LED_MS
-        return [source for source in wanted if not _is_led(known.get(source.topic), source, least_ms)]
-
-    def _note_leaders(self, led: _Led, topic: str, description: Any | None) -> None:
-        if description is None:
-            led.pop(topic, None)
-            return
-        with_leader = (one.id for one in description.partitions if one.leader is not None and one.leader.id >= 0)
-        led[topic] = _Leaders(self._clock.monotonic_ms(), frozenset(with_leader))
-
-    def _forget_leaders(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._led.pop(topic, None)
+        return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {few(names)}")
 
 
 # A user that may not describe a topic has no operation that implies DESCRIBE; of these the broker says nothing.
 _NOT_IMPLYING = frozenset({"CREATE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"})
-
-
-def _is_led(leaders: _Leaders | None, source: TopicPartition, least_ms: int) -> bool:
-    return leaders is not None and leaders.at_ms > least_ms and source.partition in leaders.led
-
-
-def _refusal(described: Mapping[str, Any | None], source: TopicPartition) -> int:
-    """The client's code for a partition without a known leader; its topic may have been described just now."""
-    if source.topic not in described:
-        return KafkaError.LEADER_NOT_AVAILABLE
-    found = described[source.topic]
-    if found is None:
-        return KafkaError.UNKNOWN_TOPIC_OR_PART
-    known = 0 <= source.partition < len(found.partitions)
-    return KafkaError.LEADER_NOT_AVAILABLE if known else KafkaError._UNKNOWN_PARTITION
 
 
 def _whole(text: str, where: str) -> int:

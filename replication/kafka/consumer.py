@@ -22,12 +22,13 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka.address import options_of, parse_kafka_address
 from standfast.replication.kafka.callbacks import of_consumer
-from standfast.replication.kafka.errors import PERMISSION, denied, error_of, translated
+from standfast.replication.kafka.errors import PERMISSION, client_errors, denied, error_of, translated
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need
 from standfast.store.errors import BadConfig, StandfastError
 
 Result = TypeVar("Result")
+OWN_CONSUMER = "a call of the application's own consumer"
 NOT_ASSIGNED_YET = frozenset({KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_IN_PROGRESS})
 _METADATA_MAGIC = b"CGMDv2:"
 _METADATA_GENERATION_BYTES = 4
@@ -168,7 +169,8 @@ def drive(consumer: Any, steps: Steps[Result]) -> Result:
         call = next(steps)
         while True:
             try:
-                answer = getattr(consumer, call.method)(*call.arguments)
+                with client_errors():
+                    answer = getattr(consumer, call.method)(*call.arguments)
             except KafkaException as error:
                 call = steps.throw(error)
             else:
@@ -176,6 +178,8 @@ def drive(consumer: Any, steps: Steps[Result]) -> Result:
     except StopIteration as end:
         result: Result = end.value
         return result
+    except KafkaException as error:
+        raise translated(error, OWN_CONSUMER) from error
 
 
 Advanced = tuple[bool, Any]
@@ -188,7 +192,8 @@ async def drive_async(
     going, found = await in_thread(partial(_advance, partial(next, steps)))
     while going:
         try:
-            answer = await getattr(consumer, found.method)(*found.arguments)
+            with client_errors():
+                answer = await getattr(consumer, found.method)(*found.arguments)
         except KafkaException as error:
             advance = partial(steps.throw, error)
         else:
@@ -204,3 +209,5 @@ def _advance(step: Callable[[], Call]) -> Advanced:
         return True, step()
     except StopIteration as end:
         return False, end.value
+    except KafkaException as error:
+        raise translated(error, OWN_CONSUMER) from error

@@ -8,6 +8,10 @@
     position outside of the log                     StateLost
     everything else: no answer, no leader, ...      Unavailable      retry
 
+Each call of a client lies in a block that lets only the client's own exception out: `client_errors`, or one of the
+calls of `Cluster` that use it and translate (`run`, `reading`, ...). The client raises others, too: measured with
+confluent-kafka 2.16, a RuntimeError when a topic was deleted amid a question, or when a client was closed meanwhile.
+
 Rules of this file: it maps errors, and does nothing else. Texts of the client hold no secrets (no name that it gets has
 one), and no message contains a value of our own settings.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from types import TracebackType
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -70,7 +75,33 @@ BROKEN = frozenset(
         getattr(_E, "_DESTROY_BROKER", -137),  # librdkafka before 2.12 has no such name, and _TRANSPORT instead
     }
 )
+# Exceptions that the client raises beside its own: it failed, or refuses an argument.
+_FAILED, _ARGUMENT = (RuntimeError, SystemError), (ValueError, TypeError, OverflowError)
 _NO_SETTING = re.compile(r'No such configuration property: "([^"]+)"')
+
+
+class _ClientErrors:
+    """See `client_errors`. A class, because it stands around each batch of records: it takes 0.1 us."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, _FAILED) and isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None  # callbacks ran while the client gave up, which wraps its error
+        if isinstance(error, (*_FAILED, *_ARGUMENT)):
+            code = _E._FAIL if isinstance(error, _FAILED) else _E._INVALID_ARG
+            raise KafkaException(KafkaError(code, f"{type(error).__name__} in the client: {error}")) from error
+
+
+_CLIENT_ERRORS = _ClientErrors()
+
+
+def client_errors() -> _ClientErrors:
+    """A block around calls of a client: each of its errors becomes KafkaException, the one kind that is translated."""
+    return _CLIENT_ERRORS
 
 
 def error_of(error: BaseException | KafkaError) -> KafkaError:

@@ -8,8 +8,8 @@
 Both give the same records, events and errors; the contract of the log runs on both. `open_feed` of native_feed.py
 chooses, and native_library.py has the reasons against the compiled one.
 
-Rules of this file: it turns the client's answers into values and decides nothing about them. Errors are the client's
-own exceptions, which `Cluster.run` translates.
+Rules of this file: it turns the client's answers into values and decides nothing about them. Errors are KafkaException
+alone (`client_errors`), which `Cluster.run` translates.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.columns import RecordColumns
 from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.errors import client_errors
 from standfast.replication.kafka.records import keys_of, to_columns
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.uncollected import uncollected
@@ -98,9 +99,13 @@ class PythonFeed:
     def consume(self, count: int, timeout_ms: int) -> Sequence[News]:
         """See Feed."""
         if timeout_ms:  # other threads go on meanwhile, and so must their collector
-            return self._news(self._client.consume(count, timeout_ms / 1_000))
+            with client_errors():
+                messages = self._client.consume(count, timeout_ms / 1_000)
+            return self._news(messages)
         with uncollected():  # measured: else the collector walks through every batch, a quarter of the time
-            return self._news(self._client.consume(count, 0))
+            with client_errors():
+                messages = self._client.consume(count, 0)
+            return self._news(messages)
 
     def _news(self, messages: list[Message]) -> Sequence[News]:
         if not messages:
@@ -135,30 +140,36 @@ class PythonFeed:
 
     def learn(self, topic: str, timeout_s: float) -> None:
         """See Feed."""
-        self._client.list_topics(topic, timeout_s)
+        with client_errors():
+            self._client.list_topics(topic, timeout_s)
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """See Feed."""
-        self._client.incremental_assign([KafkaPartition(*source, offset) for source, offset in positions.items()])
+        with client_errors():
+            self._client.incremental_assign([KafkaPartition(*source, offset) for source, offset in positions.items()])
         self._assigned += len(positions)
 
     def unassign(self, sources: Iterable[TopicPartition]) -> None:
         """See Feed."""
         gone = [KafkaPartition(*source) for source in sources]
         self._assigned -= len(gone)
-        self._client.incremental_unassign(gone)
+        with client_errors():
+            self._client.incremental_unassign(gone)
 
     def pause(self, source: TopicPartition) -> None:
         """See Feed."""
-        self._client.pause([KafkaPartition(*source)])
+        with client_errors():
+            self._client.pause([KafkaPartition(*source)])
 
     def resume(self, source: TopicPartition) -> None:
         """See Feed."""
-        self._client.resume([KafkaPartition(*source)])
+        with client_errors():
+            self._client.resume([KafkaPartition(*source)])
 
     def fetched_end(self, source: TopicPartition) -> int:
         """See Feed."""
-        bounds = self._client.get_watermark_offsets(KafkaPartition(*source), cached=True)
+        with client_errors():
+            bounds = self._client.get_watermark_offsets(KafkaPartition(*source), cached=True)
         return int(bounds[1]) if bounds else -1
 
     def close(self) -> None:

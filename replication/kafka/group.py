@@ -26,7 +26,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.cluster import Cluster
-from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, error_of
+from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
 from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.records import kafka_offsets
 from standfast.replication.log import (
@@ -195,7 +195,8 @@ class KafkaGroup:
         if self._consumer is None:
             self._consumer = self._cluster.consumer(self._name)
         try:
-            answer = self._consumer.commit(offsets=kafka_offsets(offsets), asynchronous=False)
+            with client_errors():
+                answer = self._consumer.commit(offsets=kafka_offsets(offsets), asynchronous=False)
             failed = next((one.error for one in answer or () if one.error is not None), None)
         except KafkaException as error:
             failed = _said(self._consumer, error)
@@ -219,13 +220,15 @@ class KafkaGroup:
         with self._asking:
             asker = self._ready_asker()
             try:
-                return asker.committed(asked, min(timeout_s, FIRST_LOOK_S))
+                with client_errors():
+                    return asker.committed(asked, min(timeout_s, FIRST_LOOK_S))
             except KafkaException as error:
                 said = _said(asker, error)
                 if said.code() not in _NO_COORDINATOR:
                     raise KafkaException(said) from error
             try:
-                return asker.committed(asked, timeout_s)
+                with client_errors():
+                    return asker.committed(asked, timeout_s)
             except KafkaException as error:
                 said = _said(asker, error)
                 if said.code() == KafkaError._TIMED_OUT and (known := self._impatiently(asked)) is not None:
@@ -236,7 +239,8 @@ class KafkaGroup:
         """The answer of the brokers to a request that ignores open transactions; None if there is no answer."""
         impatient = self._cluster.consumer(self._name, isolation_level="read_uncommitted")
         try:
-            return impatient.committed(asked, self._cluster.timeout_s)
+            with client_errors():
+                return impatient.committed(asked, self._cluster.timeout_s)
         except KafkaException:
             return None
         finally:
@@ -259,7 +263,8 @@ class KafkaGroup:
     def _is_held(self, asker: Consumer, at: KafkaPartition) -> bool:
         """Whether the offset of this partition is not answered, while the brokers answer others."""
         try:
-            asker.committed([KafkaPartition(at.topic, at.partition)], min(FIRST_LOOK_S, self._cluster.timeout_s))
+            with client_errors():
+                asker.committed([KafkaPartition(at.topic, at.partition)], min(FIRST_LOOK_S, self._cluster.timeout_s))
         except KafkaException as error:
             return error_of(error).code() == KafkaError._TIMED_OUT
         return False
@@ -287,7 +292,8 @@ def _said(consumer: Consumer, error: KafkaException) -> KafkaError:
     found = error_of(error)
     if found.code() not in _NO_COORDINATOR:
         return found
-    events = (message.error() for message in consumer.consume(EVENTS, 0))
+    with client_errors():
+        events = [message.error() for message in consumer.consume(EVENTS, 0)]
     return next((event for event in events if event is not None and event.code() in PERMISSION), found)
 
 

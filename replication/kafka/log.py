@@ -155,6 +155,7 @@ class KafkaLog:
         self._prepared.close()
         for part in parts:
             part.close()
+        self._cluster.askers.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -181,7 +182,7 @@ class KafkaLog:
             found = self._metadata.get(group)
         if found is None:
             consumer = self._cluster.consumer(group)
-            found = consumer.consumer_group_metadata()
+            found = self._cluster.run(f"looking at group {group!r}", lambda: consumer.consumer_group_metadata())
             self._cluster.release(consumer)
             with self._mutex:
                 self._metadata[group] = found

@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka.admin import KafkaAdmin
+from standfast.replication.kafka.bounds import bounds_of, written_end
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.members import (
     MEMBERS_SUFFIX,
@@ -222,7 +223,7 @@ class Board:
                 if end < self._position:
                     if not self._open(create):
                         return
-                    end = self._cluster.written_end(self._source)
+                    end = written_end(self._cluster, self._source)
                 if self._old_end < 0:
                     self._old_end = end
                 self._read_to(end)
@@ -245,7 +246,7 @@ class Board:
         if end >= 0:
             return end
         try:
-            return self._cluster.written_end(self._source)
+            return written_end(self._cluster, self._source)
         except UnknownStore:
             return -1
 
@@ -277,7 +278,7 @@ class Board:
             self._cluster.release(self._consumer)
             self._consumer = None
         if topic_id and self._consumer is None:
-            self._position = self._cluster.bounds([self._source], committed=False)[self._source].begin
+            self._position = bounds_of(self._cluster, [self._source], committed=False)[self._source].begin
             self._listen()
         return bool(topic_id)
 
@@ -286,7 +287,8 @@ class Board:
         self._cluster.release(self._consumer)
         self._consumer = None
         self._consumer = self._cluster.consumer(isolation_level="read_uncommitted", fetch_wait_max_ms=LONG_POLL_MS)
-        self._consumer.assign([KafkaPartition(*self._source, self._position)])
+        with self._cluster.translating(f"reading {self._source}"):
+            self._consumer.assign([KafkaPartition(*self._source, self._position)])
         return self._consumer
 
     def _read_to(self, end: int) -> None:
@@ -294,8 +296,9 @@ class Board:
         deadline_ms, anew_ms = now_ms + self._cluster.timeout_ms, now_ms + self._cluster.timeout_ms // 2
         consumer = self._consumer
         while consumer is not None and self._position < end:
-            found: list[Message] = consumer.consume(1, WAIT_MS / 1_000)
-            found += consumer.consume(CHUNK, 0)
+            with self._cluster.translating(f"reading {self._source}"):
+                found: list[Message] = consumer.consume(1, WAIT_MS / 1_000)
+                found += consumer.consume(CHUNK, 0)
             position = self._position
             good: list[Message] = []
             for message in found:

@@ -16,6 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from standfast.replication.kafka.callbacks import Callbacks
+from standfast.replication.kafka.errors import client_errors
 from standfast.store.log import as_event, logger
 
 _COMPLAINT = 1
@@ -26,7 +27,8 @@ _LEVELS = (*(logging.CRITICAL,) * 3, logging.ERROR, logging.WARNING, logging.INF
 def errors(module: Any) -> Iterator[None]:
     """The block's errors of the compiled client become KafkaException, with librdkafka's three flags."""
     try:
-        yield
+        with client_errors():
+            yield
     except module.Error as error:
         raise KafkaException(KafkaError(*error.args)) from error
 

@@ -81,7 +81,8 @@ class NativeFeed:
 
     def fetched_end(self, source: TopicPartition) -> int:
         """See Feed."""
-        found: int = self._client.end(*source)
+        with self._errors():
+            found: int = self._client.end(*source)
         return found
 
     def close(self) -> None:

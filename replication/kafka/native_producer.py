@@ -43,7 +43,9 @@ class NativeProducer:
             with errors(self._module):
                 return call(*arguments)
         finally:
-            for one in self._client.said():
+            with errors(self._module):
+                said = self._client.said()
+            for one in said:
                 hear(self._callbacks, *one)
 
     def learn(self, topic: str, timeout_s: float) -> None:
@@ -107,7 +109,8 @@ class NativeProducer:
 
     def close(self) -> None:
         """Destroy the client in bounded time: drops unsent records, and leaves an open transaction to the brokers."""
-        self._client.close()
+        with errors(self._module):
+            self._client.close()
 
 
 def _ms(timeout_s: float) -> int:

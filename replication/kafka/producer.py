@@ -14,21 +14,20 @@ Errors are the client's own exceptions, which `Cluster.run` translates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice, repeat
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as KafkaProducer
 
+from standfast.replication.kafka.errors import client_errors
 from standfast.replication.kafka.records import Columns, kafka_offsets
 from standfast.replication.log import Committed
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock
 
 TURN_S = 0.05  # a wait for room in the queue looks at its end so often
-
-Result = TypeVar("Result")
 
 
 class Delivered(NamedTuple):
@@ -113,7 +112,8 @@ class PythonProducer:
 
     def learn(self, topic: str, timeout_s: float) -> None:
         """See Producer."""
-        self.client.list_topics(topic, timeout_s)
+        with client_errors():
+            self.client.list_topics(topic, timeout_s)
 
     def end(self, source: TopicPartition, timeout_s: float) -> int | None:
         """None: the producer of confluent_kafka asks for no offsets."""
@@ -121,52 +121,58 @@ class PythonProducer:
 
     def init_transactions(self, timeout_s: float) -> None:
         """See Producer."""
-        self.client.init_transactions(timeout_s)
+        with client_errors():
+            self.client.init_transactions(timeout_s)
 
     def begin(self) -> None:
         """See Producer."""
-        self.client.begin_transaction()
+        with client_errors():
+            self.client.begin_transaction()
 
     def offsets(self, offsets: Mapping[TopicPartition, Committed], group: bytes, timeout_s: float) -> None:
         """See Producer."""
-        self.client.send_offsets_to_transaction(kafka_offsets(offsets), group, timeout_s)
+        with client_errors():
+            self.client.send_offsets_to_transaction(kafka_offsets(offsets), group, timeout_s)
 
     def produce(self, source: TopicPartition, columns: Columns, start: int, wait_ms: int) -> int:
         """See Producer."""
         topic, number = source
         told = self._outcomes.setdefault(source, {}).__setitem__
         deadline_ms = self._clock.monotonic_ms() + wait_ms
-        # Arguments by position (callback, its other name, timestamp, headers): keywords cost a third of the call.
-        produce: Any = self.client.produce
         at = start
         rows = zip(columns.keys, *columns.plain(), columns.headers or repeat(None), strict=False)
-        for key, value, timestamp, headers in islice(rows, start, None):
-            while True:
-                try:
-                    if headers:
-                        produce(topic, value, key, number, told, None, timestamp, headers)
-                    else:
-                        produce(topic, value, key, number, told, None, timestamp)
-                    break
-                except BufferError:
-                    # The client's queue is full until the broker has acknowledged its oldest records.
-                    if self._clock.monotonic_ms() >= deadline_ms:
-                        return at
-                    _served(lambda: self.client.poll(TURN_S))
-                except KafkaException:
-                    if at > start:
-                        return at
-                    raise
-            at += 1
+        with client_errors():
+            # Arguments by position (callback, its other name, timestamp, headers): keywords cost a third of the call.
+            produce: Any = self.client.produce
+            for key, value, timestamp, headers in islice(rows, start, None):
+                while True:
+                    try:
+                        if headers:
+                            produce(topic, value, key, number, told, None, timestamp, headers)
+                        else:
+                            produce(topic, value, key, number, told, None, timestamp)
+                        break
+                    except BufferError:
+                        # The client's queue is full until the broker has acknowledged its oldest records.
+                        if self._clock.monotonic_ms() >= deadline_ms:
+                            return at
+                        self.client.poll(TURN_S)
+                    except KafkaException:
+                        if at > start:
+                            return at
+                        raise
+                at += 1
         return at
 
     def flush(self, timeout_s: float) -> None:
         """See Producer."""
-        _served(lambda: self.client.flush(timeout_s))
+        with client_errors():
+            self.client.flush(timeout_s)
 
     def poll(self) -> None:
         """See Producer."""
-        _served(lambda: self.client.poll(0))
+        with client_errors():
+            self.client.poll(0)
 
     def delivered(self) -> Mapping[TopicPartition, Delivered]:
         """See Producer."""
@@ -175,22 +181,16 @@ class PythonProducer:
 
     def commit(self, timeout_s: float) -> None:
         """See Producer."""
-        self.client.commit_transaction(timeout_s)
+        with client_errors():
+            self.client.commit_transaction(timeout_s)
 
     def abort(self, timeout_s: float) -> None:
         """See Producer."""
-        self.client.abort_transaction(timeout_s)
+        with client_errors():
+            self.client.abort_transaction(timeout_s)
 
 
 def _answer(outcome: Mapping[Any, Message]) -> Delivered:
     error = next((one for one in outcome if one is not None), None)
     size = 0 if error is None else len(outcome[error].key() or b"") + len(outcome[error])
     return Delivered((outcome[None].offset() or 0) + 1 if None in outcome else None, error, size)
-
-
-def _served(call: Callable[[], Result]) -> Result:
-    try:
-        return call()
-    except SystemError as error:
-        # The client met a fatal error while it ran callbacks, which wraps that error.
-        raise (error.__cause__ if isinstance(error.__cause__, KafkaException) else error) from None

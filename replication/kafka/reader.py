@@ -26,6 +26,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from standfast.replication.fetch_limits import LIMITS
+from standfast.replication.kafka.bounds import bounds_of
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import AUTHENTICATION, BROKEN, PERMISSION, UNKNOWN_TOPIC, error_of, translated
 from standfast.replication.kafka.feed import Event, Feed, News, Piece
@@ -36,6 +37,7 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import TOPIC, Need
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
+from standfast.store.listing import few
 
 PATIENCE_MS = 1_000
 WAIT_MS = 50
@@ -79,7 +81,7 @@ class KafkaReader:
         """Assign further partitions. One that is assigned already is InvalidRequest: use seek."""
         twice = [str(TopicPartition(*source)) for source in positions if source in self._slots]
         if twice:
-            raise InvalidRequest(f"{', '.join(twice)} already assigned to this reader: move it with seek")
+            raise InvalidRequest(f"{few(twice)} already assigned to this reader: move it with seek")
         self._begin(self._resolve(positions))
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
@@ -111,12 +113,12 @@ class KafkaReader:
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Begin and last stable offset of each partition now."""
         self._check_open()
-        return self._cluster.bounds(partitions, operation="READ")
+        return bounds_of(self._cluster, partitions, operation="READ")
 
     def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """See LogReader: the high watermark."""
         self._check_open()
-        found = self._cluster.bounds(partitions, committed=False, operation="READ")
+        found = bounds_of(self._cluster, partitions, committed=False, operation="READ")
         return {source: bounds.end for source, bounds in found.items()}
 
     def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
@@ -132,7 +134,7 @@ class KafkaReader:
         if not self._closed:
             self._closed = True
             if self._feed is not None:
-                self._feed.close()
+                self._cluster.run("closing", self._feed.close)
             self._feed = None
             self._forget(self)
 
@@ -243,7 +245,7 @@ class KafkaReader:
         slot.heard_ms = now_ms
         if slot.paused and not slot.held:
             slot.held = True
-            self._client().pause(slot.source)
+            self._cluster.run("pausing", lambda: self._client().pause(slot.source))
         return records.payload_bytes
 
     def _note(self, event: Event, now_ms: int) -> None:
@@ -311,7 +313,8 @@ class KafkaReader:
 
     def _stands_at_end(self, slot: ReaderSlot) -> bool:
         """Whether the last record stands just before the end that the last fetch reported: no marker follows it."""
-        return self._client().fetched_end(slot.source) == slot.frontier
+        end = self._cluster.run("fetching", lambda: self._client().fetched_end(slot.source))
+        return end == slot.frontier
 
     # -- looking after ------------------------------------------------------------------------------------------------
 
@@ -336,7 +339,8 @@ class KafkaReader:
                 self._check_topic(topic, future)
         elif now_ms - self._checked_ms >= TOPIC_CHECK_MS and self._slots:
             self._checked_ms = now_ms
-            self._checks = self._cluster.describe_later({slot.source.topic for slot in self._slots.values()})
+            with self._cluster.translating("describing topics"):
+                self._checks = self._cluster.describe_later({slot.source.topic for slot in self._slots.values()})
 
     def _check_topic(self, topic: str, future: Future[Any]) -> None:
         slots = [slot for slot in self._slots.values() if slot.source.topic == topic]
@@ -363,7 +367,7 @@ class KafkaReader:
         slot.error = self._lost(slot)
         if slot.error is not None:
             return
-        bounds = self._cluster.bounds([slot.source], operation="READ")[slot.source]
+        bounds = bounds_of(self._cluster, [slot.source], operation="READ")[slot.source]
         if slot.frontier >= bounds.end:  # at the end, or a transaction below this position is still open
             slot.end = slot.frontier
             slot.answered = True
@@ -393,8 +397,8 @@ class KafkaReader:
         source = slot.source
         if str(self._cluster.check([source], "READ")[source.topic].topic_id) != slot.topic_id:
             return _recreated(source)
-        bounds = self._cluster.bounds([source], operation="READ")[source]
-        written = self._cluster.bounds([source], committed=False, operation="READ")[source]
+        bounds = bounds_of(self._cluster, [source], operation="READ")[source]
+        written = bounds_of(self._cluster, [source], committed=False, operation="READ")[source]
         if bounds.begin <= slot.frontier <= written.end:
             return None
         return StateLost(
@@ -438,8 +442,8 @@ class KafkaReader:
         """Go on reading at an offset; `keep` the records buffered before it."""
         feed = self._client()
         self._release([slot])
-        feed.unassign([slot.source])
-        feed.assign({slot.source: offset})
+        self._cluster.run("unassigning", lambda: feed.unassign([slot.source]))
+        self._cluster.run("assigning", lambda: feed.assign({slot.source: offset}))
         now_ms = self._clock.monotonic_ms()
         if keep:
             slot.heard_ms = now_ms
@@ -449,16 +453,17 @@ class KafkaReader:
 
     def _release(self, slots: Iterable[ReaderSlot]) -> None:
         """Undo the client's pause, which would last beyond the next assignment."""
-        for slot in slots:
-            if slot.held:
-                slot.held = False
+        held = [slot for slot in slots if slot.held]
+        for slot in held:
+            slot.held = False
+            with self._cluster.translating("resuming"):
                 self._client().resume(slot.source)
 
     def _slot(self, source: TopicPartition) -> ReaderSlot:
         self._check_open()
         slot = self._slots.get(source)
         if slot is None:
-            held = ", ".join(map(str, self._slots)) or "nothing"
+            held = few(self._slots) or "nothing"
             raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
         return slot
 

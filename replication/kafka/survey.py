@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as _admin
 
 from standfast.replication.kafka.cluster import INTERNAL, Cluster
-from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
+from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.permissions import GROUP, TOPIC, Need
 from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, ahead_max_ms
@@ -58,7 +58,9 @@ def consumer_groups(cluster: Cluster) -> list[str]:
     what = "listing groups"
 
     def ask(left_s: float) -> Any:
-        listed = cluster.answer(cluster.admin.list_consumer_groups(request_timeout=left_s))
+        with client_errors():
+            listing = cluster.admin.list_consumer_groups(request_timeout=left_s)
+        listed = cluster.answer(listing)
         if listed.errors:  # the groups of a broker that did not answer are missing
             raise listed.errors[0]
         return listed.valid
@@ -81,7 +83,8 @@ def consumers(cluster: Cluster, group: str) -> tuple[str, ...]:
 
 def _brokers(cluster: Cluster, timeout_s: float) -> Iterable[int]:
     """Ids of the live brokers. Just after a stall a broker that answers knows of none, which is no answer."""
-    found = cluster.admin.list_topics(topic=INTERNAL, timeout=timeout_s).brokers
+    with client_errors():
+        found = cluster.admin.list_topics(topic=INTERNAL, timeout=timeout_s).brokers
     if not found:
         raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
     return found

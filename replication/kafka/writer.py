@@ -26,6 +26,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from standfast.replication.checks import check_commit
+from standfast.replication.kafka.bounds import bounds_of
 from standfast.replication.kafka.cluster import RETRY_MS, Cluster
 from standfast.replication.kafka.errors import FENCED, VAGUE, error_of
 from standfast.replication.kafka.group import commit_needs, member_metadata
@@ -352,7 +353,7 @@ class KafkaWriter:
     def _ends_of_empty(self, rows: Rows) -> dict[TopicPartition, int]:
         """Next offsets of the partitions that get no record."""
         empty = [source for source, batch in rows.items() if not batch]
-        return {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
+        return {source: bounds.end for source, bounds in bounds_of(self._cluster, empty, committed=False).items()}
 
     def _deliver(
         self,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Flow:
             if not ready:
                 cycle = sorted(before.keys() - stage.keys())
                 raise InvalidRequest(
-                    f"groups {', '.join(map(str, cycle))} read their own output through internal topics, so that none "
+                    f"groups {few(cycle)} read their own output through internal topics, so that none "
                     "of them can stop before the others: a checkpoint needs groups in an order"
                 )
             for one in ready:
@@ -60,7 +61,7 @@ class Flow:
             writers = sorted(group for group, written in self.writes.items() if topic in written)
             if len({stage[one] for one in writers}) > 1:
                 raise InvalidRequest(
-                    f"groups {', '.join(map(str, writers))} write to {topic}, and one of them reads the output of "
+                    f"groups {few(writers)} write to {topic}, and one of them reads the output of "
                     "another: a checkpoint needs all writers of an internal topic in one stage"
                 )
         last = max(stage.values(), default=-1)

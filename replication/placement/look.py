@@ -14,6 +14,7 @@ from itertools import pairwise
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Member, View
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 
 NO_COPIES: Mapping[str, Copy] = {}
 UNKNOWN_LAG = 1 << 62  # sorts behind each known lag
@@ -29,10 +30,10 @@ class Look:
         everyone = sorted(view.members, key=lambda member: member.id)
         twice = [one.id for one, other in pairwise(everyone) if one.id == other.id]
         if twice:
-            raise InvalidRequest(f"instance ids used twice: {', '.join(twice)}; each instance needs an id of its own")
+            raise InvalidRequest(f"instance ids used twice: {few(twice)}; each instance needs an id of its own")
         slotless = [f"{member.id!r} has {member.slots}" for member in everyone if member.slots < 1]
         if slotless:
-            raise InvalidRequest(f"instances need a slot or more: {', '.join(slotless)}")
+            raise InvalidRequest(f"instances need a slot or more: {few(slotless)}")
         self.members: dict[str, Member] = {member.id: member for member in everyone if not member.waits}
         self.copies: dict[TaskId, dict[str, Copy]] = {}
         for member in everyone:

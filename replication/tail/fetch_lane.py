@@ -27,6 +27,7 @@ from standfast.replication.log import Fetched, LogReader, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest
+from standfast.store.listing import few
 
 
 class Slot:
@@ -134,7 +135,7 @@ class Lane:
         """Assign further partitions. Raises InvalidRequest for an assigned one: use seek."""
         twice = [str(TopicPartition(*source)) for source in positions if source in self.slots]
         if twice:
-            raise InvalidRequest(f"{', '.join(twice)} already assigned to this reader: move it with seek")
+            raise InvalidRequest(f"{few(twice)} already assigned to this reader: move it with seek")
         slots = self._made(positions)
         with self._pipeline.changed:
             self._pipeline.enter(self, slots)
@@ -235,7 +236,7 @@ class Lane:
     def _slot(self, source: TopicPartition) -> Slot:
         slot = self.slots.get(source)
         if slot is None:
-            held = ", ".join(map(str, self.slots)) or "nothing"
+            held = few(self.slots) or "nothing"
             raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
         return slot
 

@@ -19,6 +19,7 @@ from standfast.replication.kafka.callbacks import functions_of, with_settings
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig
+from standfast.store.listing import few
 
 _SQLITE = "sqlite"
 _KAFKA = "kafka"
@@ -100,4 +101,4 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     import difflib  # its modules are for errors alone
 
     near = difflib.get_close_matches(name, known, 1, 0.4)
-    return f", did you mean {near[0]!r}?" if near else f", known are {', '.join(known)}"
+    return f", did you mean {near[0]!r}?" if near else f", known are {few(known)}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from standfast.replication.log import LogAdmin, TopicInfo
 from standfast.store.errors import BadConfig, UnknownStore
+from standfast.store.listing import few
 from standfast.store.specs import StoreSpec
 
 
@@ -21,7 +22,7 @@ def foreign_changelog(admin: LogAdmin, app: str, store: str, topic: str) -> Topi
     prefix, suffix = f"{app}-", "-changelog"
     names = (each.name for each in admin.topics())
     has = [name[len(prefix) : -len(suffix)] for name in names if name.startswith(prefix) and name.endswith(suffix)]
-    known = f"it has changelogs of {', '.join(sorted(has))}" if has else "it has none: check the id, or start it first"
+    known = f"it has changelogs of {few(sorted(has))}" if has else "it has none: check the id, or start it first"
     raise UnknownStore(f"there is no changelog {topic!r} for store {store!r} of application {app!r}; {known}")
 
 

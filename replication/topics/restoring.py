@@ -16,7 +16,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.shapes import Count, Shape, dump, read
 from standfast.replication.topics.app_topics import RESTORING
 from standfast.replication.topics.settings import OWN_TIMESTAMPS
-from standfast.store.errors import Corruption, InvalidRequest, Unavailable
+from standfast.store.errors import Corruption, InvalidRequest, Unavailable, UnknownStore
 
 POLICY = TopicPolicy(extra=OWN_TIMESTAMPS)
 FETCH_MS, PATIENCE = 1_000, 30
@@ -66,7 +66,7 @@ def as_record(mark: Restoring, now_ms: int) -> Outgoing:
 
 
 def read_mark(log: Log, app: str) -> Restoring | None:
-    """The last mark of a restore under way; None if its first one is not written.
+    """The last mark of a restore under way; None if its first one is not written, or no restore is under way.
 
     Raises Corruption for another content.
     """
@@ -84,6 +84,8 @@ def read_mark(log: Log, app: str) -> Restoring | None:
             idle = 0 if fetched else idle + 1
             if idle > PATIENCE:
                 raise Unavailable(f"{where} gives no record below its end {end}: check the log")
+    except UnknownStore:
+        return None  # also of a restore that ends at this moment
     finally:
         reader.close()
     try:

@@ -28,6 +28,7 @@ from standfast.restore.snapshot.tails import Tails, advance, logged
 from standfast.store.errors import InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
+from standfast.store.listing import few
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir
 
@@ -158,11 +159,11 @@ def _point(task: str, snapshots: Sequence[Snapshot], wanted: Wanted, tails: Tail
             return {next(iter(found)): wanted.offsets[ONLY]}
         if wanted.offsets.keys() != found.keys():
             raise InvalidRequest(
-                f"task {task} has the changelogs of {', '.join(sorted(found)) or 'no store'}: give the offset of "
+                f"task {task} has the changelogs of {few(sorted(found)) or 'no store'}: give the offset of "
                 "each as --to-offset STORE=N"
             )
         return dict(wanted.offsets)
-    raise InvalidRequest(f"task {task} has no snapshot that fits the log ({'; '.join(reasons)})")
+    raise InvalidRequest(f"task {task} has no snapshot that fits the log ({few(reasons, '; ')})")
 
 
 def _own(tails: Tails, snapshot: Snapshot) -> Candidate:

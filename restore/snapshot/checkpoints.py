@@ -35,6 +35,7 @@ from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
+from standfast.store.listing import few
 from standfast.store.task.commit_record import parse_source_key, source_key
 
 BEGUN_FORMAT = "standfast.checkpoint-begun/1"
@@ -288,7 +289,7 @@ def parts_of(storage: Storage, outcome: Outcome) -> tuple[list[Snapshot], dict[T
         cut = part.cut
         if cut.positions:
             raise InvalidRequest(
-                f"task {part.task} of checkpoint {outcome.number} has stores in memory ({', '.join(cut.positions)}), "
+                f"task {part.task} of checkpoint {outcome.number} has stores in memory ({few(cut.positions)}), "
                 "whose rows the log alone has: no storage has its part"
             )
         metadata = CommitMetadata(part.epoch, cut.stream_times, cut.observed, part.progress).to_text()

@@ -118,8 +118,6 @@ def begun_parts(log: Log, app: str, name: str, storage: Storage) -> list[Snapsho
 
     Raises InvalidRequest if one of them is gone from the storage.
     """
-    if log.admin.describe_topic(mark_of(name).topic) is None:
-        return None
     mark = read_mark(log, name)
     if mark is None or mark.app != app:
         return None
@@ -164,9 +162,9 @@ class _Run:
                 with closing(self._log.writer(where.topic, group=self._plan.name, owner=owner)) as writer:
                     return self._with(writer, resumed=resumed)
             except (StandfastError, KeyboardInterrupt) as error:
-                # Two runs at once: the other one may end, and remove the topic of the mark, before this one begins.
-                if isinstance(error, UnknownStore) and not self._begun:
-                    raise self._completed() from error
+                # Two runs at once: the other one may end, and remove the topic of the mark, at any moment of this one.
+                if isinstance(error, UnknownStore | Fenced) and not self._is_marked():
+                    raise self._completed(Fenced if isinstance(error, Fenced) else InvalidRequest) from error
                 self._warn(error)
                 raise
         finally:
@@ -180,15 +178,21 @@ class _Run:
         try:
             # Again: an instance that started meanwhile has seen no mark before it created its topics.
             refuse_used(self._log, self._plan, self._state.path.parent)
-        except InvalidRequest:
+        except InvalidRequest as error:
             # Another run writes its record before it creates a topic: then the mark is that run's.
             if read_mark(self._log, self._plan.name) is None:
                 self._log.admin.delete_topic(where.topic)
-            raise
+            raise InvalidRequest(
+                f"{error}; another restore as {self._plan.name!r} has completed meanwhile, or an instance has started"
+            ) from error
 
-    def _completed(self) -> InvalidRequest:
-        return InvalidRequest(
-            f"another run has completed the restore as {self._plan.name!r} meanwhile: nothing is left to do"
+    def _is_marked(self) -> bool:
+        return self._log.admin.describe_topic(mark_of(self._plan.name).topic) is not None
+
+    def _completed(self, kind: type[StandfastError] = InvalidRequest) -> StandfastError:
+        return kind(
+            f"another run has completed the restore as {self._plan.name!r} meanwhile, or a reset has given it up: "
+            "nothing is left to do"
         )
 
     def _warn(self, error: BaseException) -> None:
@@ -212,7 +216,7 @@ class _Run:
         where = mark_of(self._plan.name)
         # By the writer that fences all others: from here on no other run can say that the log is whole.
         mark = _marked(self._log, self._plan, self._mark.parts)
-        if mark is None and self._log.admin.describe_topic(where.topic) is None:
+        if mark is None and not self._is_marked():
             raise self._completed()
         self._begun = mark is not None
         if mark is None or not mark.whole:
@@ -340,14 +344,9 @@ class _Run:
 
 def _marked(log: Log, plan: ClonePlan, ids: Mapping[str, str]) -> Restoring | None:
     """The mark of an earlier run, None if there is none. Raises InvalidRequest for one of other snapshots."""
-    if log.admin.describe_topic(mark_of(plan.name).topic) is None:
-        return None
-    try:
-        found = read_mark(log, plan.name)
-    except UnknownStore:  # another run completes the restore at this moment
-        return None
+    found = read_mark(log, plan.name)
     if found is None:
-        # Of a run killed right after it made the topic: it had not looked yet whether the name was still free.
+        # Or of a run killed right after it made the topic: it had not looked yet whether the name was still free.
         return None
     if (found.app, found.parts) != (plan.app, ids):
         raise InvalidRequest(

@@ -26,6 +26,7 @@ from standfast.replication.topics.changelog import changelog_policy
 from standfast.replication.topics.settings import OWN_TIMESTAMPS
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import parse_source_key, source_key
@@ -152,9 +153,7 @@ def _one_app(parts: Sequence[Snapshot], name: str) -> str:
         raise InvalidRequest("a restore under another name needs the snapshot of every task: none is given")
     apps, tasks = {one.app for one in parts}, [one.task for one in parts]
     if len(apps) != 1:
-        raise InvalidRequest(
-            f"the snapshots are of several applications ({', '.join(sorted(apps))}): give those of one"
-        )
+        raise InvalidRequest(f"the snapshots are of several applications ({few(sorted(apps))}): give those of one")
     if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
         raise InvalidRequest(f"task {twice[0]} has two snapshots: give one of each task")
     app = apps.pop()
@@ -166,8 +165,7 @@ def _one_app(parts: Sequence[Snapshot], name: str) -> str:
 def _part(look: _Look, snapshot: Snapshot) -> Part:
     if snapshot.memory_stores:
         look.reasons.append(
-            f"task {snapshot.task} has stores in memory ({', '.join(snapshot.memory_stores)}), whose rows no "
-            "snapshot has"
+            f"task {snapshot.task} has stores in memory ({few(snapshot.memory_stores)}), whose rows no snapshot has"
         )
     specs = {
         store: spec

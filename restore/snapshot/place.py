@@ -22,6 +22,7 @@ from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address,
 from standfast.restore.snapshot.opening import open_existing
 from standfast.restore.snapshot.planning import Kept, newest
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
+from standfast.store.listing import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
     # A job over the others would answer for a part of the application as if it were all of it.
     if lacking := sorted(snapshots.tasks - by_task.keys()):
         raise Corruption(
-            f"{storage.where} has no whole snapshot of task {', '.join(lacking)}: `standfast snapshot list` says why; "
+            f"{storage.where} has no whole snapshot of task {few(lacking)}: `standfast snapshot list` says why; "
             "name the snapshots of the others, or make new ones"
         )
     return [(join_address(found[0], str(one.name)), one) for one in map(newest, by_task.values())]

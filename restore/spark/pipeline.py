@@ -49,6 +49,7 @@ from standfast.restore.verify.preflight import Preflight, preflight
 from standfast.restore.verify.verify import StoreVerdict
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 from standfast.store.failpoint import reach
+from standfast.store.listing import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import written_name
 from standfast.store.types.kinds import definition_spec
@@ -212,9 +213,7 @@ def snapshot_places(address: str, app: str | None = None) -> list[Place]:
     places = [place for name in inside for place in manifest_places(below(folder.address, name))]
     apps = sorted({place.app for place in places})
     if len(apps) > 1:
-        raise InvalidRequest(
-            f"{folder} holds stores of several applications ({', '.join(apps)}): name the folder of one"
-        )
+        raise InvalidRequest(f"{folder} holds stores of several applications ({few(apps)}): name the folder of one")
     return places
 
 
@@ -421,6 +420,6 @@ def only_partition(places: Sequence[Place], number: int) -> list[Place]:
     """The places of one partition. Raises InvalidRequest if none has it."""
     chosen = [place for place in places if place.task.partition == number]
     if not chosen:
-        held = ", ".join(map(str, sorted({place.task.partition for place in places})))
+        held = few(sorted({place.task.partition for place in places}))
         raise InvalidRequest(f"there is no task of partition {number}, only of {held}")
     return chosen

@@ -58,6 +58,7 @@ from standfast.restore.verify.at_rest import (
 from standfast.restore.verify.import_tasks import link_files
 from standfast.store.engine import Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
+from standfast.store.listing import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.definitions_file import STORES_FILE, parse
@@ -173,7 +174,7 @@ def contradiction(place: Place, said: Mapping[str, Any], found: Mapping[str, Any
     """The message for a file of definitions that differs from the database."""
     names = sorted(name for name in {*said, *found} if said.get(name) != found.get(name))
     return (
-        f"{place}: its file {STORES_FILE} and its database have different definitions of {', '.join(names)} (file: "
+        f"{place}: its file {STORES_FILE} and its database have different definitions of {few(names)} (file: "
         f"{[said.get(name) for name in names]}, database: {[found.get(name) for name in names]}): they were copied "
         f"at different times; copy the task again as a whole, or remove the file {STORES_FILE}"
     )
@@ -348,7 +349,7 @@ def remote_places(address: str, app: str | None) -> list[Place]:
     if app is None and len(found) == 1:
         app = next(iter(found))
     if app is None or app not in found:
-        have = ", ".join(sorted(found)) or "none"
+        have = few(sorted(found)) or "none"
         raise InvalidRequest(f"{folder} holds no tasks of application {app!r}: it has {have}; name one with --app")
     return sorted(found[app], key=lambda place: place.task)
 
@@ -390,7 +391,7 @@ def find_store(address: str, app: str | None, name: str | None) -> Stored:
     if name is None and len(found) == 1:
         name = next(iter(found))
     if name is None or name not in found:
-        known = ", ".join(sorted(found)) or "none"
+        known = few(sorted(found)) or "none"
         what = f"has no store {name!r}: it has" if name is not None else "has several stores, name one of storeName:"
         raise UnknownStore(f"{address} {what} {known}")
     definition, groups = found[name]
@@ -404,7 +405,5 @@ def chosen(places: Sequence[Place], partitions: Sequence[int] | None) -> list[Pl
     held = {place.task.partition for place in places}
     missing = [number for number in partitions or () if number not in held]
     if missing:
-        raise InvalidRequest(
-            f"there are partitions {', '.join(map(str, sorted(held)))}, not {', '.join(map(str, missing))}"
-        )
+        raise InvalidRequest(f"there are partitions {few(sorted(held))}, not {few(missing)}")
     return [place for place in places if partitions is None or place.task.partition in partitions]

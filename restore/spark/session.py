@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from standfast.store.errors import BadConfig, Unavailable
+from standfast.store.listing import few
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,7 +145,7 @@ def check_libraries(*, report: bool = False) -> None:
     if report and find_spec("jinja2") is None:
         missing.append("jinja2")
     if missing:
-        raise BadConfig([f"this runs on Spark and needs {', '.join(missing)}, not installed here: {INSTALL}"])
+        raise BadConfig([f"this runs on Spark and needs {few(missing)}, not installed here: {INSTALL}"])
     problems = library_problems(found)
     if problems:
         raise BadConfig(problems)
@@ -199,7 +200,7 @@ def _connect(name: str, address: str, place: SparkPlace) -> SparkSession:
     """A session on a server of Spark Connect; settings that are fixed at Spark's start are the server's."""
     missing = [library for library in CONNECT_LIBRARIES if not _importable(library)]
     if missing:
-        raise BadConfig([f"Spark Connect needs {', '.join(missing)}, not installed here: {INSTALL_CONNECT}"])
+        raise BadConfig([f"Spark Connect needs {few(missing)}, not installed here: {INSTALL_CONNECT}"])
     if place.jars or place.packages:
         raise BadConfig(
             [f"{_shown(address)}: a server of Spark Connect has its own jars: start it with those of the connector"]
@@ -292,7 +293,7 @@ def check_executors(spark: SparkSession, needed: Sequence[str] = ("standfast", "
         raise executor_error(error) from error
     lacking = sorted({name for row in rows for name in row.lacking.split(", ") if name})
     if lacking:
-        raise BadConfig([_lacking(", ".join(lacking))])
+        raise BadConfig([_lacking(few(lacking))])
 
 
 def executor_error(error: Exception) -> BadConfig | Unavailable:

@@ -46,6 +46,7 @@ from standfast.restore.verify.store_rows import SAMPLE_BITS, rows_in_order
 from standfast.restore.verify.verify import ATTEMPTS, StoreVerdict, concluded, inconclusive, mismatch
 from standfast.store import serde as serdes
 from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
+from standfast.store.listing import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.types.kinds import definition_spec
@@ -131,7 +132,7 @@ def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str,
             stored = StoredAt(place, at_rest.definition, at_rest.position, at_rest.times, at_rest.known, at_rest.note)
             found.setdefault(store, {})[place.task.partition] = stored
     if not found:
-        raise UnknownStore(f"no logged store {name!r} in {', '.join(map(str, places))}" if name else
+        raise UnknownStore(f"no logged store {name!r} in {few(places)}" if name else
                            "none of these tasks has a store that is logged")  # fmt: skip
     return found
 

@@ -33,6 +33,7 @@ from standfast.restore.spark.source import absolute, read_range
 from standfast.restore.spark_table.columns import Cells, Shaper, log_columns
 from standfast.restore.spark_table.options import Given, described_store
 from standfast.store.errors import BadConfig, Corruption, InternalError, InvalidRequest, UnknownStore
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 
@@ -265,4 +266,4 @@ def _offset(given: Any, partition: int, default: int) -> int:
 def _refuse_partitions(topic: str, count: int, numbers: Sequence[int]) -> None:
     bad = sorted({number for number in numbers if number >= count})
     if bad:
-        raise InvalidRequest(f"{topic} has partitions 0 to {count - 1}, not {', '.join(map(str, bad))}")
+        raise InvalidRequest(f"{topic} has partitions 0 to {count - 1}, not {few(bad)}")

@@ -26,6 +26,7 @@ from standfast.restore.spark_table.stores import StorePlace
 from standfast.restore.verify.at_rest import definitions_of
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InternalError, InvalidRequest
+from standfast.store.listing import few
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
 from standfast.store.types.segments import parse_family
@@ -65,7 +66,7 @@ class MetadataReader(DataSourceReader):
         ]
         if wrong:
             known = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-            raise InvalidRequest(f"metadata has no column {', '.join(wrong)}: it has {known}")
+            raise InvalidRequest(f"metadata has no column {few(wrong)}: it has {known}")
 
     def partitions(self) -> list[InputPartition]:
         """One for each task."""

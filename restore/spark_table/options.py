@@ -20,6 +20,7 @@ from typing import Any
 from standfast.restore.snapshot.names import join_address, split_address
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
+from standfast.store.listing import few
 from standfast.store.serde import Serde
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
 from standfast.store.types.kinds import definition_spec
@@ -166,7 +167,7 @@ def described_store(given: Given, name: str) -> StoreSpec:
     if "definition" in given.values:
         several = [one for one in STORE[1:] if one in given.values]
         if several:
-            raise BadConfig([f"definition describes the whole store: leave {', '.join(several)} out"])
+            raise BadConfig([f"definition describes the whole store: leave {few(several)} out"])
         kept = dict(json.loads(given.values["definition"]))
     else:
         kept = _definition(given)
@@ -258,10 +259,10 @@ def _check_definition(text: str) -> None:
 
 def _elsewhere(name: str) -> str:
     kinds = [kind for kind, known in OPTIONS.items() if name in {one.lower() for one in known}]
-    return f", it is one of {', '.join(kinds)}" if kinds else ""
+    return f", it is one of {few(kinds)}" if kinds else ""
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
     by_low = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name, list(by_low), 1, 0.6)
-    return f", did you mean {by_low[near[0]]!r}?" if near else f", there are {', '.join(sorted(known))}"
+    return f", did you mean {by_low[near[0]]!r}?" if near else f", there are {few(sorted(known))}"

@@ -23,6 +23,7 @@ from standfast.replication.shapes import Shape, read
 from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, UnknownStore
+from standfast.store.listing import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
@@ -127,7 +128,7 @@ def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
     """A store of an open task. Raises UnknownStore."""
     definitions = definitions_of(engine, where)
     if name not in definitions:
-        known = ", ".join(sorted(definitions)) or "none"
+        known = few(sorted(definitions)) or "none"
         raise UnknownStore(f"{where} has no store {name!r}: it has {known}")
     cut = cut_of(engine, where)
     times = cut.stores.get(name, StoreTimes())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from standfast.replication.log import Log, LogReader, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
+from standfast.store.listing import few
 from standfast.store.specs import StoreSpec
 
 SAMPLE_RECORDS = 170  # at each of three offsets
@@ -105,7 +106,7 @@ def _wanted(info: TopicInfo, partitions: Collection[int] | None) -> list[int]:
         return list(range(info.partitions))
     bad = sorted(number for number in partitions if not 0 <= number < info.partitions)
     if bad:
-        raise InvalidRequest(f"{info.name} has partitions 0 to {info.partitions - 1}, not {', '.join(map(str, bad))}")
+        raise InvalidRequest(f"{info.name} has partitions 0 to {info.partitions - 1}, not {few(bad)}")
     return sorted(set(partitions))
 
 
@@ -155,7 +156,7 @@ def _head_missing(spec: StoreSpec, info: TopicInfo, span: Bounds) -> bool:
 
 
 def _truncated(info: TopicInfo, partitions: Collection[int], ranges: Mapping[int, Bounds]) -> StateLost:
-    first = ", ".join(f"{number} begins at {ranges[number].begin}" for number in partitions)
+    first = few(f"{number} begins at {ranges[number].begin}" for number in partitions)
     return StateLost(
         f"{info.name}: records at the head are gone (partition {first}), and neither compaction nor a retention of the "
         "topic explains it: rows that were last written there would be missing; use a snapshot that has them, or "

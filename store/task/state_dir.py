@@ -29,6 +29,7 @@ from standfast.store.arguments import path_problems, refuse
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, Held, InvalidRequest
 from standfast.store.file_errors import told
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_name
 from standfast.store.rocks.files import copy_closed
@@ -306,7 +307,7 @@ def app_names(state_dir: Path) -> list[str]:
 
 def _listed(state_dir: Path) -> str:
     names = app_names(state_dir)
-    return f"the applications {', '.join(names)}" if names else "no application"
+    return f"the applications {few(names)}" if names else "no application"
 
 
 def owner_pid(state_path: Path) -> int | None:

@@ -27,6 +27,7 @@ from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, Key
 from standfast.store.errors import Closed, Corruption, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine, RocksShared
@@ -154,7 +155,7 @@ class TaskStores:
             return self.stores[asked]
         except (KeyError, TypeError):  # an argument of another type than text may have no hash
             raise UnknownStore(
-                f"task {self.task} has no store {asked!r:.100}: it declares {', '.join(sorted(self.stores)) or 'none'}"
+                f"task {self.task} has no store {asked!r:.100}: it declares {few(sorted(self.stores)) or 'none'}"
             ) from None
 
     def bind_clock(self, now_ms: Callable[[], int]) -> None:
@@ -558,7 +559,7 @@ class TaskStores:
             return cut
         if self.copying:
             unfinished = Corruption(
-                f"{where}: a crash interrupted the copy of the rows of {', '.join(sorted(self.copying))} from a "
+                f"{where}: a crash interrupted the copy of the rows of {few(sorted(self.copying))} from a "
                 "damaged database: they are copied again"
             )
             unfinished.families = frozenset(self.copying)

@@ -30,6 +30,7 @@ from standfast.store import serde
 from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.listing import few
 from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic
 from standfast.store.process.parent import lent_channel
@@ -312,7 +313,7 @@ class App:
         With `timestamp` or `invalid_timestamp` rows differ from those of the topic, so that the store has a changelog
         of its own: such a change makes another store, for which the application is reset or another name given.
         """
-        unknown = ", ".join(sorted(options.keys() - TableOptions.__annotations__.keys()))
+        unknown = few(sorted(options.keys() - TableOptions.__annotations__.keys()))
         if unknown:  # such as `late`: rows would be missing in the table, though not after a restore from its topic
             raise TypeError(f"table() takes no {unknown}: read the topic as a stream for that")
         name = topic if store is None else store

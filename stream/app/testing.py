@@ -35,6 +35,7 @@ from standfast.store.arguments import INT64_MAX, flag_problems, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, InternalError, InvalidRequest
+from standfast.store.listing import few
 from standfast.store.names import check_topic
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
@@ -182,7 +183,7 @@ class Driver(Closing):
         check_topic(topic)
         outputs = self._assembled.topology.output_topics
         if topic not in outputs and topic not in self._results:
-            known = ", ".join(outputs) or "none"
+            known = few(outputs) or "none"
             raise InvalidRequest(f"driver: {self.app.name!r} writes no topic {topic!r} (it writes: {known})")
         serdes = self._serdes(topic)
         key, value = serdes[0].of_topic(topic, "key"), serdes[1].of_topic(topic, "value")
@@ -226,7 +227,7 @@ class Driver(Closing):
         for group in self._assembled.topology.groups:
             if any(spec.name == name for spec in group.specs):
                 return self._runners[TaskId(group.group, partition)].task.store(cast("str", store))
-        known = ", ".join(spec.name for group in self._assembled.topology.groups for spec in group.specs)
+        known = few(spec.name for group in self._assembled.topology.groups for spec in group.specs)
         raise InvalidRequest(f"driver: {self.app.name!r} has no store {name!r} (it has: {known})")
 
     @property
@@ -308,7 +309,7 @@ class Driver(Closing):
 
     def _no_source(self, name: str) -> InvalidRequest:
         topology = self._assembled.topology
-        known = ", ".join((*topology.source_topics, *(one.label for one in topology.own_sources)))
+        known = few((*topology.source_topics, *(one.label for one in topology.own_sources)))
         return InvalidRequest(f"driver: {name!r} is not a source of {self.app.name!r} (sources: {known})")
 
     def _close(self) -> None:

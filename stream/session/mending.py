@@ -24,6 +24,7 @@ from standfast.restore.plan import CORRUPT
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.errors import damaged_file
@@ -285,7 +286,7 @@ class Mender:
         directory = self._state_dir.task_path(str(task))
         return StateLost(
             f"task {task}: store {', '.join(map(repr, sorted(names)))} has no changelog (logging=False), and part of "
-            f"its rows in {directory} cannot be read: {'; '.join(gaps)}. Nothing was changed. Put a copy of the "
+            f"its rows in {directory} cannot be read: {few(gaps, '; ')}. Nothing was changed. Put a copy of the "
             "directory back, or copy it away and accept the loss (accept_unreadable_rows): the rows that can be read "
             "are then kept, the others given up, and stores with a changelog are restored from it",
             reason=UNREADABLE_ROWS,

@@ -54,6 +54,7 @@ from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened
@@ -599,7 +600,7 @@ def _settle(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan], now
 def _refuse(task: TaskId, plans: Mapping[TopicPartition, Plan]) -> None:
     refused = [plan for plan in plans.values() if isinstance(plan, Refuse)]
     if refused:
-        raise StateLost(f"task {task}: " + "; ".join(plan.message for plan in refused), reason=refused[0].reason)
+        raise StateLost(f"task {task}: " + few((plan.message for plan in refused), "; "), reason=refused[0].reason)
 
 
 def _lost(plans: Mapping[TopicPartition, Plan], applier: ChangelogApplier) -> dict[str, str]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import Fenced, InvalidRequest, NotReady
+from standfast.store.listing import few
 
 Offsets = Mapping[tuple[str, int], int]
 
@@ -129,9 +130,9 @@ def plan_commit(
         else:
             unknown.append(f"{_told(own)} of task {task}")
     if unknown:
-        held = ", ".join(map(str, sorted(running | waiting.keys()))) or "none"
+        held = few(sorted(running | waiting.keys())) or "none"
         raise InvalidRequest(
-            f"{'; '.join(unknown)} cannot be committed, because the task is not assigned to this instance (it holds: "
+            f"{few(unknown, '; ')} cannot be committed, because the task is not assigned to this instance (it holds: "
             f"{held}): assign it, or leave its offsets out"
         )
     return CommitPlan(due, left_out, _fenced(fenced))
@@ -150,16 +151,16 @@ def _fenced(lost: Mapping[TaskId, str]) -> Fenced | None:
         return None
     if len(lost) == 1:
         return lost_task(*next(iter(lost.items())))
-    tasks = ", ".join(map(str, sorted(lost)))
+    tasks = few(sorted(lost))
     return Fenced(
         f"tasks {tasks} were taken over by newer owners, and uncommitted changes here are gone "
-        f"({'; '.join(lost[task] for task in sorted(lost))}): give them up, or assign or reopen them and go on from "
+        f"({few((lost[task] for task in sorted(lost)), '; ')}): give them up, or assign or reopen them and go on from "
         "their source_offsets()"
     )
 
 
 def _told(own: Offsets) -> str:
-    return "source offsets of " + ", ".join(f"{topic}-{partition}" for topic, partition in sorted(own, key=str))
+    return "source offsets of " + few(f"{topic}-{partition}" for topic, partition in sorted(own, key=str))
 
 
 def _fix(state: str) -> str:

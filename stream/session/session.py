@@ -37,6 +37,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.closing import Closing
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Closed, Corruption, InvalidRequest, NotReady, StandfastError, Unavailable
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
@@ -402,13 +403,12 @@ class Session(Closing):
             # Without threads of its own the session makes no progress unless this call drives it.
             driven = 0 if self._threads else self.poll_once()
             with self._usable():
-                missing = self._waits()
-                if missing:
+                if missing := self._waits():
                     self._instance.check_lost()
             if not missing:
                 return
             if deadline_ms is not None and self.clock.monotonic_ms() >= deadline_ms:
-                raise NotReady(f"the restore gate is shut after {timeout_s} s: {'; '.join(self.missing())}")
+                raise NotReady(f"the restore gate is shut after {timeout_s} s: {few(self.missing(), '; ')}")
             if not driven:
                 self.clock.sleep_ms(2)
 
@@ -441,7 +441,7 @@ class Session(Closing):
             if task.error is not None or task.role == "standby":
                 task.store("")  # raises the error of the task's state
             if not self._instance.readiness.gate.is_open(task.id) and not self.external_consumer.is_read(task):
-                raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
+                raise NotReady(f"the restore gate is shut: {few(self.missing(), '; ')}")
             return task
 
     def tasks(self) -> dict[int, Task]:

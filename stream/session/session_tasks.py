@@ -14,6 +14,7 @@ from standfast.replication.log import Group, LogAdmin, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.arguments import is_whole
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, NotReady, StandfastError, UnknownStore
+from standfast.store.listing import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.session.instance import Instance
@@ -77,7 +78,7 @@ def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int
     for number, group in groups.items():
         if any(spec.name == store for spec in group.specs):
             return number
-    known = ", ".join(sorted(spec.name for spec in all_specs(groups))) or "none"
+    known = few(sorted(spec.name for spec in all_specs(groups))) or "none"
     raise UnknownStore(f"application {app!r} has no store {store!r}: it declares {known}")
 
 
@@ -92,7 +93,7 @@ def checked_tasks(
         task_id = task_id_of(one)
         group = groups.get(task_id.group)
         if group is None:
-            known = ", ".join(map(str, sorted(groups)))
+            known = few(sorted(groups))
             raise InvalidRequest(f"task {task_id} does not exist: the groups are {known}")
         number, limit = task_id.partition, group.partitions if limited else None
         if not isinstance(number, int) or number < 0 or (limit is not None and number >= limit):
@@ -113,7 +114,7 @@ def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task
         if task_id in absent:
             raise NotReady(f"task {task_id} is assigned to this instance and {absent[task_id]}: reopen or assign it")
         what = f"task {task_id}" if named_by_id else f"partition {task_id.partition}"
-        held = ", ".join(str(one) if named_by_id else str(one.partition) for one in sorted(instance.tasks)) or "none"
+        held = few(str(one) if named_by_id else str(one.partition) for one in sorted(instance.tasks)) or "none"
         raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")
     return task
 

@@ -61,6 +61,7 @@ from standfast.store.errors import (
 )
 from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
 from standfast.store.specs import StoreSpec
@@ -648,7 +649,7 @@ class Task:
 
     def _leave_clock(self, sources: Iterable[str]) -> None:
         """Drop the event-time clock of a directory that another sub-topology of this number has left."""
-        before = ", ".join(sorted({parse_source_key(key)[0] for key in sources}))
+        before = few(sorted({parse_source_key(key)[0] for key in sources}))
         logger.warning(
             "task %s: this directory was left by a sub-topology that read %s, which these tasks do not read: "
             "sub-topologies are numbered as the program adds them, so the stores of one whose number changed are "

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from standfast.replication.log import Headers
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 from standfast.store.specs import StoreSpec, store_name
 from standfast.store.types.kinds import gives_stores
 from standfast.stream.punctuation import Callback, Cancellable, PunctuationType
@@ -160,7 +161,7 @@ class Context:
         """
         name = store_name(store)
         if name not in self._stores:
-            known = ", ".join(sorted(self._stores)) or "none"
+            known = few(sorted(self._stores)) or "none"
             raise InvalidRequest(
                 f"store {name!r} is not connected to processor {self.name!r} (connected: {known}): declare it in the "
                 "application's stores, and name it in the processor's `stores` or where the processor is added"
@@ -194,7 +195,7 @@ class Context:
         """The call of the named child. InvalidRequest for an unknown one."""
         child = self._children.get(to)
         if child is None:
-            known = ", ".join(self._children) or "none"
+            known = few(self._children) or "none"
             raise InvalidRequest(f"processor {self.name!r} has no child {to!r} (it has: {known})")
         return child
 

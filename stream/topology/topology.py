@@ -22,6 +22,7 @@ from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS
 from standfast.store import serde
 from standfast.store.errors import BadConfig
+from standfast.store.listing import few
 from standfast.store.names import check_name, check_topic
 from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
@@ -163,7 +164,7 @@ class TopologyBuilder:
         self._check_new(name, parents)
         unknown = [store for store in stores or () if store not in self.specs]
         if unknown:
-            declared = ", ".join(self.specs) or "none"
+            declared = few(self.specs) or "none"
             raise BadConfig([f"processor {name!r}: store {one!r} is not declared ({declared})" for one in unknown])
         named = None if stores is None else tuple(stores)
         node = ProcessorNode(name, make, tuple(parents), named, timer_key, null_keys, policy, given, results, late)
@@ -325,7 +326,7 @@ class TopologyBuilder:
                 one for one in self.nodes.values() if not isinstance(one, SourceNode) and node.name in one.parents
             ]
             if len(readers) > 1 or not all(_keeps_a_table(one) for one in readers):
-                names = ", ".join(repr(one.name) for one in readers)
+                names = few(repr(one.name) for one in readers)
                 problems.append(
                     f"source {node.topic!r} has on_error={node.settings.on_error!r}, is read by {names} and is the "
                     f"changelog of store {held[node.topic]!r}: records left out would be in the store after a restore; "
@@ -374,7 +375,7 @@ class TopologyBuilder:
             raise BadConfig([f"node {name!r} exists already: give this one another name"])
         unknown = [parent for parent in parents if parent not in self.nodes]
         if unknown or not parents:
-            raise BadConfig([f"node {name!r}: {', '.join(unknown) or 'nothing'} is not a node to connect to"])
+            raise BadConfig([f"node {name!r}: {few(unknown) or 'nothing'} is not a node to connect to"])
 
 
 def _keeps_a_table(node: Node) -> bool:
@@ -401,7 +402,7 @@ def _resolve(groups: list[SubTopology], known: dict[str, int], internal: Mapping
     for group in groups:
         counts = {topic: known.get(topic, 0) for topic in sorted(group.topics)}
         if len(set(counts.values())) > 1 or 0 in counts.values():
-            listed = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
+            listed = few(f"{topic} has {count}" for topic, count in counts.items())
             problems.append(
                 f"topics that are processed together need equal partition counts, but {listed}: "
                 "put .repartition(name, partitions=n) behind one of them"

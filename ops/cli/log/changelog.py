@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.cli.arguments import log_of, prints, settings_of
+from standfast.store.listing import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 LIMIT_DEFAULT = 10
-NAMED_MAX = 8  # topics that an error lists
 FETCH_RECORDS = 2_000
 KEYS_MAX = 1_000_000  # distinct keys are counted up to here, so that a large topic does not fill the memory
 RECORDS_SCHEMA = "standfast.records/1"
@@ -180,8 +180,7 @@ def _partitions(args: argparse.Namespace, log: Log, reader: LogReader) -> dict[T
     if info is None:
         names = [one.name for one in log.admin.topics()]
         near = difflib.get_close_matches(topic, names, 1, 0.6)
-        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:NAMED_MAX]) or 'none'}{more}"
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {few(names) or 'none'}"
         raise UnknownStore(f"log {log.address} has no topic {topic!r}: {hint}")
     if args.partition is not None and not 0 <= args.partition < info.partitions:
         raise InvalidRequest(f"topic {topic!r} has the partitions 0 to {info.partitions - 1}, not {args.partition}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -86,7 +87,7 @@ def look(log: Log, app: str) -> Seen:
             )
             raise InvalidRequest(
                 f'application {app!r} was never run with placement="managed" on log {log.address}: it has no topic '
-                f"{app}{PLACEMENT}; applications that have one: {', '.join(managed) or 'none'}"
+                f"{app}{PLACEMENT}; applications that have one: {few(managed) or 'none'}"
             )
         group = log.group(app)
         with closing(group):

@@ -37,6 +37,7 @@ from standfast.ops.cli.spark_arguments import (
     split_bytes,
     stores_at_once,
 )
+from standfast.store.listing import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -218,7 +219,7 @@ def _jobs(args: argparse.Namespace, log: Log, looked_at: str) -> list[StoreJob]:
         names = [spec.name for spec in specs]
         # Two jobs would write to one folder.
         if len(set(names)) != len(names):
-            raise InvalidRequest(f"--store names a store twice: {', '.join(names)}")
+            raise InvalidRequest(f"--store names a store twice: {few(names)}")
         return jobs_of_log(log, app, specs, partitions=partitions, allow_truncated=args.allow_truncated)
     places = snapshot_places(args.snapshot, settings_of(args).app) if looked_at == "snapshot" else places_of(args)
     app = getattr(args, "app", None)

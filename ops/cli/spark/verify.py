@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from standfast.ops.cli.arguments import is_url, log_of, prints, settings_of
 from standfast.ops.cli.spark_arguments import add_at_once, add_spark, add_splitting
 from standfast.ops.shared.exit_codes import INCONCLUSIVE, NEGATIVE, OK
+from standfast.store.listing import few
 
 if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineStores
@@ -234,7 +235,7 @@ def _tasks(args: argparse.Namespace) -> list[TaskAtRest]:
         )
     tasks = find_tasks(Path(settings.state_dir), settings.app)
     if args.partition is not None:
-        held = ", ".join(str(task.task.partition) for task in tasks)
+        held = few(str(task.task.partition) for task in tasks)
         tasks = [task for task in tasks if task.task.partition == args.partition]
         if not tasks:
             raise InvalidRequest(f"{settings.state_dir} has no task of partition {args.partition}, it has {held}")
@@ -301,7 +302,7 @@ def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore
     if name is not None and left_out:
         raise InvalidRequest(f"{left_out[0]}: verify another store")
     if name is not None and not stores:
-        known = ", ".join(sorted(opened.definitions)) or "none"
+        known = few(sorted(opened.definitions)) or "none"
         raise UnknownStore(f"task {opened.task.task} in {opened.task.path} has no store {name!r}: it has {known}")
     return stores, left_out
 

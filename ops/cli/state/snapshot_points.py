@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import OK
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,7 +186,7 @@ def _restore_folder(
     out.table(("task", "point", "snapshot", "bytes", "tail"), rows, right=("bytes", "tail"), fold=("point",))
     memory = sorted({name for one in chosen for name in one.snapshot.memory_stores})
     if memory:
-        out.note(f"not restored, since they are in memory and no snapshot has their rows: {', '.join(memory)}")
+        out.note(f"not restored, since they are in memory and no snapshot has their rows: {few(memory)}")
     if not args.dry_run:
         out.line(f"restored into {args.output / app}: read it with --offline {args.output / app}")
     return OK
@@ -235,6 +236,6 @@ def _tasks(args: argparse.Namespace, storage: Storage, wanted: Wanted) -> list[s
         raise InvalidRequest(f"{storage.where} has no whole snapshot: `standfast snapshot list` shows them")
     if wanted.offsets and len(tasks) != 1:
         raise InvalidRequest(
-            f"--to-offset is of one task, and there are {', '.join(tasks)}: name one with --task, or give --to-time"
+            f"--to-offset is of one task, and there are {few(tasks)}: name one with --task, or give --to-time"
         )
     return tasks

@@ -46,6 +46,7 @@ from standfast.store.errors import (
     Unavailable,
     is_of_log,
 )
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
@@ -180,7 +181,7 @@ class ControlPlane:
             # The session of the tasks would have to be opened again with the new stores, under open tasks.
             if (declared.created or partitions != self.partitions) and self.wanted.tasks:
                 raise Conflict(
-                    f"{', '.join(declared.created) or 'the number of partitions'} cannot be declared while tasks are "
+                    f"{few(declared.created) or 'the number of partitions'} cannot be declared while tasks are "
                     "assigned: declare every store before the first assignment, or revoke all tasks first"
                 )
         except Conflict as error:
@@ -277,7 +278,7 @@ class ControlPlane:
             )
         self._refuse_full()  # files that are set aside stay on the disk, and the restore would wait for space
         if not self.config.state.accept_missing_history and (heads := self.session.removed_heads(partition)):
-            where = ", ".join(f"{at} (it begins at {begin})" for at, begin in heads.items())
+            where = few(f"{at} (it begins at {begin})" for at, begin in heads.items())
             raise Refused(
                 CONFLICT,
                 f"task {task.id} cannot be restored whole after a wipe: records were removed from the head of {where}: "

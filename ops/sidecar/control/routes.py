@@ -36,6 +36,7 @@ from standfast.ops.sidecar.control import schema as schemas
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.listing import few
 
 KEEP_ALIVE_S = 15.0
 READ_S = 10.0
@@ -277,7 +278,7 @@ class ControlRoutes:
         known = {query.name for query in call.query}
         for name in request.query_params:
             if name not in known and not call.path.endswith("{verb}"):
-                raise InvalidRequest(f"no parameter {name[:64]!r}; there are {', '.join(sorted(known)) or 'none'}")
+                raise InvalidRequest(f"no parameter {name[:64]!r}; there are {few(sorted(known)) or 'none'}")
         if call.body is None:
             return {}
         limit = self._plane.config.limits.http_body_max_bytes

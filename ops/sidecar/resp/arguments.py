@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from standfast.ops.shared.error_codes import BAD_NAME, BAD_REQUEST, Refused
 from standfast.store.errors import InvalidRequest
+from standfast.store.listing import few
 from standfast.store.names import check_name
 
 NUMBER_DIGITS_MAX = 19
@@ -50,7 +51,7 @@ def options(args: Sequence[bytes], start: int, allowed: Mapping[bytes, int]) -> 
         option = args[at].upper()
         takes = allowed.get(option)
         if takes is None or option in found:
-            known = ", ".join(sorted(one.decode() for one in allowed)) or "none"
+            known = few(sorted(one.decode() for one in allowed)) or "none"
             raise Refused(
                 BAD_REQUEST, f"argument {at} is not an option of this command, or is given twice (options: {known})"
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.errors import BadConfig
+from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 
 PASSWORD_BYTES_MAX = 4_096
@@ -56,7 +57,7 @@ class ServerTls:
         names = {_plain(f"{kind}:{name}") for kind, name in certificate.get("subjectAltName", ())}
         if names & self._names:
             return None
-        return f"none of the certificate's names is in http.client_names: {', '.join(sorted(names)) or 'it has no SAN'}"
+        return f"none of the certificate's names is in http.client_names: {few(sorted(names)) or 'it has no SAN'}"
 
     def _choose(self, connection: Any, name: str | None, outer: ssl.SSLContext) -> None:
         connection.context = self._current

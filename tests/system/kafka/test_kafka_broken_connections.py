@@ -30,13 +30,14 @@ pytestmark = pytest.mark.kafka
 CODES = (KafkaError._DESTROY_BROKER, KafkaError._TRANSPORT)
 BROKEN = 3  # calls
 OPEN_S = 20.0
-BLOCKING = ("list_topics", "committed", "commit")
+OF_CONSUMER = ("committed", "commit", "offsets_for_times")
+BLOCKING = ("list_topics", *OF_CONSUMER)
 READS: dict[str, tuple[str, Callable[[KafkaLog, TopicPartition], Any], Any]] = {  # the client's call, ours, its answer
     "topic": ("describe_topics", lambda log, at: at.topic in [one.name for one in log.admin.topics()], True),
     "settings": ("describe_configs", lambda log, at: log.admin.topics() != [], True),
     "brokers": ("list_topics", lambda log, at: len(log.admin.survey([at.topic]).brokers), 1),
     "names": ("list_topics", lambda log, at: at.topic in log.admin.topic_names(), True),
-    "bounds": ("list_offsets", lambda log, at: tuple(log.reader().bounds([at])[at]), (0, 3)),
+    "bounds": ("offsets_for_times", lambda log, at: tuple(log.reader().bounds([at])[at]), (0, 3)),
     "permissions": ("describe_topics", lambda log, at: log.admin.lacking([Need(TOPIC, at.topic, "READ")]), []),
     "groups": ("list_consumer_groups", lambda log, at: at.topic in log.admin.groups(), True),
     "consumers": ("describe_consumer_groups", lambda log, at: log.admin.consumers(at.topic), ()),
@@ -59,7 +60,7 @@ class Broken:
         self, monkeypatch: pytest.MonkeyPatch, name: str, code: int, times: int = BROKEN, *, made: bool = False
     ) -> None:
         self.calls = 0
-        of_consumer = name in ("committed", "commit")
+        of_consumer = name in OF_CONSUMER
         real: Any = getattr(Consumer if of_consumer else AdminClient, name)
 
         def call(itself: Any, *given: Any, **named: Any) -> Any:

@@ -24,6 +24,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.tools.broker import Broker
+from standfast.replication.kafka.bounds import bounds_of
 from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
@@ -161,8 +162,8 @@ def test_owner_whose_transaction_timed_out_is_not_fenced_and_goes_on(bench: Kafk
 
 def stable(bench: KafkaBench) -> bool:
     cluster = bench.log._cluster
-    written = cluster.bounds([bench.changelog], committed=False)[bench.changelog].end
-    return cluster.bounds([bench.changelog])[bench.changelog].end == written > 2 * STOP_AT + 1
+    written = bounds_of(cluster, [bench.changelog], committed=False)[bench.changelog].end
+    return bounds_of(cluster, [bench.changelog])[bench.changelog].end == written > 2 * STOP_AT + 1
 
 
 def state_of(stat: Path) -> str:

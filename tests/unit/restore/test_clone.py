@@ -425,6 +425,50 @@ def test_a_first_run_that_still_lives_is_fenced_by_the_second(bench: Bench, monk
     assert rows(opened(bench, "cold")) == {"a": "2"}
 
 
+@pytest.mark.parametrize("place", ["marked", "topics", "rows", "written", "whole", "placed"])
+def test_a_run_that_another_one_overtakes_says_that_it_has_completed_the_restore(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    snapshotted(bench)
+
+    def second(name: str) -> None:
+        if name == f"clone.{place}":
+            monkeypatch.setattr(clone, "reach", lambda name: None)
+            assert copied(bench, state_dir=bench.root / "other").resumed
+
+    monkeypatch.setattr(clone, "reach", second)
+    with pytest.raises((Fenced, InvalidRequest)) as found:
+        copied(bench)
+    assert str(found.value).startswith("another run has completed the restore as 'copy' meanwhile")
+    assert "is not restored" not in caplog.text
+    assert bench.log.admin.describe_topic(mark_of("copy").topic) is None
+    assert rows(opened(bench, "other")) == {"a": "1"}
+
+
+def test_a_run_that_finds_the_name_in_use_after_another_one_completed_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshotted(bench)
+    marked, calls = clone._marked, []
+
+    def late(*given: Any) -> Any:
+        calls.append(given)
+        found = marked(*given)
+        if len(calls) == 2:
+            copied(bench, state_dir=bench.root / "other")
+        return found
+
+    monkeypatch.setattr(clone, "_marked", late)
+    with pytest.raises(InvalidRequest, match=r"exists already.*another restore as 'copy' has completed meanwhile"):
+        copied(bench)
+    assert bench.log.admin.describe_topic(mark_of("copy").topic) is None
+    assert rows(opened(bench, "other")) == {"a": "1"}
+
+
+def test_a_mark_that_is_gone_by_the_time_it_is_read_is_none(bench: Bench) -> None:
+    assert read_mark(bench.log, "copy") is None
+
+
 def test_an_instance_that_starts_between_mark_and_topics_keeps_its_name(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
