@@ -64,6 +64,7 @@ class ChangelogApplier:
         # Source topics hold records that are not processed yet: only those below the group's committed offset may be
         # applied.
         self.limited = frozenset(at for name, at in self.changelogs.items() if stores.specs[name].from_source)
+        self.skipped = 0  # records that no store wrote, since the opening
         self._warned: set[TopicPartition] = set()
         self._staged: dict[str, int] = {}  # next offset by store, of staged rows
 
@@ -97,6 +98,7 @@ class ChangelogApplier:
         any more.
         """
         name = self._store(changelog)
+        given = len(records)
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
         counters = self.stores.store(name).rows.counters
@@ -110,6 +112,7 @@ class ChangelogApplier:
             raise
         if counters.skipped > before:
             self._warn(changelog, counters.skipped - before, next_offset, "no key, so that no store wrote them")
+        self.skipped += given - len(records) + counters.skipped - before
         self._staged[name] = next_offset
         return rows
 

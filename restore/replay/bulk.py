@@ -70,7 +70,8 @@ class Step:
 
     position            applied and durable up to here
     covered             read by workers up to here, as one number for a progress bar
-    records             applied in this round; read_records and read_bytes: read by workers
+    records             in the files of this round, `skipped` ones included, which no store writes; read_records and
+                        read_bytes: read by workers
     done                whole, and compacted if needed
     given_back          why batches must restore the rest; error: why the task failed
     """
@@ -82,6 +83,7 @@ class Step:
     records: int = 0
     read_records: int = 0
     read_bytes: int = 0
+    skipped: int = 0
     done: bool = False
     given_back: str | None = None
     error: StandfastError | None = None
@@ -106,6 +108,7 @@ class _Load:
     attempts: int = 0
     runs: deque[ManifestPartition] = field(default_factory=deque)
     records: int = 0
+    skipped: int = 0
     read_records: int = 0
     read_bytes: int = 0
     shaping: _Shaping | None = None
@@ -339,12 +342,13 @@ class BulkLoader:
                 [(file.family, path) for file, path in zip(files, paths, strict=True)],
                 runs[-1].end,
                 StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
-                sum(run.skipped for run in runs),
+                skipped := sum(run.skipped for run in runs),
             )
             self.phases_ns["ingest"] += measured_ns() - started_ns
             # After the ingest: a position must never stand for rows that are not in.
             load.position = runs[-1].end
             load.records += sum(run.records for run in runs)
+            load.skipped += skipped
             self._runs += len(runs)
             self._files += len(files)
 
@@ -357,10 +361,11 @@ class BulkLoader:
             load.records,
             load.read_records,
             load.read_bytes,
+            load.skipped,
             done,
             **ending,  # type: ignore[arg-type]
         )
-        load.records = load.read_records = load.read_bytes = 0
+        load.records = load.read_records = load.read_bytes = load.skipped = 0
         return step
 
     def _end(self, load: _Load, *, given_back: str | None = None, error: StandfastError | None = None) -> Step:

@@ -27,7 +27,15 @@ from standfast.restore.progress import ProgressMeter, RestoreProgress
 from standfast.restore.replay.bulk import BulkLoader, BulkStatistics
 from standfast.restore.replay.bulk_plan import BulkSettings
 from standfast.store.clock import measured_ns
-from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
+from standfast.store.errors import (
+    Corruption,
+    InternalError,
+    ListenerFailed,
+    StandfastError,
+    StateLost,
+    Unavailable,
+    UnknownStore,
+)
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 
@@ -42,7 +50,7 @@ SHAPE_LATER_RECORDS_MIN = 10_000
 
 @dataclass(slots=True)
 class RestoringChangelog:
-    """One changelog being restored."""
+    """One changelog being restored. `records`: those applied so far."""
 
     store: str
     position: int
@@ -74,10 +82,11 @@ class RestoringTask:
 
 @dataclass(slots=True)
 class _Staged:
-    """Records of one changelog that are staged and not written yet."""
+    """Records of one changelog that are staged and not written yet; no store writes those that are `skipped`."""
 
     next_offset: int
     records: int = 0
+    skipped: int = 0
     payload_bytes: int = 0
 
 
@@ -144,17 +153,16 @@ class Restorer:
     ) -> None:
         """Restore each changelog of a task from position to end; a range is (position, end, reason)."""
         changelogs = {}
-        known = False
         for changelog, (position, end, reason) in ranges.items():
             store = applier.store_of[changelog]
             meter = ProgressMeter(applier.task, changelog, position, end, now_ms=now_ms)
             changelogs[changelog] = RestoringChangelog(store, position, end, reason, meter)
-            if position >= end and applier.position(changelog) is None:
-                # An empty changelog has no records to apply; its position must be stored all the same.
-                applier.stage(changelog, (), position)
-                known = True
             self._listener.on_restore_start(applier.task, store, changelog, position, end, reason)
-        if known:  # one batch for all changelogs, because each batch has the positions of all stores
+        # An empty changelog has no records to apply; its position must be stored all the same.
+        empty = [at for at, one in changelogs.items() if one.done and applier.position(at) is None]
+        for changelog in empty:
+            applier.stage(changelog, (), changelogs[changelog].position)
+        if empty:  # one batch for all changelogs, because each batch has the positions of all stores
             applier.write()
         self.tasks[applier.task] = RestoringTask(applier, changelogs)
         if sum(one.end - one.position for one in changelogs.values() if not one.done) >= SHAPE_LATER_RECORDS_MIN:
@@ -250,12 +258,15 @@ class Restorer:
             changelog = self.tasks[step.task].changelogs[step.changelog]
             changelog.position = step.position
             changelog.meter.advance(step.covered, records=step.read_records, bytes_=step.read_bytes, now_ms=now_ms)
-            self._count(changelog, step.changelog, step.records, step.read_bytes)
+            self._count(changelog, step.changelog, step.records, step.read_bytes, step.skipped)
             applied += step.records
             if step.records:
-                self._listener.on_batch_restored(
-                    step.task, changelog.store, step.changelog, step.position, step.records
-                )
+                try:
+                    self._listener.on_batch_restored(
+                        step.task, changelog.store, step.changelog, step.position, step.records - step.skipped
+                    )
+                except ListenerFailed as error:
+                    failed[step.task] = error
             changelog.in_bulk = not (step.done or step.given_back)
             if step.error is not None:
                 failed[step.task] = self._lost_in_bulk(step.task, step.changelog, step.error)
@@ -283,12 +294,14 @@ class Restorer:
         lost.sources = (changelog,)
         return lost
 
-    def _count(self, changelog: RestoringChangelog, source: TopicPartition, records: int, size: int) -> None:
-        changelog.records += records
+    def _count(
+        self, changelog: RestoringChangelog, source: TopicPartition, records: int, size: int, skipped: int
+    ) -> None:
+        changelog.records += records - skipped
         changelog.payload_bytes += size
-        self.records_total += records
+        self.records_total += records  # read: the rate of restores is measured by it
         self.bytes_total += size
-        self.restored_records[changelog.store, source.partition, changelog.reason] += records
+        self.restored_records[changelog.store, source.partition, changelog.reason] += records - skipped
         self.restored_bytes[changelog.store, source.partition, changelog.reason] += size
 
     def _read(self, failed: dict[TaskId, StandfastError], timeout_ms: int) -> tuple[int, StandfastError | None]:
@@ -339,11 +352,12 @@ class Restorer:
             return 0
         staged.next_offset = next_offset
         stores = restoring.applier.stores
-        before, decoded_ns = waiting.rows, stores.decode_ns
+        before, decoded_ns, skipped = waiting.rows, stores.decode_ns, restoring.applier.skipped
         try:
             waiting.rows = restoring.applier.stage(batch.source, records, next_offset)
         finally:
             self.phases_ns["decode"] += stores.decode_ns - decoded_ns
+        staged.skipped += restoring.applier.skipped - skipped
         return waiting.rows - before
 
     def _enough(self) -> bool:
@@ -381,11 +395,13 @@ class Restorer:
         for source, one in waiting.changelogs.items():
             changelog = restoring.changelogs[source]
             changelog.position = one.next_offset
-            self._count(changelog, source, one.records, one.payload_bytes)
+            self._count(changelog, source, one.records, one.payload_bytes, one.skipped)
             changelog.meter.advance(changelog.position, records=one.records, bytes_=one.payload_bytes, now_ms=now_ms)
-            self._listener.on_batch_restored(task, changelog.store, source, one.next_offset, one.records)
             if changelog.done:
                 self._reader.remove([source])
+        for source, one in waiting.changelogs.items():  # after all counts, as a listener may raise
+            store, applied = restoring.changelogs[source].store, one.records - one.skipped
+            self._listener.on_batch_restored(task, store, source, one.next_offset, applied)
         return waiting.records
 
     def _finish(self, task: TaskId) -> None:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from standfast.replication.offsets import TaskId
-from standfast.restore.plan import CORRUPT
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.applier import ChangelogApplier
+from standfast.restore.plan import CORRUPT, DIVERGED
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
@@ -64,6 +65,23 @@ class Loss:
         if DEFAULT_FAMILY in stores:
             return cls(damage=damage, whole=True)
         return cls(dict.fromkeys(sorted(stores), CORRUPT), damage)
+
+
+def is_lost(error: StandfastError) -> bool:
+    """Whether local state must be restored; damage in the log, or a serde that cannot read, is no fault of it."""
+    if isinstance(error, Corruption):
+        return not (error.sources or error.of_log or error.of_serde)
+    return isinstance(error, StateLost)
+
+
+def reported_loss(applier: ChangelogApplier, error: StandfastError) -> Loss:
+    """The loss that an error reports of a task, as far as the stored positions do not show it."""
+    if isinstance(error, Corruption):
+        return Loss.by(error)
+    if not isinstance(error, StateLost) or error.reason != DIVERGED:
+        return Loss()
+    names = [applier.store_of[at] for at in map(TopicPartition._make, error.sources) if at in applier.store_of]
+    return Loss(dict.fromkeys(names or applier.changelogs, DIVERGED))
 
 
 class OpensStores(Protocol):

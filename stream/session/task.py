@@ -53,6 +53,7 @@ from standfast.store.errors import (
     Fenced,
     InternalError,
     InvalidRequest,
+    ListenerFailed,
     NotReady,
     StandfastError,
     StateLost,
@@ -177,13 +178,18 @@ class Task:
         return self.writer.epoch if self.writer is not None else 0
 
     def move(self, state: TaskState) -> None:
-        """Enter a state; a wrong transition is a bug of ours and changes nothing."""
+        """Enter a state; a wrong transition is a bug of ours, and changes nothing. Raises ListenerFailed once in it."""
         if state not in ALLOWED[self.state]:
             raise InternalError(f"task {self.id} cannot go from {self.state.value} to {state.value}")
         self.state = state
         if state in (TaskState.STANDBY, TaskState.RESTORING):
             self.role = "standby" if state is TaskState.STANDBY else "active"
         self._listener.on_state_changed(self.id, self.role, state.value)
+
+    def tell_lost(self, reasons: Iterable[str]) -> None:
+        """Tell listeners why stores of it start empty. Raises ListenerFailed."""
+        for reason in dict.fromkeys(reasons):
+            self._listener.on_state_lost(self.id, reason)
 
     def now_ms(self) -> int:
         """Timestamp of the record in hand, or the wall clock outside a record."""
@@ -306,7 +312,7 @@ class Task:
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
         `member` is the consumer that read the records: if it has left its group, the commit is Fenced. So it is once
         another instance has taken the task over. At least once its changes may be in the log by then, and the offsets
-        are not.
+        are not. ListenerFailed of an `on_commit`: the commit is done, and the task is to be opened again.
         StateLost, with nothing written, if the task was opened again by itself and lost uncommitted changes: until
         `source_offsets` is called, which returns where to continue.
         """
@@ -344,7 +350,12 @@ class Task:
         if acknowledged is None:
             return False
         self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
-        self._listener.on_commit(self.id, offsets)
+        try:
+            self._listener.on_commit(self.id, offsets)
+        except ListenerFailed as error:  # the commit counts: another opening of the task goes on from it
+            self.fail(error)
+            clear_frames(error)
+            raise
         if written and self.on_outputs is not None:
             self.on_outputs(written, acknowledged)
         return True
@@ -563,8 +574,13 @@ class Task:
 
     def close(self) -> None:
         """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine."""
-        if self.state is not TaskState.CLOSED:
-            self.move(TaskState.CLOSED)
+        try:
+            if self.state is not TaskState.CLOSED:
+                self.move(TaskState.CLOSED)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
         try:
             if self.writer is not None:
                 self.writer.close()
