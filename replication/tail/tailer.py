@@ -170,14 +170,13 @@ class Tailer:
         applier = next(tailed.applier for tailed in self.changelogs.values() if tailed.task == task)
         reach("standby.apply")
         applier.write()  # of all changelogs of the task
-        applied = {at: count - waiting.skipped[at] for at, count in waiting.records.items() if count}
-        for changelog, records in applied.items():
-            tailed = self.changelogs[changelog]
+        counts = {at: count - waiting.skipped[at] for at, count in waiting.records.items() if count}
+        applied = [(at, self.changelogs[at], records) for at, records in counts.items()]
+        for changelog, tailed, records in applied:
             tailed.records += records
             self.applied_records[tailed.store, changelog.partition] += records
             tailed.record_timestamp_ms = waiting.timestamps[changelog]
-        for changelog, records in applied.items():  # after all counts, as a listener may raise
-            tailed = self.changelogs[changelog]
+        for changelog, tailed, records in applied:  # after all counts, as a listener may raise
             position = tailed.machine.position
             self._listener.on_standby_batch(task, tailed.store, changelog, position, records, tailed.end)
 
@@ -273,16 +272,16 @@ class Tailer:
 
     def _tell_begun(self, failed: dict[TaskId, StandfastError]) -> None:
         """Tell listeners of the changelogs that are tailed from now on: once each, however often actives interrupt."""
-        for changelog, tailed in self._untold.items():
+        for changelog, tailed in list(self._untold.items()):
             if tailed.task in failed:
                 continue
+            position = tailed.machine.position
             try:
-                position = tailed.machine.position
                 self._listener.on_standby_start(tailed.task, tailed.store, changelog, position)
             except ListenerFailed as error:
                 failed[tailed.task] = error
-        # After the calls: one that a signal handler ended is made again.
-        self._untold.clear()
+            else:  # after the call: one that a signal handler ended is made again
+                self._untold.pop(changelog, None)
 
     def _tailed(self, batch: Fetched) -> TailedChangelog:
         try:
