@@ -23,10 +23,6 @@ from standfast.store.log import as_event, logger
 from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores
 
-# Rows of a task that make a batch. Measured: 10,000 restore a tenth faster than 5,000 (they are sorted), 50,000 slower
-# than both; a batch holds the interpreter and the session's lock for about 25 ms. Tasks that share a reader wait until
-# each has a batch of its own: batches over all of them, 600 rows each of 16 tasks, took twice as long.
-BATCH_ROWS = 10_000
 STAGED_BYTES_MAX = 16 << 20  # keys and values of all staged rows, of restores and of standbys each
 
 

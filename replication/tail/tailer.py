@@ -22,7 +22,9 @@ from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.standby import Standby, State, Step
-from standfast.replication.tail.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
+from standfast.replication.tail.applier import STAGED_BYTES_MAX, ChangelogApplier, note_lost
+from standfast.replication.tail.pace import BATCH_ROWS, Pace
+from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import (
     Corruption,
     InternalError,
@@ -92,8 +94,16 @@ class TailResult:
 class Tailer:
     """All standbys of one process."""
 
-    def __init__(self, log: Log, group: Group, listener: Listener, reader: LogReader | None = None) -> None:
+    def __init__(
+        self,
+        log: Log,
+        group: Group,
+        listener: Listener,
+        reader: LogReader | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """`reader` is a lane of the fetch pipeline; without one the tailer opens its own reader."""
+        self._pace = Pace(clock or SystemClock())
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._log = log
         self._group = group
@@ -196,7 +206,7 @@ class Tailer:
             return TailResult(failed=failed)
         self._tell_begun(failed)
         try:
-            fetched = self._reader.fetch(FETCH_RECORDS_MAX, timeout_ms)
+            fetched = self._reader.fetch(self._pace.rows(FETCH_RECORDS_MAX), timeout_ms)
         except (StateLost, UnknownStore) as error:
             self._write_all(list(self._waiting), failed)
             return TailResult(failed=failed | self._find_lost(error))
@@ -218,8 +228,18 @@ class Tailer:
             except StandfastError as error:
                 failed[tailed.task] = error
                 self._waiting.pop(tailed.task, None)  # the applier has dropped the staged rows with the error
-        self._write_all(self._due(growing, now_ms), failed)
+        self._write_due(self._due(growing, now_ms), failed)
         return TailResult(taken, failed)
+
+    def _write_due(self, due: Collection[TaskId], failed: dict[TaskId, StandfastError]) -> None:
+        """Write batches for as long as the session's lock may be held: the others are due in the next round, too."""
+        self._pace.begin()
+        for task in due:
+            self._write_all([task], failed)
+            if self._pace.wrote_enough:
+                break
+        if due:
+            self._pace.wrote()
 
     def _due(self, growing: Collection[TaskId], now_ms: int) -> list[TaskId]:
         """Tasks to write now: those at their end, without new records, or with rows staged for long; and of the others
@@ -234,8 +254,9 @@ class Tailer:
         left = sorted(self._waiting.keys() - due, key=lambda task: self._waiting[task].rows, reverse=True)
         size = sum(self._waiting[task].payload_bytes for task in left)
         for task in left:
-            full = task is left[0] and self._waiting[task].rows >= BATCH_ROWS
-            if not full and size < STAGED_BYTES_MAX:
+            waiting, pace = self._waiting[task], self._pace
+            full = waiting.rows >= pace.rows(BATCH_ROWS) or waiting.payload_bytes >= pace.payload_bytes
+            if not (full and task is left[0]) and size < STAGED_BYTES_MAX:
                 break
             due.append(task)
             size -= self._waiting[task].payload_bytes

@@ -128,6 +128,7 @@ class BulkLoader:
         self.phases_ns = self._pool.phases_ns
         self._loads: dict[TopicPartition, _Load] = {}
         self._next_job = 0
+        self._ingests = True  # in this round: one run each, since it holds the session's lock
         self._runs = self._files = self._failures = self._given_back = 0
 
     @property
@@ -201,6 +202,7 @@ class BulkLoader:
         steps = self._begin()
         for answer in self._pool.poll():
             steps += self._take(answer)
+        self._ingests = True
         for load in list(self._loads.values()):
             steps += self._advance(load)
         self._pool.hand_out()
@@ -318,39 +320,38 @@ class BulkLoader:
             yield self._step(load)
 
     def _ingest(self, load: _Load) -> None:
-        """Ingest the next runs in offset order.
+        """Ingest the next run in offset order, unless this round has ingested one.
 
         Expired rows of segments were skipped by a stream time from the end of the log, so that such a store is right at
         the end and at no offset before: it takes all runs at once.
         """
         at_once = load.spec.traits.times is not None
-        if at_once and load.built < load.end:
+        if not (load.runs and self._ingests) or (at_once and load.built < load.end):
             return
-        ready = list(load.runs)
-        load.runs.clear()
-        for runs in [ready] if at_once and ready else [[run] for run in ready]:
-            files = [file for run in runs for file in run.files]
-            started_ns = measured_ns()
-            try:
-                # An ingest checks no block checksums. The worker has read all and left the other processors idle.
-                digest = each_digest(quick_digest, [load.folder / file.name for file in files])
-                paths = check_files(load.folder, files, digest)
-            except StandfastError as error:
-                raise _Spoilt from error
-            load.applier.ingest(
-                load.changelog,
-                [(file.family, path) for file, path in zip(files, paths, strict=True)],
-                runs[-1].end,
-                StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
-                skipped := sum(run.skipped for run in runs),
-            )
-            self.phases_ns["ingest"] += measured_ns() - started_ns
-            # After the ingest: a position must never stand for rows that are not in.
-            load.position = runs[-1].end
-            load.records += sum(run.records for run in runs)
-            load.skipped += skipped
-            self._runs += len(runs)
-            self._files += len(files)
+        self._ingests = False
+        runs = [load.runs.popleft() for _ in range(len(load.runs) if at_once else 1)]
+        files = [file for run in runs for file in run.files]
+        started_ns = measured_ns()
+        try:
+            # An ingest checks no block checksums. The worker has read all and left the other processors idle.
+            digest = each_digest(quick_digest, [load.folder / file.name for file in files])
+            paths = check_files(load.folder, files, digest)
+        except StandfastError as error:
+            raise _Spoilt from error
+        load.applier.ingest(
+            load.changelog,
+            [(file.family, path) for file, path in zip(files, paths, strict=True)],
+            runs[-1].end,
+            StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
+            skipped := sum(run.skipped for run in runs),
+        )
+        self.phases_ns["ingest"] += measured_ns() - started_ns
+        # After the ingest: a position must never stand for rows that are not in.
+        load.position = runs[-1].end
+        load.records += sum(run.records for run in runs)
+        load.skipped += skipped
+        self._runs += len(runs)
+        self._files += len(files)
 
     def _step(self, load: _Load, *, done: bool = False, **ending: object) -> Step:
         step = Step(
