@@ -97,7 +97,7 @@ def test_active_task_with_a_long_restore_does_not_keep_standbys_closed(
 ) -> None:
     worker = instance.worker()
     worker.order(Order(1, {T0: 1}, frozenset({T1})))
-    monkeypatch.setattr(worker._instance.readiness, "run_whole", lambda: 0)  # as if records were left for ever
+    monkeypatch.setattr(worker._instance.readiness, "run_whole", lambda: (0, {}))  # as if records were left
     found = instance.settled(worker)
     assert set(found) == {T0}
     for _ in range(ACTIVES_FIRST_MS // 100):
