@@ -12,7 +12,8 @@
     4 queue      credits.queue_batches_high a partition,                 the partition is paused at the reader until
                  credits.queue_bytes_max in all                          credits.queue_batches_low
     5 inbox      one batch a partition, credits.floating_batches in      batches stay in the queue
-                 all, credits.hand_bytes_max
+                 all, credits.hand_bytes_max; about lane_fetch_bytes
+                 leave it at once
     6 input      input_records a source partition                        the lane does not give the partition until half
 
 Rules of this file: plain values; each place reads its own bounds from `LIMITS`. It imports none of the places.
@@ -50,6 +51,8 @@ class FetchLimits:
             queue_bytes_max=32 << 20,
         )
     )
+    lane_fetch_bytes: int = 2 << 20  # keys and values of one fetch: its applier may hold the session's lock meanwhile
+    lane_first_records: int = 100  # that a lane reads by itself before it knows their size
     standby_fetch_records: int = 10_000  # one fetch of the tailer from its lane
     loop_fetch_records: int = 1_000
     input_records: int = 2_000

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Held,
         InternalError,
         InvalidRequest,
+        ListenerFailed,
         NotReady,
         StandfastError,
         StateLost,
@@ -162,6 +163,7 @@ __all__ = [
     "Corruption",
     "Closed",
     "WorkerFailed",
+    "ListenerFailed",
     "InternalError",
 ]
 
@@ -237,6 +239,7 @@ _HOMES = {
     "Corruption": "standfast.store.errors:Corruption",
     "Closed": "standfast.store.errors:Closed",
     "WorkerFailed": "standfast.store.errors:WorkerFailed",
+    "ListenerFailed": "standfast.store.errors:ListenerFailed",
     "InternalError": "standfast.store.errors:InternalError",
 }
 

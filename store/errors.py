@@ -15,6 +15,7 @@
       Corruption          stop and call a person (or restore from the log)
       Closed              it was closed: open a new one
       WorkerFailed        the program failed in a worker process: read its last lines, and fix it
+      ListenerFailed      a listener of the program raised an exception: fix it, then open the task again
       InternalError       our bug, please report
 
 Rules of this file: a message says what, where (store, topic-partition, offset) and the fix. A new class is added
@@ -133,6 +134,11 @@ class Closed(StandfastError):
 class WorkerFailed(StandfastError):
     """A worker process of an application ended again and again, or the program failed in it. The message names the
     worker, how it ended, and the last lines of its standard error, or the program's own exception."""
+
+
+class ListenerFailed(StandfastError):
+    """A listener of the program raised an exception (`__cause__`), and the task of that call failed with this error.
+    The message names the listener, the call and the task. Fix the listener, then open the task again."""
 
 
 class InternalError(StandfastError):

@@ -94,6 +94,7 @@ ERRORS: Final[tuple[tuple[type[StandfastError], Reason, int], ...]] = (
     (errors.Corruption, CORRUPT, exits.DATA),
     (errors.Closed, CLOSED, exits.INTERNAL),
     (errors.WorkerFailed, INTERNAL, exits.INTERNAL),
+    (errors.ListenerFailed, INTERNAL, exits.INTERNAL),
     (errors.InternalError, INTERNAL, exits.INTERNAL),
 )
 # A full volume is known by text alone: SQLite, RocksDB and the kernel report it through errors that have other causes

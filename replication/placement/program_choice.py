@@ -104,9 +104,8 @@ class Programs:
 
     def _words(self, valid: Generation, others: tuple[str, ...]) -> str:
         if valid.replaced == self.program:
-            live = (
-                f"by {', '.join(others)}" if others else f"by instances that are expected back for {self._grace_ms} ms"
-            )
+            back = f"by instances that are expected back (restart_grace_ms={self._grace_ms})"
+            live = f"by {', '.join(others)}" if others else back
             return (
                 f"the program of this instance ({self._member}) was replaced {live}, of another program "
                 f"({self.difference(valid)}): it holds no task and waits until they have stopped; start it with "

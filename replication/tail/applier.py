@@ -23,10 +23,6 @@ from standfast.store.log import as_event, logger
 from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores
 
-# Rows of a task that make a batch. Measured: 10,000 restore a tenth faster than 5,000 (they are sorted), 50,000 slower
-# than both; a batch holds the interpreter and the session's lock for about 25 ms. Tasks that share a reader wait until
-# each has a batch of its own: batches over all of them, 600 rows each of 16 tasks, took twice as long.
-BATCH_ROWS = 10_000
 STAGED_BYTES_MAX = 16 << 20  # keys and values of all staged rows, of restores and of standbys each
 
 
@@ -64,6 +60,7 @@ class ChangelogApplier:
         # Source topics hold records that are not processed yet: only those below the group's committed offset may be
         # applied.
         self.limited = frozenset(at for name, at in self.changelogs.items() if stores.specs[name].from_source)
+        self.skipped = 0  # records that no store wrote, since the opening
         self._warned: set[TopicPartition] = set()
         self._staged: dict[str, int] = {}  # next offset by store, of staged rows
 
@@ -97,6 +94,7 @@ class ChangelogApplier:
         any more.
         """
         name = self._store(changelog)
+        given = len(records)
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
         counters = self.stores.store(name).rows.counters
@@ -110,6 +108,7 @@ class ChangelogApplier:
             raise
         if counters.skipped > before:
             self._warn(changelog, counters.skipped - before, next_offset, "no key, so that no store wrote them")
+        self.skipped += given - len(records) + counters.skipped - before
         self._staged[name] = next_offset
         return rows
 

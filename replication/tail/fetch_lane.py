@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from standfast.replication.columns import RecordColumns, joined
+from standfast.replication.columns import RecordColumns, joined, payload_bytes
 from standfast.replication.credits import Sent
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.log import Fetched, LogReader, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import SystemClock
@@ -117,6 +118,7 @@ class Lane:
         self._clock = SystemClock()
         self._given: list[Sent[Fetched]] = []
         self._turn = 0
+        self._fitting = LIMITS.lane_first_records  # records of about LIMITS.lane_fetch_bytes, by those that came last
         self._end_told = self._closed = False
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -244,7 +246,7 @@ class Lane:
         """Records that the reader has at hand; without any for this lane, ask the fetch thread for them."""
         if all(slot.paused for slot in self.slots.values()):
             return []
-        found = self._found(records) if self._pipeline.fetch_here(records) else []
+        found = self._found(records) if self._pipeline.fetch_here(min(records, self._fitting)) else []
         if not found:
             self._pipeline.want(records)
         return found
@@ -298,7 +300,8 @@ class Lane:
         self._turn += 1
         waiting = {source: self.slots[source].waiting for source in turn}
         wanted = dict.fromkeys(turn, 0)
-        left, more = max_records, [source for source in turn if waiting[source]]
+        self._measure(turn)
+        left, more = min(max_records, self._fitting), [source for source in turn if waiting[source]]
         while more and left > 0:
             share = max(1, left // len(more))
             for source in more:
@@ -308,6 +311,13 @@ class Lane:
             more = [source for source in more if wanted[source] < waiting[source]]
         found = (self.slots[source].take(source, count, self._given) for source, count in wanted.items())
         return [one for one in found if one is not None]
+
+    def _measure(self, turn: Iterable[TopicPartition]) -> None:
+        """Note how many records of these inboxes make about LIMITS.lane_fetch_bytes, by their average size."""
+        batches = [sent.batch.records for source in turn for sent in self.slots[source].inbox]
+        count, size = sum(map(len, batches)), sum(map(payload_bytes, batches))
+        if count:
+            self._fitting = max(LIMITS.lane_fetch_bytes * count // max(size, 1), 1)
 
 
 def _joined(parts: list[Sequence[Record]]) -> Sequence[Record]:

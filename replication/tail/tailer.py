@@ -22,8 +22,18 @@ from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.standby import Standby, State, Step
-from standfast.replication.tail.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
-from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
+from standfast.replication.tail.applier import STAGED_BYTES_MAX, ChangelogApplier, note_lost
+from standfast.replication.tail.pace import BATCH_ROWS, Pace
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import (
+    Corruption,
+    InternalError,
+    ListenerFailed,
+    StandfastError,
+    StateLost,
+    Unavailable,
+    UnknownStore,
+)
 from standfast.store.failpoint import reach
 
 FETCH_RECORDS_MAX = LIMITS.standby_fetch_records
@@ -60,13 +70,16 @@ class TailedChangelog:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Staged rows of one task; `due`: to be written at once; records and their last timestamp by changelog."""
+    """Staged rows of one task; `due`: to be written at once. By changelog: its records, those of them that no store
+    writes (`skipped`), and the last one's timestamp.
+    """
 
     since_ms: int
     rows: int = 0
     payload_bytes: int = 0
     due: bool = False
     records: Counter[TopicPartition] = field(default_factory=Counter)
+    skipped: Counter[TopicPartition] = field(default_factory=Counter)
     timestamps: dict[TopicPartition, int] = field(default_factory=dict)
 
 
@@ -81,8 +94,16 @@ class TailResult:
 class Tailer:
     """All standbys of one process."""
 
-    def __init__(self, log: Log, group: Group, listener: Listener, reader: LogReader | None = None) -> None:
+    def __init__(
+        self,
+        log: Log,
+        group: Group,
+        listener: Listener,
+        reader: LogReader | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """`reader` is a lane of the fetch pipeline; without one the tailer opens its own reader."""
+        self._pace = Pace(clock or SystemClock())
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._log = log
         self._group = group
@@ -90,6 +111,7 @@ class Tailer:
         self._allowed = False
         self._waiting: dict[TaskId, _Waiting] = {}
         self.changelogs: dict[TopicPartition, TailedChangelog] = {}
+        self._untold: dict[TopicPartition, TailedChangelog] = {}  # no listener knows yet that they are tailed
         self.applied_records: Counter[tuple[str, int]] = Counter()  # store, partition
 
     def add(self, applier: ChangelogApplier, limited: frozenset[TopicPartition] = frozenset()) -> None:
@@ -105,7 +127,7 @@ class Tailer:
             start = bounds[changelog].begin if stored is None else stored.offset
             # No committed offset is limit 0, never None: nothing of the source is processed yet.
             machine = Standby(start, limits.get(changelog, 0) if changelog in limited else None)
-            self.changelogs[changelog] = TailedChangelog(
+            self.changelogs[changelog] = self._untold[changelog] = TailedChangelog(
                 applier.task, store, machine, applier, end=bounds[changelog].end, replayed_from=start
             )
             if self._allowed:
@@ -117,10 +139,11 @@ class Tailer:
         gone = [changelog for changelog, tailed in self.changelogs.items() if tailed.task == task]
         for changelog in gone:
             tailed = self.changelogs.pop(changelog)
+            self._untold.pop(changelog, None)
             tailed.machine.close()
             tailed.applier.unstage()
         self._reader.remove(gone)
-        if gone:
+        if gone:  # last, as a listener may raise
             self._listener.on_standby_suspended(task, reason)
 
     def allow(self, allowed: bool) -> None:
@@ -136,32 +159,36 @@ class Tailer:
             self._reader.remove(list(self.changelogs))
         self._allowed = allowed
 
-    def commit_tick(self, now_ms: int) -> None:
-        """Read the limits again, and apply kept records that they allow now."""
+    def commit_tick(self, now_ms: int) -> dict[TaskId, StandfastError]:
+        """Read the limits again, and apply kept records that they allow now; returns the tasks that failed."""
+        failed: dict[TaskId, StandfastError] = {}
         if not self._allowed:
-            return
+            return failed
         limited = {at: tailed for at, tailed in self.changelogs.items() if tailed.machine.limit is not None}
         self._refresh_limits(limited)
         for changelog, tailed in limited.items():
-            self._carry_out(changelog, tailed, tailed.machine.on_commit_tick(), now_ms)
-            self.write(tailed.task)
+            if tailed.task not in failed:
+                self._carry_out(changelog, tailed, tailed.machine.on_commit_tick(), now_ms)
+                self._write_all([tailed.task], failed)
+        return failed
 
     def write(self, task: TaskId) -> None:
         """Write a task's staged rows, in one batch with its positions. After an error the task takes no more writes."""
         waiting = self._waiting.pop(task, None)
         if waiting is None:
             return
-        tailing = [(at, tailed) for at, tailed in self.changelogs.items() if tailed.task == task]
+        applier = next(tailed.applier for tailed in self.changelogs.values() if tailed.task == task)
         reach("standby.apply")
-        tailing[0][1].applier.write()  # the task's changelogs share one applier, which writes all of them
-        for changelog, tailed in tailing:
-            records = waiting.records[changelog]
-            if records:
-                tailed.records += records
-                self.applied_records[tailed.store, changelog.partition] += records
-                tailed.record_timestamp_ms = waiting.timestamps[changelog]
-                position = tailed.machine.position
-                self._listener.on_standby_batch(task, tailed.store, changelog, position, records, tailed.end)
+        applier.write()  # of all changelogs of the task
+        counts = {at: count - waiting.skipped[at] for at, count in waiting.records.items() if count}
+        applied = [(at, self.changelogs[at], records) for at, records in counts.items()]
+        for changelog, tailed, records in applied:
+            tailed.records += records
+            self.applied_records[tailed.store, changelog.partition] += records
+            tailed.record_timestamp_ms = waiting.timestamps[changelog]
+        for changelog, tailed, records in applied:  # after all counts, as a listener may raise
+            position = tailed.machine.position
+            self._listener.on_standby_batch(task, tailed.store, changelog, position, records, tailed.end)
 
     def is_whole(self, task: TaskId) -> bool:
         """Whether the stores of a standby have all rows that it may hold."""
@@ -177,8 +204,9 @@ class Tailer:
         if not self._allowed or not self.changelogs:
             self._write_all(list(self._waiting), failed)
             return TailResult(failed=failed)
+        self._tell_begun(failed)
         try:
-            fetched = self._reader.fetch(FETCH_RECORDS_MAX, timeout_ms)
+            fetched = self._reader.fetch(self._pace.rows(FETCH_RECORDS_MAX), timeout_ms)
         except (StateLost, UnknownStore) as error:
             self._write_all(list(self._waiting), failed)
             return TailResult(failed=failed | self._find_lost(error))
@@ -200,8 +228,18 @@ class Tailer:
             except StandfastError as error:
                 failed[tailed.task] = error
                 self._waiting.pop(tailed.task, None)  # the applier has dropped the staged rows with the error
-        self._write_all(self._due(growing, now_ms), failed)
+        self._write_due(self._due(growing, now_ms), failed)
         return TailResult(taken, failed)
+
+    def _write_due(self, due: Collection[TaskId], failed: dict[TaskId, StandfastError]) -> None:
+        """Write batches for as long as the session's lock may be held: the others are due in the next round, too."""
+        self._pace.begin()
+        for task in due:
+            self._write_all([task], failed)
+            if self._pace.wrote_enough:
+                break
+        if due:
+            self._pace.wrote()
 
     def _due(self, growing: Collection[TaskId], now_ms: int) -> list[TaskId]:
         """Tasks to write now: those at their end, without new records, or with rows staged for long; and of the others
@@ -216,8 +254,9 @@ class Tailer:
         left = sorted(self._waiting.keys() - due, key=lambda task: self._waiting[task].rows, reverse=True)
         size = sum(self._waiting[task].payload_bytes for task in left)
         for task in left:
-            full = task is left[0] and self._waiting[task].rows >= BATCH_ROWS
-            if not full and size < STAGED_BYTES_MAX:
+            waiting, pace = self._waiting[task], self._pace
+            full = waiting.rows >= pace.rows(BATCH_ROWS) or waiting.payload_bytes >= pace.payload_bytes
+            if not (full and task is left[0]) and size < STAGED_BYTES_MAX:
                 break
             due.append(task)
             size -= self._waiting[task].payload_bytes
@@ -251,7 +290,19 @@ class Tailer:
         # The reader's assignment is new and not paused, while the machine may have kept its state.
         if tailed.paused:
             self._reader.pause([changelog])
-        self._listener.on_standby_start(tailed.task, tailed.store, changelog, tailed.machine.position)
+
+    def _tell_begun(self, failed: dict[TaskId, StandfastError]) -> None:
+        """Tell listeners of the changelogs that are tailed from now on: once each, however often actives interrupt."""
+        for changelog, tailed in list(self._untold.items()):
+            if tailed.task in failed:
+                continue
+            position = tailed.machine.position
+            try:
+                self._listener.on_standby_start(tailed.task, tailed.store, changelog, position)
+            except ListenerFailed as error:
+                failed[tailed.task] = error
+            else:  # after the call: one that a signal handler ended is made again
+                self._untold.pop(changelog, None)
 
     def _tailed(self, batch: Fetched) -> TailedChangelog:
         try:
@@ -273,7 +324,9 @@ class Tailer:
         stored = tailed.applier.position(changelog)
         if step.apply or stored is None or stored.offset != step.position:
             waiting = self._waiting.setdefault(tailed.task, _Waiting(now_ms))
+            skipped = tailed.applier.skipped
             waiting.rows = tailed.applier.stage(changelog, step.apply, step.position)
+            waiting.skipped[changelog] += tailed.applier.skipped - skipped
             waiting.payload_bytes += payload_bytes(step.apply)
             waiting.records[changelog] += len(step.apply)
             if step.apply:

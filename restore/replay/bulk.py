@@ -76,7 +76,8 @@ class Step:
 
     position            applied and durable up to here
     covered             read by workers up to here, as one number for a progress bar
-    records             applied in this round; read_records and read_bytes: read by workers
+    records             in the files of this round, `skipped` ones included, which no store writes; read_records and
+                        read_bytes: read by workers
     done                whole, and compacted if needed
     given_back          why batches must restore the rest; error: why the task failed
     """
@@ -88,6 +89,7 @@ class Step:
     records: int = 0
     read_records: int = 0
     read_bytes: int = 0
+    skipped: int = 0
     done: bool = False
     given_back: str | None = None
     error: StandfastError | None = None
@@ -118,6 +120,7 @@ class _Load:
     looked_up: bool = False  # a row of the compiled writer was found by a get
     refused: bool = False
     records: int = 0
+    skipped: int = 0
     read_records: int = 0
     read_bytes: int = 0
     shaping: _Shaping | None = None
@@ -137,6 +140,7 @@ class BulkLoader:
         self.phases_ns = self._pool.phases_ns
         self._loads: dict[TopicPartition, _Load] = {}
         self._next_job = 0
+        self._ingests = True  # in this round: one run each, since it holds the session's lock
         self._runs = self._files = self._failures = self._given_back = self._refused = 0
 
     @property
@@ -211,6 +215,7 @@ class BulkLoader:
         steps = self._begin()
         for answer in self._pool.poll():
             steps += self._take(answer)
+        self._ingests = True
         for load in list(self._loads.values()):
             steps += self._advance(load)
         self._pool.hand_out()
@@ -354,43 +359,43 @@ class BulkLoader:
         self._submit(load)
 
     def _ingest(self, load: _Load) -> None:
-        """Ingest the next runs in offset order.
+        """Ingest the next run in offset order, unless this round has ingested one.
 
         Expired rows of segments were skipped by a stream time from the end of the log, so that such a store is right at
         the end and at no offset before: it takes all runs at once.
         """
         at_once = load.spec.traits.times is not None
-        if at_once and load.built < load.end:
+        if not (load.runs and self._ingests) or (at_once and load.built < load.end):
             return
-        ready = list(load.runs)
-        load.runs.clear()
-        for runs in [ready] if at_once and ready else [[run] for run in ready]:
-            files = [file for run in runs for file in run.files]
-            started_ns = measured_ns()
-            try:
-                # An ingest checks no block checksums. The worker has read all and left the other processors idle.
-                digest = each_digest(quick_digest, [load.folder / file.name for file in files])
-                paths = check_files(load.folder, files, digest)
-            except StandfastError as error:
-                raise _Spoilt from error
-            lookups = None
-            if any(file.name in load.live_keys for file in files):
-                lookups = [] if load.looked_up else lookups_in(files, load.live_keys)
-            load.applier.ingest(
-                load.changelog,
-                [(file.family, path) for file, path in zip(files, paths, strict=True)],
-                runs[-1].end,
-                StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
-                sum(run.skipped for run in runs),
-                lookups,
-            )
-            load.looked_up = load.looked_up or bool(lookups)
-            self.phases_ns["ingest"] += measured_ns() - started_ns
-            # After the ingest: a position must never stand for rows that are not in.
-            load.position = runs[-1].end
-            load.records += sum(run.records for run in runs)
-            self._runs += len(runs)
-            self._files += len(files)
+        self._ingests = False
+        runs = [load.runs.popleft() for _ in range(len(load.runs) if at_once else 1)]
+        files = [file for run in runs for file in run.files]
+        started_ns = measured_ns()
+        try:
+            # An ingest checks no block checksums. The worker has read all and left the other processors idle.
+            digest = each_digest(quick_digest, [load.folder / file.name for file in files])
+            paths = check_files(load.folder, files, digest)
+        except StandfastError as error:
+            raise _Spoilt from error
+        lookups = None
+        if any(file.name in load.live_keys for file in files):
+            lookups = [] if load.looked_up else lookups_in(files, load.live_keys)
+        load.applier.ingest(
+            load.changelog,
+            [(file.family, path) for file, path in zip(files, paths, strict=True)],
+            runs[-1].end,
+            StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
+            skipped := sum(run.skipped for run in runs),
+            lookups,
+        )
+        load.looked_up = load.looked_up or bool(lookups)
+        self.phases_ns["ingest"] += measured_ns() - started_ns
+        # After the ingest: a position must never stand for rows that are not in.
+        load.position = runs[-1].end
+        load.records += sum(run.records for run in runs)
+        load.skipped += skipped
+        self._runs += len(runs)
+        self._files += len(files)
 
     def _step(self, load: _Load, *, done: bool = False, **ending: object) -> Step:
         step = Step(
@@ -401,10 +406,11 @@ class BulkLoader:
             load.records,
             load.read_records,
             load.read_bytes,
+            load.skipped,
             done,
             **ending,  # type: ignore[arg-type]
         )
-        load.records = load.read_records = load.read_bytes = 0
+        load.records = load.read_records = load.read_bytes = load.skipped = 0
         return step
 
     def _end(self, load: _Load, *, given_back: str | None = None, error: StandfastError | None = None) -> Step:

@@ -22,12 +22,21 @@ from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Log, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.tail.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
+from standfast.replication.tail.applier import STAGED_BYTES_MAX, ChangelogApplier, note_lost
+from standfast.replication.tail.pace import BATCH_ROWS, Pace
 from standfast.restore.progress import ProgressMeter, RestoreProgress
 from standfast.restore.replay.bulk import BulkLoader, BulkStatistics
 from standfast.restore.replay.bulk_plan import BulkSettings
-from standfast.store.clock import measured_ns
-from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
+from standfast.store.clock import Clock, SystemClock, measured_ns
+from standfast.store.errors import (
+    Corruption,
+    InternalError,
+    ListenerFailed,
+    StandfastError,
+    StateLost,
+    Unavailable,
+    UnknownStore,
+)
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 
@@ -42,7 +51,7 @@ SHAPE_LATER_RECORDS_MIN = 10_000
 
 @dataclass(slots=True)
 class RestoringChangelog:
-    """One changelog being restored."""
+    """One changelog being restored. `records`: those applied so far."""
 
     store: str
     position: int
@@ -74,10 +83,11 @@ class RestoringTask:
 
 @dataclass(slots=True)
 class _Staged:
-    """Records of one changelog that are staged and not written yet."""
+    """Records of one changelog that are staged and not written yet; no store writes those that are `skipped`."""
 
     next_offset: int
     records: int = 0
+    skipped: int = 0
     payload_bytes: int = 0
 
 
@@ -89,11 +99,6 @@ class _Waiting:
     records: int = 0
     at_end: bool = False
     changelogs: dict[TopicPartition, _Staged] = field(default_factory=dict)
-
-    @property
-    def full(self) -> bool:
-        """Whether the rows make a batch."""
-        return self.at_end or self.rows >= BATCH_ROWS or self.records >= BATCH_RECORDS_MAX
 
     @property
     def payload_bytes(self) -> int:
@@ -120,12 +125,14 @@ class Restorer:
         reader: LogReader | None = None,
         bulk: BulkSettings | None = None,
         wake: Callable[[], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`reader`: a lane of the fetch pipeline, or None for a reader of its own. `bulk`: None for batches only.
 
         `wake` is called, by any thread, when the next round has something to ingest; None for a caller that polls.
         """
         self.bulk = BulkLoader(log, bulk, wake) if bulk is not None else None
+        self._pace = Pace(clock or SystemClock())
         self._log = log
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._listener = listener
@@ -144,17 +151,16 @@ class Restorer:
     ) -> None:
         """Restore each changelog of a task from position to end; a range is (position, end, reason)."""
         changelogs = {}
-        known = False
         for changelog, (position, end, reason) in ranges.items():
             store = applier.store_of[changelog]
             meter = ProgressMeter(applier.task, changelog, position, end, now_ms=now_ms)
             changelogs[changelog] = RestoringChangelog(store, position, end, reason, meter)
-            if position >= end and applier.position(changelog) is None:
-                # An empty changelog has no records to apply; its position must be stored all the same.
-                applier.stage(changelog, (), position)
-                known = True
             self._listener.on_restore_start(applier.task, store, changelog, position, end, reason)
-        if known:  # one batch for all changelogs, because each batch has the positions of all stores
+        # An empty changelog has no records to apply; its position must be stored all the same.
+        empty = [at for at, one in changelogs.items() if one.done and applier.position(at) is None]
+        for changelog in empty:
+            applier.stage(changelog, (), changelogs[changelog].position)
+        if empty:  # one batch for all changelogs, because each batch has the positions of all stores
             applier.write()
         self.tasks[applier.task] = RestoringTask(applier, changelogs)
         if sum(one.end - one.position for one in changelogs.values() if not one.done) >= SHAPE_LATER_RECORDS_MIN:
@@ -181,12 +187,7 @@ class Restorer:
         failed: dict[TaskId, StandfastError] = {}
         taken = self._load(failed, now_ms)
         read, error = self._read(failed, timeout_ms)
-        written = 0
-        for task in self._due(all_of_them=error is not None, nothing_came=not read):
-            try:
-                written += self._write(task, now_ms)
-            except StandfastError as failure:
-                failed[task] = failure
+        written = self._write_due(failed, now_ms, all_of_them=error is not None, nothing_came=not read)
         if isinstance(error, StateLost | UnknownStore):
             failed |= self._find_lost(error)
         elif isinstance(error, Corruption) and error.sources:  # damage of the log, in partitions of these tasks only
@@ -250,12 +251,15 @@ class Restorer:
             changelog = self.tasks[step.task].changelogs[step.changelog]
             changelog.position = step.position
             changelog.meter.advance(step.covered, records=step.read_records, bytes_=step.read_bytes, now_ms=now_ms)
-            self._count(changelog, step.changelog, step.records, step.read_bytes)
+            self._count(changelog, step.changelog, step.records, step.read_bytes, step.skipped)
             applied += step.records
             if step.records:
-                self._listener.on_batch_restored(
-                    step.task, changelog.store, step.changelog, step.position, step.records
-                )
+                try:
+                    self._listener.on_batch_restored(
+                        step.task, changelog.store, step.changelog, step.position, step.records - step.skipped
+                    )
+                except ListenerFailed as error:
+                    failed[step.task] = error
             changelog.in_bulk = not (step.done or step.given_back)
             if step.error is not None:
                 failed[step.task] = self._lost_in_bulk(step.task, step.changelog, step.error)
@@ -283,12 +287,14 @@ class Restorer:
         lost.sources = (changelog,)
         return lost
 
-    def _count(self, changelog: RestoringChangelog, source: TopicPartition, records: int, size: int) -> None:
-        changelog.records += records
+    def _count(
+        self, changelog: RestoringChangelog, source: TopicPartition, records: int, size: int, skipped: int
+    ) -> None:
+        changelog.records += records - skipped
         changelog.payload_bytes += size
-        self.records_total += records
+        self.records_total += records  # read: the rate of restores is measured by it
         self.bytes_total += size
-        self.restored_records[changelog.store, source.partition, changelog.reason] += records
+        self.restored_records[changelog.store, source.partition, changelog.reason] += records - skipped
         self.restored_bytes[changelog.store, source.partition, changelog.reason] += size
 
     def _read(self, failed: dict[TaskId, StandfastError], timeout_ms: int) -> tuple[int, StandfastError | None]:
@@ -297,10 +303,13 @@ class Restorer:
         Records staged before an error of the log are written all the same, so the error is returned.
         """
         records = rows = 0
+        self._pace.begin()
         while self._reader.assignment() and records < BATCH_RECORDS_MAX and rows < BATCH_ROWS and not self._enough():
+            if records and self._pace.read_enough:
+                break  # the rest of the batch comes with the next round
             started_ns = measured_ns()
             try:
-                piece = min(PIECE_RECORDS, BATCH_RECORDS_MAX - records)
+                piece = min(PIECE_RECORDS, BATCH_RECORDS_MAX - records, self._pace.rows(BATCH_ROWS))
                 # With rows staged, write them instead of waiting for more.
                 fetched = self._reader.fetch(piece, 0 if self._waiting else timeout_ms)
             except StandfastError as error:
@@ -339,16 +348,40 @@ class Restorer:
             return 0
         staged.next_offset = next_offset
         stores = restoring.applier.stores
-        before, decoded_ns = waiting.rows, stores.decode_ns
+        before, decoded_ns, skipped = waiting.rows, stores.decode_ns, restoring.applier.skipped
         try:
             waiting.rows = restoring.applier.stage(batch.source, records, next_offset)
         finally:
             self.phases_ns["decode"] += stores.decode_ns - decoded_ns
+        staged.skipped += restoring.applier.skipped - skipped
         return waiting.rows - before
 
     def _enough(self) -> bool:
         """Whether rows must be written before more records are read."""
-        return self._waiting_bytes >= STAGED_BYTES_MAX or any(one.full for one in self._waiting.values())
+        return self._waiting_bytes >= STAGED_BYTES_MAX or any(map(self._is_batch, self._waiting.values()))
+
+    def _is_batch(self, waiting: _Waiting) -> bool:
+        """Whether the staged rows of a task make a batch."""
+        full = waiting.rows >= self._pace.rows(BATCH_ROWS) or waiting.payload_bytes >= self._pace.payload_bytes
+        return waiting.at_end or full or waiting.records >= BATCH_RECORDS_MAX
+
+    def _write_due(
+        self, failed: dict[TaskId, StandfastError], now_ms: int, *, all_of_them: bool, nothing_came: bool
+    ) -> int:
+        """Write batches for as long as the session's lock may be held; returns the number of records."""
+        written, due = 0, self._due(all_of_them=all_of_them, nothing_came=nothing_came)
+        if not due:
+            return 0
+        self._pace.begin()
+        for task in due:
+            try:
+                written += self._write(task, now_ms)
+            except StandfastError as failure:
+                failed[task] = failure
+            if self._pace.wrote_enough and not all_of_them:
+                break  # the others wait for the next round
+        self._pace.wrote()
+        return written
 
     def _due(self, *, all_of_them: bool, nothing_came: bool) -> list[TaskId]:
         """Tasks whose rows are written now: about one batch in all, since a write holds the session's lock."""
@@ -356,7 +389,7 @@ class Restorer:
         if all_of_them:
             return list(self._waiting)
         # Only full batches: with 600 rows of each of 16 tasks a round, 1,000,000 records took 4.5 s instead of 2.7.
-        due = [task for task, waiting in self._waiting.items() if waiting.full]
+        due = [task for task, waiting in self._waiting.items() if self._is_batch(waiting)]
         if not due and (nothing_came or self._enough()):
             due = list(self._waiting)
         due.sort(key=lambda task: self._waiting[task].rows, reverse=True)
@@ -381,11 +414,13 @@ class Restorer:
         for source, one in waiting.changelogs.items():
             changelog = restoring.changelogs[source]
             changelog.position = one.next_offset
-            self._count(changelog, source, one.records, one.payload_bytes)
+            self._count(changelog, source, one.records, one.payload_bytes, one.skipped)
             changelog.meter.advance(changelog.position, records=one.records, bytes_=one.payload_bytes, now_ms=now_ms)
-            self._listener.on_batch_restored(task, changelog.store, source, one.next_offset, one.records)
             if changelog.done:
                 self._reader.remove([source])
+        for source, one in waiting.changelogs.items():  # after all counts, as a listener may raise
+            store, applied = restoring.changelogs[source].store, one.records - one.skipped
+            self._listener.on_batch_restored(task, store, source, one.next_offset, applied)
         return waiting.records
 
     def _finish(self, task: TaskId) -> None:

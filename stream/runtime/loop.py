@@ -33,6 +33,7 @@ from standfast.store.errors import (
     Fenced,
     Held,
     InvalidRequest,
+    ListenerFailed,
     StandfastError,
     StateLost,
     Unavailable,
@@ -234,6 +235,11 @@ class Loop:
         for task_id, task in tasks.items():
             if task_id not in self._running and not task.leaving:
                 self._begin(task_id, task)
+        for task_id, task in held.items():  # also a standby, and one that restores: they fail in the session's thread
+            error = task.error
+            if isinstance(error, ListenerFailed) and task_id not in self._reopen_at and task.state in GONE:
+                self._session.counters.task_failures += 1
+                self._open_later(task_id, error, None, offsets_text(task))
 
     def _let_go(self) -> None:
         """Commit the tasks that another instance gets, and end their run: the next owner begins where this one ends."""

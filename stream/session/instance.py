@@ -13,18 +13,19 @@ code decides on take-overs, gates and restores; this file carries the decisions 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 
 from standfast.replication.lease.progress import WORK
+from standfast.replication.listeners import PROMOTED
 from standfast.replication.log import LogWriter
-from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.model import Settings
 from standfast.replication.placement.pauses import Left
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import MemberPlan, Traits
-from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
+from standfast.restore.plan import CORRUPT, RESUME
 from standfast.store.clock import Clock
 from standfast.store.errors import (
     BadConfig,
@@ -32,6 +33,7 @@ from standfast.store.errors import (
     Fenced,
     Held,
     InvalidRequest,
+    ListenerFailed,
     StandfastError,
     StateLost,
     Unavailable,
@@ -43,8 +45,8 @@ from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.mending import Loss, is_of_rows
-from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
+from standfast.stream.session.mending import Loss, is_lost, reported_loss
+from standfast.stream.session.opener import NOTHING, Opened, Ranges, TaskOpener
 from standfast.stream.session.ownership import lost_task
 from standfast.stream.session.readiness import PROMOTE, Readiness
 from standfast.stream.session.settings import SessionSettings
@@ -346,15 +348,15 @@ class Instance:
         self._return_to_standby()
         readiness, membership = self.readiness, self.membership
         restored = readiness.restore_round(now_ms)
-        for task_id, error in restored.failed.items():
-            self._reinitialise(task_id, error)
-        if readiness.run_whole():
+        self._handle(restored.failed)
+        ran, failed = readiness.run_whole()
+        self._handle(failed)
+        if ran:
             self.follow_now()  # reported at once: the leader plans the next moves by it
         # After the restores: standbys get no records while an active task restores.
         tailed = readiness.standby_round()
-        for task_id, error in tailed.failed.items():
-            self._reinitialise(task_id, error)
-        readiness.standby_tick(now_ms)
+        self._handle(tailed.failed)
+        self._handle(readiness.standby_tick(now_ms))
         # Tried again each round until the log takes it: other members decide by this instance's plan.
         if membership.stale:
             membership.publish()
@@ -470,9 +472,12 @@ class Instance:
         self._started(opened)
         self.waiting.drop(opened.task.id)
         try:
+            opened.task.tell_lost(opened.lost.values())
             self.readiness.stand_by(opened.task)
         except Unavailable as error:
             self._fail_for_now(opened.task, error, "unavailable")
+        except ListenerFailed as error:
+            self._reinitialise(opened.task.id, error)
 
     def _started(self, opened: Opened) -> None:
         opened.task.count_in(self.counters)
@@ -484,40 +489,56 @@ class Instance:
     def _promote(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         task = self.tasks[task_id]
         try:
-            self.readiness.tailer.write(task_id)  # records given to the standby count, and are not read again
-            planned = self._opener.plan_again(task)
-        except Unavailable:
-            writer.close()  # the standby continues until the log answers
-            raise
-        except Corruption as damage:
-            # Damage of the log is no loss of the standby's rows: another opening would meet it again.
-            if damage.of_log:
-                self.readiness.tailer.remove(task_id, "promoted")
-                task.open_writer(writer)
-                raise
-            planned = Loss.by(damage)
-        except BaseException:
-            self.readiness.tailer.remove(task_id, "promoted")
-            task.open_writer(writer)
-            raise
-        self.readiness.tailer.remove(task_id, "promoted")
-        task.open_writer(writer)
+            planned = self._end_standby(task, writer)
+        except ListenerFailed as error:
+            task.role = "active"  # it is owned here now
+            self._fail_behind_gate(task_id, error)
+            return
         if isinstance(planned, Loss):
             self._start_over(task_id, next(iter(planned.stores.values()), CORRUPT), planned, started_ms)
             return
         self._restore(Opened(task, *planned), started_ms, PROMOTE)
 
+    def _end_standby(self, task: Task, writer: LogWriter) -> tuple[Ranges, bool] | Loss:
+        """Plan the promotion of a standby, and give it the writer."""
+        tailer = self.readiness.tailer
+        try:
+            tailer.write(task.id)  # records given to the standby count, and are not read again
+            planned = self._opener.plan_again(task)
+        except Unavailable:
+            writer.close()  # the standby continues until the log answers
+            raise
+        except BaseException as error:
+            task.open_writer(writer)
+            # Damage of the log is no loss of the standby's rows: another opening would meet it again.
+            if not isinstance(error, Corruption) or error.of_log:
+                tailer.remove(task.id, "failed")
+                raise
+            planned = Loss.by(error)
+        else:
+            task.open_writer(writer)
+        tailer.remove(task.id, PROMOTED)
+        return planned
+
     def _restore(self, opened: Opened, started_ms: int, why: str) -> None:
         task = opened.task
         self.waiting.drop(task.id)
         try:
+            task.tell_lost(opened.lost.values())
             self.readiness.restore(
                 task, opened.ranges, local_counts=opened.local_counts, started_ms=started_ms, why=why
             )
         except Unavailable as error:
             self._fail_for_now(task, error, why)
+        except ListenerFailed as error:
+            self._fail_behind_gate(task.id, error)
         except Corruption as damage:  # the next round handles it
             task.fail(damage)
+
+    def _fail_behind_gate(self, task_id: TaskId, error: ListenerFailed) -> None:
+        """Fail an active task in the middle of its opening; the gate waits for it."""
+        self._reinitialise(task_id, error)
+        self.readiness.keep_shut(task_id, error)
 
     def _monitor_failed(self) -> None:
         for task in self.tasks.values():
@@ -531,7 +552,7 @@ class Instance:
         for task_id, task in idle.items():
             if task_id not in self.tasks:
                 continue  # it was fenced
-            if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and _is_lost(task.error):
+            if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and is_lost(task.error):
                 self._reinitialise(task_id, task.error)
 
     def _look_for_fenced(self, among: Collection[TaskId]) -> None:
@@ -617,16 +638,23 @@ class Instance:
             self._returning.discard(task_id)
         self._returning &= self.ownership.standby - self.tasks.keys()
 
+    def _handle(self, failed: Mapping[TaskId, StandfastError]) -> None:
+        for task_id, error in failed.items():
+            self._reinitialise(task_id, error)
+
     def _reinitialise(self, task_id: TaskId, error: StandfastError) -> None:
         """Set state aside that does not fit the log, or is damaged, and restore it from the log."""
         if isinstance(error, Unavailable):
             self._fail_for_now(self.tasks[task_id], error, "unavailable")
             return
-        if not _is_lost(error):
+        if not is_lost(error):
             self.readiness.remove(task_id, "failed")
             task = self.tasks[task_id]
             task.fail(error)
-            logger.error("task %s failed: %s", task_id, error, extra=as_event("task_failed", task=task_id))
+            trace = error if isinstance(error, ListenerFailed) else None  # the program's own code is in it
+            about = as_event("task_failed", task=task_id)
+            logger.error("task %s failed: %s", task_id, error, exc_info=trace, extra=about)
+            clear_frames(error)  # kept with the task: it must not keep the lock of its directory
             if isinstance(error, BadConfig) and task.role == "active":
                 raise error  # a missing permission: the gate would stay shut without an end
             return
@@ -638,7 +666,7 @@ class Instance:
             error,
             extra=as_event("state_lost", task=task_id, reason=reason),
         )
-        loss = _loss(self.tasks[task_id], error)
+        loss = reported_loss(self.tasks[task_id].applier, error)
         self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
 
     def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
@@ -709,10 +737,13 @@ class Instance:
         return "" if self.managed is None else self.managed.unplaced()
 
     def check_lost(self) -> None:
-        """Raise Fenced if a task was taken over that only the caller can take back."""
+        """Raise Fenced, or ListenerFailed, of a task that only the caller can bring back."""
         absent = self.absent() if self.follower is None else {}
         for task_id in sorted(absent.keys() & self.ownership.lost.keys()):
             raise lost_task(task_id, absent[task_id])
+        for task in self.tasks.values():
+            if task.role == "active" and isinstance(task.error, ListenerFailed):
+                raise ListenerFailed(str(task.error)) from task.error.__cause__
 
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None:
         """Run a task; with `if_free` not while another live member owns it. A task that failed here stays as it is."""
@@ -767,21 +798,3 @@ def _flush(task: Task) -> None:
 def _why(opened: Opened, otherwise: str) -> str:
     """The reason of a task's restore, as one word."""
     return next(iter(opened.lost.values()), otherwise)
-
-
-def _loss(task: Task, error: StandfastError) -> Loss:
-    """The loss that an error reports of a task, as far as the stored positions do not show it."""
-    if isinstance(error, Corruption):
-        return Loss.by(error)
-    if not isinstance(error, StateLost) or error.reason != DIVERGED:
-        return NOTHING
-    stores = task.applier.store_of
-    names = [stores[at] for at in map(TopicPartition._make, error.sources) if at in stores]
-    return Loss(dict.fromkeys(names or task.applier.changelogs, DIVERGED))
-
-
-def _is_lost(error: StandfastError) -> bool:
-    """Whether local state must be restored; damage in the log, or a serde that cannot read, is no fault of it."""
-    if isinstance(error, Corruption):
-        return is_of_rows(error)
-    return isinstance(error, StateLost)

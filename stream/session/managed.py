@@ -33,6 +33,7 @@ from standfast.replication.placement.program_choice import Members, Programs
 from standfast.replication.placement.programs import Shapes
 from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of
 from standfast.replication.placement.seen import PlacementSnapshot
+from standfast.replication.placement.start_wait import StartWait
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import Traits, plans
 from standfast.restore.verify.on_disk import RowsOnDisk
@@ -229,6 +230,7 @@ class ManagedPlacement:
             replace=replace,
             grace_ms=settings.restart_grace_ms,
         )
+        self._start_wait = StartWait(instance.app, settings.restart_grace_ms)
         self._has_looked = False
         self._stateless = stateless
         self._on_disk = on_disk
@@ -257,8 +259,10 @@ class ManagedPlacement:
         return self._topic.state.valid
 
     def unplaced(self) -> str:
-        """Why this instance follows no placement yet; empty once it does."""
-        return self._programs.waits or ("" if self._part is not None else "no placement of this instance is known yet")
+        """Why this instance has no tasks yet; empty once it takes its part."""
+        if self._programs.waits or self._part is None:
+            return self._programs.waits or "no placement of this instance is known yet"
+        return self._start_wait.text
 
     def tick(self, now_ms: int) -> None:
         """Read the topic; decide, if this instance leads; follow its part, and report."""
@@ -288,6 +292,7 @@ class ManagedPlacement:
             self.parts.follow(self._topic.state.order)  # before a task is opened that the order holds back
         if self.valid is not None and self._programs.runs(self.valid):
             self._follow(self.valid.assignment, members, owners, now_ms)
+            self._note_held(self.valid.assignment, now_ms)
         self._end_pauses(now_ms)
         self._topic.report(self._own_report())
         self._looked = self._looks()
@@ -477,6 +482,12 @@ class ManagedPlacement:
         active, standby = self._part[1] & known, self._part[2] & known
         self._begin_pauses(active, valid.generation, members, owners, now_ms)
         self._tasks.follow(active, standby, lambda task_id: self._is_free(task_id, valid.generation, members, owners))
+
+    def _note_held(self, valid: Assignment, now_ms: int) -> None:
+        assert self._part is not None, "it follows the assignment"
+        gone_since = self._gone_since if self.leads else {}
+        wall_ms = self._topic.wall_ms()
+        self._start_wait.look(valid.held, self._part[1], gone_since, now_ms=now_ms, wall_ms=wall_ms)
 
     def _is_free(self, task_id: TaskId, generation: int, members: Members, owners: Mapping[TaskId, str]) -> bool:
         """Whether no other live member runs a task, as far as it reported."""

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from standfast.replication.offsets import TaskId
-from standfast.restore.plan import CORRUPT
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.applier import ChangelogApplier
+from standfast.restore.plan import CORRUPT, DIVERGED
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
@@ -78,6 +79,21 @@ class Loss:
 def is_of_rows(damage: Corruption) -> bool:
     """Whether local rows are damaged; damage in the log, or a serde that cannot read, is no fault of theirs."""
     return not (damage.sources or damage.of_log or damage.of_serde)
+
+
+def is_lost(error: StandfastError) -> bool:
+    """Whether local state must be restored."""
+    return is_of_rows(error) if isinstance(error, Corruption) else isinstance(error, StateLost)
+
+
+def reported_loss(applier: ChangelogApplier, error: StandfastError) -> Loss:
+    """The loss that an error reports of a task, as far as the stored positions do not show it."""
+    if isinstance(error, Corruption):
+        return Loss.by(error)
+    if not isinstance(error, StateLost) or error.reason != DIVERGED:
+        return Loss()
+    names = [applier.store_of[at] for at in map(TopicPartition._make, error.sources) if at in applier.store_of]
+    return Loss(dict.fromkeys(names or applier.changelogs, DIVERGED))
 
 
 class OpensStores(Protocol):

@@ -371,8 +371,6 @@ class TaskOpener:
             stores.close()
             raise
         stores.bind_clock(opened.now_ms)
-        for reason in dict.fromkeys(lost.values()):
-            self._listener.on_state_lost(task, reason)
         return Opened(opened, _ranges(plans, applier, lost), _all_at_end(plans), dict(lost))
 
     def _log_states(

@@ -23,6 +23,7 @@ from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
+from standfast.store.errors import ListenerFailed, StandfastError
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.opener import Ranges
 from standfast.stream.session.statistics import SessionCounters
@@ -83,7 +84,7 @@ class Readiness:
         self._next_disk_ms = 0
 
     def restore(self, task: Task, ranges: Ranges, *, local_counts: bool, started_ms: int, why: str) -> None:
-        """Replay a task's missing records, behind the gate. Raises Unavailable, and Corruption of the log."""
+        """Replay a task's missing records, behind the gate. Raises Unavailable, ListenerFailed, Corruption of a log."""
         self._progress.step(WORK)
         task.move(TaskState.RESTORING)
         if self._gate_shut_ms < 0:
@@ -96,11 +97,12 @@ class Readiness:
         self._restores[task.id] = _Restore(task, local_counts, started_ms, why)
 
     def stand_by(self, task: Task) -> None:
-        """Follow the changelogs of a task. Raises Unavailable."""
+        """Follow the changelogs of a task, once every active one is restored. Raises Unavailable, ListenerFailed."""
         if self._state_dir.aside(str(task.id)):
             self._copies[task.id] = task
         task.move(TaskState.STANDBY)
         task.stores.restoring(False)  # a standby has no end of its restore
+        self.tailer.allow(not self.restorer.tasks)
         self.tailer.add(task.applier, task.applier.limited)
 
     def remove(self, task_id: TaskId, reason: str) -> None:
@@ -118,7 +120,8 @@ class Readiness:
 
     def keep_shut(self, task_id: TaskId, why: object) -> None:
         """Make the gate wait for a task that cannot be opened, and report why."""
-        self.gate.assigned([task_id])
+        if task_id not in self.gate or task_id in self.gate.failures():
+            self.gate.assigned([task_id])
         self.gate.failed(task_id, str(why))
 
     def restore_round(self, now_ms: int) -> RestoreRound:
@@ -136,8 +139,11 @@ class Readiness:
         self._note_rate()
         return done
 
-    def run_whole(self) -> int:
-        """Run the restored tasks; also those for which the log did not answer last time. Returns their number."""
+    def run_whole(self) -> tuple[int, dict[TaskId, StandfastError]]:
+        """Run the restored tasks; also those for which the log did not answer last time.
+
+        Returns the number of tasks that run now, and those that failed.
+        """
         whole = [
             one
             for task_id, one in self._restores.items()
@@ -145,8 +151,9 @@ class Readiness:
             and task_id not in self.restorer.tasks
             and not self.waiting.holds_back(task_id)
         ]
+        failed: dict[TaskId, StandfastError] = {}
         if not whole:
-            return 0
+            return 0, failed
         try:
             committed = self._committed(whole)
         except OffsetsOpen as error:
@@ -160,8 +167,11 @@ class Readiness:
         for one in whole:
             self._progress.step(WORK)
             one.task.resume_from_log(committed, local_counts=one.local_counts)
-            self._activate(one)
-        return len(whole)
+            try:
+                self._activate(one)
+            except ListenerFailed as error:
+                failed[one.task.id] = error
+        return len(whole) - len(failed), failed
 
     def _committed(self, whole: Sequence[_Restore]) -> dict[TopicPartition, Committed]:
         """The committed offsets of restored tasks. Raises Unavailable."""
@@ -176,13 +186,17 @@ class Readiness:
         self.tailer.allow(not self.restorer.tasks)
         return self.tailer.poll_once(self._clock.wall_ms()) if self._may_write else TailResult()
 
-    def standby_tick(self, now_ms: int) -> None:
-        """At its interval, note the positions of standbys, and drop copies that a caught-up standby does not need."""
+    def standby_tick(self, now_ms: int) -> dict[TaskId, StandfastError]:
+        """At its interval, note the positions of standbys, and drop copies that a caught-up standby does not need.
+
+        Returns the standbys that failed.
+        """
+        failed: dict[TaskId, StandfastError] = {}
         if now_ms < self._next_standby_ms:
-            return
+            return failed
         self._next_standby_ms = now_ms + STANDBY_TICK_MS
         if self._may_write:
-            self.tailer.commit_tick(self._clock.wall_ms())
+            failed = self.tailer.commit_tick(self._clock.wall_ms())
         self.tailer.refresh_ends(self._clock.wall_ms())
         for task_id, task in list(self._copies.items()):
             if task.state is not TaskState.STANDBY:
@@ -190,6 +204,7 @@ class Readiness:
             elif self.tailer.is_whole(task_id):
                 del self._copies[task_id]
                 self._state_dir.drop_aside(str(task_id))
+        return failed
 
     def _activate(self, one: _Restore) -> None:
         task_id = one.task.id

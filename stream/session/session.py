@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -28,7 +29,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
-from standfast.replication.tail.open_log import log_folder, open_log, parse_address
+from standfast.replication.tail.open_log import open_log, parse_address
 from standfast.replication.tail.tailer import Tailer
 from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer
@@ -42,6 +43,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
+from standfast.stream.disk_places import disk_guard
 from standfast.stream.http_port import HttpPort
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
 from standfast.stream.session.figures import Figures
@@ -91,16 +93,10 @@ IDLE_WAIT_S = 0.01
 SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait
 RETRY_WAIT_S = 0.2
 BULK_WAIT_S = 0.002
+GIVE_WAY_S = 0.001  # enough for a thread that waits for the lock to take it
 SOURCE_READER = "source"
 SOURCE_LOOK_MS = 20
 LEASE_THREAD = "standfast-lease"
-
-
-def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard:
-    """A guard of the state directory, and of the log's folder where it is on this machine."""
-    folder = None if log is None else log_folder(log)
-    places = {"state directory": state_path, **({} if folder is None else {"log": folder})}
-    return DiskGuard(places, floor_bytes)
 
 
 @spelled_out({SessionOptions: SessionSettings})
@@ -126,6 +122,7 @@ class Session(Closing):
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
     _snapshots: SnapshotKeeper | None = None  # of a policy of snapshots
     _closed = False
+    _asked = False  # a call has come since the last round of background work
     _keeps_snapshots = True  # False: a policy of snapshots is for beginning with them alone
     _leased = True  # False: another process is the member of the group, and renews the lease
 
@@ -189,7 +186,8 @@ class Session(Closing):
             self._instance.membership.publish()
             if leased:
                 self._keeper.begin(self._instance.membership, app, self._lease_group)
-            tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
+            task_of = partial(task_of_source, groups=self._groups)
+            tasks = (task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
             self.external_consumer = ExternalConsumer(Host(app, self.log.address, self.clock, self._group, *tasks))
             # From here on `close` releases everything that the steps of `_undo_open` did, and the log too.
             undo.pop_all()
@@ -248,8 +246,8 @@ class Session(Closing):
         member, counters = self._state.instance_id, self.counters
         wake = None if self._pipeline is None else self._wake.set  # None: the caller drives the session
         readiness = Readiness(
-            Restorer(self.log, self.listeners, self.reader("restore"), settings.bulk(), wake),
-            Tailer(self.log, self._group, self.listeners, self.reader("standby")),
+            Restorer(self.log, self.listeners, self.reader("restore"), settings.bulk(), wake, self.clock),
+            Tailer(self.log, self._group, self.listeners, self.reader("standby"), self.clock),
             Gate(settings.gate),
             self._group,
             self._state,
@@ -414,6 +412,7 @@ class Session(Closing):
 
     def missing(self) -> tuple[str, ...]:
         """The tasks that keep the gate shut, and their progress; empty when it is open."""
+        self._asked = True
         with self._lock:
             lines = missing_lines(self._instance, self.clock.monotonic_ms())
         return (*lines, f"restores wait for space: {self.disk.full}") if lines and self.disk.full else lines
@@ -450,11 +449,9 @@ class Session(Closing):
             return {task_id.partition: task for task_id, task in self._instance.tasks.items() if task_id.group == 0}
 
     def open_tasks(self) -> dict[TaskId, Task]:
-        """Tasks that run here and whose restore gate is open, so that they may process.
-
-        Without the lock: records of tasks that run do not wait while background work opens others.
-        """
-        self._usable()
+        """Tasks that run here behind an open gate, so that they may process. Without the lock: records wait for no
+        opening of other tasks."""
+        self._check_usable()
         gate = self._instance.readiness.gate
         return {
             task_id: task
@@ -469,7 +466,7 @@ class Session(Closing):
 
     def held_tasks(self) -> dict[TaskId, Task]:
         """`all_tasks` without the lock, as `open_tasks`: it says nothing about background work that hangs."""
-        self._usable()
+        self._check_usable()
         return self._instance.tasks.copy()
 
     def read(self, store: str, partition: int, *, allow_stale: bool = False) -> ReadView:
@@ -564,7 +561,7 @@ class Session(Closing):
     def put_off(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
         """Let the next commit take the offsets of one that was not begun, where these tasks are still open."""
         for at, offset in checked_shape(source_offsets).items():
-            task = tasks.get(self._task_of(at))
+            task = tasks.get(task_of_source(at, self._groups))
             if task is not None:
                 self._commits.put_off(task, {at: offset})
 
@@ -675,12 +672,16 @@ class Session(Closing):
 
     def _usable(self) -> threading.RLock:
         """The lock, after a check that the session is open and its background work runs."""
+        self._check_usable()
+        self._asked = True
+        return self._lock
+
+    def _check_usable(self) -> None:
         if self._closed:
             raise Closed(f"session of application {self.app!r} is closed")
         if self._fatal is not None:
             # With the traceback of that moment: raised repeatedly, it would grow with each of these calls.
             raise self._stopped(self._fatal).with_traceback(self._fatal_trace)
-        return self._lock
 
     def _stopped(self, fatal: BaseException) -> BaseException:
         """The error of calls after background work stopped: the same error, since trying again would change nothing."""
@@ -724,6 +725,8 @@ class Session(Closing):
             if wait_s:
                 self._wake.wait(wait_s)
                 self._wake.clear()
+            elif self._asked:  # or this thread would take the lock again before a waiting one wakes up
+                self._asked = self._stop.wait(GIVE_WAY_S)
 
     def _keep_lease(self, address: str) -> None:
         """Start the renewal of the lease: it connects while the session opens."""
@@ -766,9 +769,6 @@ class Session(Closing):
 
     def _checked(self, tasks: Iterable[int | str | TaskId]) -> list[TaskId]:
         return checked_tasks(tasks, self._groups, limited=self._partitions_given)
-
-    def _task_of(self, source: Any) -> TaskId:
-        return task_of_source(source, self._groups)
 
     def _adopt(self, added: frozenset[TaskId], topics: frozenset[str]) -> None:
         with self._usable():

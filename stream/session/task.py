@@ -54,6 +54,7 @@ from standfast.store.errors import (
     Fenced,
     InternalError,
     InvalidRequest,
+    ListenerFailed,
     NotReady,
     StandfastError,
     StateLost,
@@ -176,13 +177,18 @@ class Task:
         return self.writer.epoch if self.writer is not None else 0
 
     def move(self, state: TaskState) -> None:
-        """Enter a state; a wrong transition is a bug of ours and changes nothing."""
+        """Enter a state; a wrong transition is a bug of ours, and changes nothing. Raises ListenerFailed once in it."""
         if state not in ALLOWED[self.state]:
             raise InternalError(f"task {self.id} cannot go from {self.state.value} to {state.value}")
         self.state = state
         if state in (TaskState.STANDBY, TaskState.RESTORING):
             self.role = "standby" if state is TaskState.STANDBY else "active"
         self._listener.on_state_changed(self.id, self.role, state.value)
+
+    def tell_lost(self, reasons: Iterable[str]) -> None:
+        """Tell listeners why stores of it start empty. Raises ListenerFailed."""
+        for reason in dict.fromkeys(reasons):
+            self._listener.on_state_lost(self.id, reason)
 
     def now_ms(self) -> int:
         """Timestamp of the record in hand, or the wall clock outside a record."""
@@ -327,7 +333,7 @@ class Task:
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
         `member` is the consumer that read the records: if it has left its group, the commit is Fenced. So it is once
         another instance has taken the task over. At least once its changes may be in the log by then, and the offsets
-        are not.
+        are not. ListenerFailed of an `on_commit`: the commit is done, and the task is to be opened again.
         StateLost, with nothing written, if the task was opened again by itself and lost uncommitted changes: until
         `source_offsets` is called, which returns where to continue.
         """
@@ -353,12 +359,23 @@ class Task:
                 return False
             started_ms = self._clock.monotonic_ms()
             acknowledged = yield from self._committed(cut, member)
+        except BaseException as error:
+            # Of a signal handler, after the taking and before the commit: no other one may have this part.
+            taken = self.stores.buffer.taken
+            if self._committer is mine and self.state not in GONE and taken is not None and not taken.refused:
+                self._failed(error)
+            raise
         finally:
             if self._committer is mine:
                 self._committer = None
                 self._commit_ended.set()
         self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
-        self._listener.on_commit(self.id, cut.offsets)
+        try:
+            self._listener.on_commit(self.id, cut.offsets)
+        except ListenerFailed as error:  # the commit counts: another opening of the task goes on from it
+            self.fail(error)
+            clear_frames(error)
+            raise
         if cut.part.outputs and self.on_outputs is not None:
             self.on_outputs(cut.part.outputs, acknowledged)
         return True
@@ -616,8 +633,13 @@ class Task:
 
     def close(self) -> None:
         """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine."""
-        if self.state is not TaskState.CLOSED:
-            self.move(TaskState.CLOSED)
+        try:
+            if self.state is not TaskState.CLOSED:
+                self.move(TaskState.CLOSED)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
         try:
             if self.writer is not None:
                 self.writer.close()

@@ -50,7 +50,7 @@ from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.session import disk_guard
+from standfast.stream.disk_places import disk_guard
 from standfast.stream.session.task import GONE, Task
 
 T = TypeVar("T")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import standfast as sf
+from standfast.ops.observe.status import not_ready_reasons
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.managed import LEAVE_EVERY_MS, LocalPart, leaving_at_once
 from standfast.stream.session.task import TaskState
@@ -316,3 +319,60 @@ def test_session_without_a_loop_refuses_managed_placement(bench: Bench) -> None:
 def test_tags_that_cannot_be_published_are_refused(tags: Any) -> None:
     with pytest.raises(sf.BadConfig, match="tags"):
         sf.App("app", tags=tags)
+
+
+def test_start_in_a_new_directory_says_for_whom_its_tasks_wait_until_when_and_by_which_setting(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "standfast")
+    cluster = Cluster(bench)
+    former = cluster.start("a").session.instance_id
+    cluster.rounds()
+    assert cluster.live["a"].session.missing() == ()
+    cluster.stop("a")
+    caplog.clear()
+    cluster.start("b")
+    cluster.rounds(3)
+    began_ms = bench.clock.wall_ms()
+    cluster.rounds(100)
+    session = cluster.live["b"].session
+    (line,) = session.missing()
+    pattern = rf"0_0-5 wait for {former}, which stopped, to come back until (\S+) \(restart_grace_ms=30000\)"
+    (until,) = re.findall(pattern, line)
+    left_ms = datetime.fromisoformat(until).timestamp() * 1_000 - began_ms
+    assert 28_000 <= left_ms <= 30_000
+    assert not session.ready and not_ready_reasons(session.missing(), ()) == [line]
+    assert line in session.statistics().missing
+    said = [one.getMessage() for one in caplog.records if "restart_grace_ms" in one.getMessage()]
+    assert said == [f"application app: {line}"]
+    cluster.rounds(220)
+    assert cluster.active() == {"b": list(range(TASKS))} and session.missing() == () and session.ready
+
+
+def test_instance_that_follows_says_at_its_start_that_all_tasks_wait_for_another_one(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    former = cluster.start("a").session.instance_id
+    cluster.rounds()
+    cluster.stop("a")
+    cluster.start("b")
+    cluster.rounds(3)
+    cluster.start("c")
+    cluster.rounds(3)
+    assert cluster.leader() == ["b"]
+    for name in ("b", "c"):
+        assert any(former in line for line in cluster.live[name].session.missing()), name
+    cluster.start("a")
+    cluster.rounds(10)
+    assert cluster.active()["a"]
+    assert [cluster.live[name].session.missing() for name in ("a", "b", "c")] == [(), (), ()]
+
+
+def test_instance_that_had_tasks_does_not_wait_for_another_one_that_restarts(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    cluster.start("a")
+    cluster.rounds()
+    cluster.start("b")
+    cluster.rounds()
+    cluster.stop("b")
+    cluster.rounds(10)
+    assert cluster.live["a"].session.missing() == () and cluster.live["a"].session.ready

@@ -97,7 +97,7 @@ def test_active_task_with_a_long_restore_does_not_keep_standbys_closed(
 ) -> None:
     worker = instance.worker()
     worker.order(Order(1, {T0: 1}, frozenset({T1})))
-    monkeypatch.setattr(worker._instance.readiness, "run_whole", lambda: 0)  # as if records were left for ever
+    monkeypatch.setattr(worker._instance.readiness, "run_whole", lambda: (0, {}))  # as if records were left
     found = instance.settled(worker)
     assert set(found) == {T0}
     for _ in range(ACTIVES_FIRST_MS // 100):
@@ -250,3 +250,16 @@ def test_worker_takes_part_in_checkpoints_and_reports_no_parts_before_its_first_
     found = worker.parts()
     assert found is not None
     assert (found.number, found.applied) == (4, {T0})
+
+
+def test_listener_that_raises_fails_its_task_in_a_worker_and_the_other_one_runs(instance: Instance) -> None:
+    class Raises(sf.Listener):
+        def on_restore_end(self, task: TaskId, store: str, changelog: object, records: int) -> None:
+            if task == T0:
+                raise RuntimeError("no")
+
+    worker = instance.worker()
+    worker.listeners.add(Raises())
+    found = instance.follow(worker, Order(1, {T0: 1, T1: 1}, frozenset()))
+    assert {task: one.state for task, one in found.items()} == {T0: "failed", T1: RUNNING}
+    assert isinstance(worker.all_tasks()[T0].error, sf.ListenerFailed)
