@@ -33,6 +33,7 @@ from standfast.restore.verify.at_rest import MEMORY_BYTES, view
 from standfast.restore.verify.import_tasks import link_files
 from standfast.store.errors import InvalidRequest
 from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.lookups import check_found
 from standfast.store.rocks.sst import write_sorted
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import StoreTimes
@@ -166,12 +167,13 @@ def _puts(spec: StoreSpec, key: bytes, versions: Sequence[Encoded]) -> Iterator[
 def settle(spec: StoreSpec, folder: Path, part: Part) -> Part:
     """The part without files of expired segments, with the digest of its visible rows.
 
-    Raises InvalidRequest if two files hold the same key.
+    Raises InvalidRequest if two files hold the same key, Corruption if RocksDB does not take the files.
     """
     if not part.files:
         return part
     with _taken(folder, part.files) as engine:
         store = view(engine, spec, part.times)
+        check_found(engine, (file.family for file in part.files), f"store {spec.name!r}, partition {part.partition}")
         _refuse_twice(spec, folder, part.files, engine)
         kept = tuple(file for file in part.files if store.takes_family(file.family))
         expired = 0 if spec.traits.versions else part.records - sum(file.entries for file in kept)

@@ -25,6 +25,7 @@ from standfast.restore.files.manifest_files import check_files, fsync_folder, re
 from standfast.restore.verify.verify import mismatch
 from standfast.store.errors import Corruption, InvalidRequest, StateLost
 from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.lookups import check_found
 from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
@@ -154,6 +155,9 @@ def _make(work: Path, app: str, task: TaskId, manifests: Mapping[Path, Manifest]
                 stores=stores.cut.stores,
             )
             stores.ingest(name, files, StoreTimes(part.observed_ms, part.sequence), cut)
+            # The digest is of rows that a scan finds. Spark's writes take the compiled writer where it is installed.
+            here = stores.engine.families()  # those of expired segments stayed out
+            check_found(stores.engine, (family for family, _ in files if family in here), f"{folder}, task {task}")
             # sha256 proves the files; the digest proves that this version reads the same rows from them.
             digest = digest_rows(stores.committed_view(name).logical_rows()) if _has_rows(stores, name) else Digest()
             if part.digest is not None and digest.hex() != part.digest:

@@ -12,14 +12,20 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.replication import shapes
 from standfast.replication.columns import RecordColumns
-from standfast.restore.files.manifest import ManifestFile
+from standfast.restore.files.manifest import FILE_NAME, Made, Manifest, ManifestFile, dump_manifest
+from standfast.restore.files.manifest_files import sha256_of
 from standfast.restore.replay.bulk import BulkLoader
 from standfast.restore.replay.bulk_plan import LOOKUPS, lookups_in
 from standfast.restore.replay.row_folds import NativeFold
+from standfast.restore.replay.run_builder import RunBuilder
+from standfast.restore.spark_table.encode import Encoded
+from standfast.restore.spark_table.runs import builder_of
+from standfast.restore.verify.import_tasks import import_tasks
 from standfast.store import serde
 from standfast.store.engine import DEFAULT_FAMILY
-from standfast.store.errors import Corruption, InternalError, Unavailable
+from standfast.store.errors import Corruption, InternalError, InvalidRequest, Unavailable
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.lookups import LOOKED_UP_ROWS, hidden_row
 from standfast.store.rocks.sst import SortedFile, write_sorted
@@ -317,6 +323,44 @@ def test_refused_file_of_rocksdbs_own_writer_is_an_error_as_ever(
         stores.ingest("kv", [("kv", file.path)], StoreTimes(), CommitRecord())
     assert not isinstance(caught.value, FilesRefused)
     assert stores.poisoned is caught.value
+
+
+# -- files that other processes ingest ---------------------------------------------------------------------------------
+
+
+@each_alteration
+def test_write_of_spark_is_refused_where_rocksdb_does_not_take_its_files(
+    tmp_path: Path, spoil: Any, alter: Alter
+) -> None:
+    altered = spoil(alter)
+    builder = builder_of(RAW[0], tmp_path, 0, 1 << 20)
+    builder.add([Encoded(0, b"a", 1, b"1"), Encoded(0, b"b", 1, b"2")])
+    with pytest.raises((Corruption, InvalidRequest), match=r"unsupported format_version|comparator|STANDFAST_NATIVE=0"):
+        builder.finish()
+    assert altered
+
+
+@each_alteration
+def test_import_is_refused_where_rocksdb_does_not_take_the_files(tmp_path: Path, alter: Alter) -> None:
+    folder, spec = tmp_path / "made", RAW[0]
+    folder.mkdir()
+    builder = RunBuilder(spec, folder, "0", 0, 0, 1 << 20)
+    builder.add(RecordColumns([0, 1], [1, 1], [b"a", b"b"], [b"1", b"2"]), 4)
+    part = builder.run(2)
+    for sound in (True, False):
+        if not sound:
+            alter(folder / part.files[0].name)
+        file = shapes.replace(part.files[0], sha256=sha256_of(folder / part.files[0].name))
+        made = Made("table", 0, "0", "0", "lz4")
+        whole = (shapes.replace(part, files=(file,)),)
+        manifest = Manifest("app", "kv", spec.definition(), "t", "id", 1, whole, made)
+        (folder / FILE_NAME).write_text(dump_manifest(manifest))
+        if sound:
+            assert [one.rows for one in import_tasks(tmp_path / "sound", [folder])] == [2]
+            continue
+        with pytest.raises((Corruption, InvalidRequest), match=r"format_version|comparator|STANDFAST_NATIVE=0"):
+            import_tasks(tmp_path / "state", [folder])
+        assert not list((tmp_path / "state" / "app").glob("0_*")), "no task is made of them"
 
 
 # -- which rows are looked up ------------------------------------------------------------------------------------------
