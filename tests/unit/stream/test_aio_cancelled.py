@@ -355,13 +355,20 @@ def test_tasks_that_a_cancelled_assignment_opened_are_closed(bench: Bench) -> No
     asyncio.run(run())
 
 
-def test_error_of_a_cancelled_assignment_is_raised_by_the_next_call(bench: Bench) -> None:
+def test_error_of_a_cancelled_assignment_is_raised_by_the_next_call(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*given: Any, **named: Any) -> Any:
+        raise sf.Unavailable("the log is away")
+
     async def run() -> None:
         async with opening(bench) as session:
-            with session.blocking._lock:
-                await cancelled(await begun(session.assign(active=[7])))
-            with pytest.raises(sf.InvalidRequest, match="7"):
-                await session.wait_ready(HELD_S)
+            with monkeypatch.context() as outage:
+                outage.setattr(Writers, "open", away)
+                with session.blocking._lock:
+                    await cancelled(await begun(session.assign(active=[0])))
+                with pytest.raises(sf.Unavailable, match="the log is away"):
+                    await session.wait_ready(HELD_S)
             await ready(session)
 
     asyncio.run(run())

@@ -285,7 +285,8 @@ def test_task_whose_assignment_failed_is_told_and_can_be_reopened(bench: Bench) 
     session = bench.session(stores=KV)
     marker = session.state_path / "0_0" / "STANDFAST"
     kept = marker.read_bytes()
-    marker.write_bytes(b"another")
+    marker.write_bytes(kept.replace(b'": "app"', b'": "another"'))
+    assert marker.read_bytes() != kept
     with pytest.raises(sf.InvalidRequest):
         session.assign(active=[0, 1])
     assert not session.ready
