@@ -24,6 +24,7 @@ from standfast.replication.placement.model import Settings
 from standfast.replication.placement.pauses import Left
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import MemberPlan, Traits
+from standfast.restore.foreign_offsets import FOREIGN_OFFSETS
 from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
 from standfast.store.clock import Clock
 from standfast.store.errors import (
@@ -43,7 +44,7 @@ from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.mending import Loss
+from standfast.stream.session.mending import Loss, is_lost
 from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
 from standfast.stream.session.ownership import lost_task
 from standfast.stream.session.readiness import PROMOTE, Readiness
@@ -88,6 +89,9 @@ class Instance:
         self.readiness = readiness
         self.counters = counters
         self.standbys_missing = 0
+        # Whether an application that is refused may end: others would get its tasks, and lack its record of them.
+        self.alone: Callable[[], bool] = lambda: self.managed is not None and membership.size <= 1
+        self._has_run = False  # whether a task has run here
         # The tasks that live instances share out by take-over; None: the caller assigns.
         spread = settings.placement in ("shared", "managed")
         self.shared = all_task_ids(opener.groups) if spread else None
@@ -233,7 +237,8 @@ class Instance:
             self.left[task_id] = Left(began_ms, self._clock.monotonic_ms() - began_ms)
 
     def adopt(self, added: Iterable[TaskId]) -> None:
-        """Make these active here, beside the tasks that are."""
+        """Make these active here, beside the tasks that are, as the application's own consumer was assigned them."""
+        self.leave_offsets()
         active, added = self._active(), frozenset(added)
         self.ownership.adopt(added)
         if self.follower is not None:
@@ -249,6 +254,10 @@ class Instance:
                 error,
                 extra=as_event("log_away"),
             )
+
+    def leave_offsets(self) -> None:
+        """Follow every committed offset: a consumer of the application's own is in the group."""
+        self._opener.foreign_offsets.judges = False
 
     def give_up(self, tasks: Iterable[TaskId]) -> None:
         """Give these up, because they are active elsewhere: uncommitted changes are discarded."""
@@ -349,6 +358,7 @@ class Instance:
         for task_id, error in restored.failed.items():
             self._reinitialise(task_id, error)
         if readiness.run_whole():
+            self._has_run = True
             self.follow_now()  # reported at once: the leader plans the next moves by it
         # After the restores: standbys get no records while an active task restores.
         tailed = readiness.standby_round()
@@ -530,7 +540,7 @@ class Instance:
         for task_id, task in idle.items():
             if task_id not in self.tasks:
                 continue  # it was fenced
-            if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and _is_lost(task.error):
+            if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and is_lost(task.error):
                 self._reinitialise(task_id, task.error)
 
     def _look_for_fenced(self, among: Collection[TaskId]) -> None:
@@ -621,7 +631,7 @@ class Instance:
         if isinstance(error, Unavailable):
             self._fail_for_now(self.tasks[task_id], error, "unavailable")
             return
-        if not _is_lost(error):
+        if not is_lost(error):
             self.readiness.remove(task_id, "failed")
             task = self.tasks[task_id]
             task.fail(error)
@@ -689,7 +699,7 @@ class Instance:
             )
         if task.writer is not None:
             self.readiness.keep_shut(task.id, error)
-            if isinstance(error, BadConfig):
+            if isinstance(error, BadConfig) or self._ends_start(error):
                 raise error  # such as a missing permission, which no retry here can fix
 
     def absent(self) -> dict[TaskId, str]:
@@ -735,6 +745,8 @@ class Instance:
             return
         except (StateLost, Corruption) as refused:
             self.waiting.drop(task_id)
+            if self._ends_start(refused):
+                raise
             logger.error(
                 "task %s cannot be taken over: %s", task_id, refused, extra=as_event("take_over_refused", task=task_id)
             )
@@ -743,6 +755,10 @@ class Instance:
             else:
                 self._keep_closed(task_id, refused)
         self.membership.publish()
+
+    def _ends_start(self, error: StandfastError) -> bool:
+        """Whether an application ends with this refusal: at its start, while no other instance lives."""
+        return isinstance(error, StateLost) and error.reason == FOREIGN_OFFSETS and not self._has_run and self.alone()
 
     def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
         """Keep an owned task that must not be opened: it holds the gate shut, and reports the reason."""
@@ -777,10 +793,3 @@ def _loss(task: Task, error: StandfastError) -> Loss:
     stores = task.applier.store_of
     names = [stores[at] for at in map(TopicPartition._make, error.sources) if at in stores]
     return Loss(dict.fromkeys(names or task.applier.changelogs, DIVERGED))
-
-
-def _is_lost(error: StandfastError) -> bool:
-    """Whether local state must be restored; damage in the log, or a serde that cannot read, is no fault of it."""
-    if isinstance(error, Corruption):
-        return not (error.sources or error.of_log or error.of_serde)
-    return isinstance(error, StateLost)

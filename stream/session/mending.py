@@ -291,3 +291,10 @@ def _readable(engine: RocksEngine, family: str) -> bool:
 
 def _listed(lost: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in sorted(lost.items()))
+
+
+def is_lost(error: StandfastError) -> bool:
+    """Whether local state must be restored; damage in the log, or a serde that cannot read, is no fault of it."""
+    if isinstance(error, Corruption):
+        return not (error.sources or error.of_log or error.of_serde)
+    return isinstance(error, StateLost)

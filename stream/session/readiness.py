@@ -23,6 +23,7 @@ from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
+from standfast.store.errors import StateLost
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.opener import Ranges
 from standfast.stream.session.statistics import SessionCounters
@@ -137,7 +138,10 @@ class Readiness:
         return done
 
     def run_whole(self) -> int:
-        """Run the restored tasks; also those for which the log did not answer last time. Returns their number."""
+        """Run the restored tasks; also those for which the log did not answer last time. Returns their number.
+
+        A task whose source offsets another client committed fails; the plan of its next opening decides.
+        """
         whole = [
             one
             for task_id, one in self._restores.items()
@@ -157,11 +161,17 @@ class Readiness:
             if not held:
                 raise
             committed = self._committed(whole) if whole else {}
+        count = 0
         for one in whole:
             self._progress.step(WORK)
-            one.task.resume_from_log(committed, local_counts=one.local_counts)
+            try:
+                one.task.resume_from_log(committed, local_counts=one.local_counts)
+            except StateLost as refused:
+                one.task.fail(refused)
+                continue
             self._activate(one)
-        return len(whole)
+            count += 1
+        return count
 
     def _committed(self, whole: Sequence[_Restore]) -> dict[TopicPartition, Committed]:
         """The committed offsets of restored tasks. Raises Unavailable."""

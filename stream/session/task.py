@@ -43,6 +43,12 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
+from standfast.restore.foreign_offsets import (
+    ForeignOffsets,
+    foreign_offsets,
+    recorded_offsets,
+    recorded_tags,
+)
 from standfast.store.arguments import is_whole
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.engine import Prepared
@@ -121,6 +127,7 @@ class Task:
         guarantee: Guarantee,
         clock: Clock,
         listener: Listener,
+        foreign_offsets: ForeignOffsets,
         topics: frozenset[str] | None = None,
     ) -> None:
         self.id = task
@@ -150,6 +157,7 @@ class Task:
         self._group = group
         self._clock = clock
         self._listener = listener
+        self._foreign_offsets = foreign_offsets
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
@@ -527,16 +535,12 @@ class Task:
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
         Only offsets of this task's own partition and topics count: another group may have a task of the same partition.
+        Raises StateLost, and changes nothing, where another client committed the group's offsets (foreign_offsets.py).
         """
         committed = {at: found for at, found in offsets.items() if self.is_source(at)}
         cut = self.stores.cut
-        local = {
-            at: offset
-            for at, offset in ((TopicPartition(*parse_source_key(key)), value) for key, value in cut.sources.items())
-            if self._owns(at.topic)
-        }
-        tags = {TopicPartition(*parse_source_key(key)): tag for key, tag in cut.source_tags.items()}
-        for at in self.applier.diverged(local, tags):
+        local = recorded_offsets(cut, self._owns)
+        for at in self.applier.diverged(local, recorded_tags(cut)):
             logger.warning(
                 "task %s: %s was put back to an earlier state and written on: offset %d, up to which it was read here, "
                 "no longer counts, and reading goes on from the offset that the group committed",
@@ -545,11 +549,15 @@ class Task:
                 local.pop(at),
                 extra=as_event("offset_diverged", task=self.id, source=at),
             )
+        theirs = self._foreign_offsets.judge(self.id, foreign_offsets(local, committed))
+        self._foreign_offsets.tell(self.id, local, committed)
         self._sources = {at: found.offset for at, found in committed.items()}
         # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.
         for at, offset in local.items():
-            if local_counts and (at not in committed or self.guarantee == "at_least_once"):
+            if local_counts and (at not in committed or (self.guarantee == "at_least_once" and at not in theirs)):
                 self._sources[at] = max(offset, self._sources.get(at, 0))
+        if theirs:  # so that the consent is needed once
+            self.restate_sources()
         self.stream_times = dict(cut.stream_times)
         self.progress = dict(cut.progress)
         # Sources, but none of this task's topics: the directory is that of another sub-topology.
