@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.task.commit_record import CommitRecord
 
 FORMAT = 1
 METADATA_MAX_BYTES = 4_096
@@ -39,6 +40,12 @@ class CommitMetadata:
     stream_times: Mapping[str, int] = field(default_factory=dict)
     observed: Mapping[str, int] = field(default_factory=dict)
     progress: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: CommitRecord) -> CommitMetadata:
+        """The metadata with which a task commits the source offsets of its record."""
+        observed = {store: times.observed_ms for store, times in record.stores.items() if times.observed_ms >= 0}
+        return cls(record.epoch, record.stream_times, observed, record.progress)
 
     def to_text(self) -> str:
         """The text to commit. Raises InvalidRequest over 4,096 bytes, naming the parts that take the space."""
@@ -61,7 +68,7 @@ class CommitMetadata:
 
         Raises InvalidRequest for a newer format, Corruption for text of ours that is damaged.
         """
-        if not text.startswith(_OURS):
+        if not is_ours(text):
             return None
         try:
             # Kafka's client does not always end the text: bytes of its memory may follow.
@@ -81,6 +88,11 @@ class CommitMetadata:
             return cls(_whole(content["epoch"]), *(_times(content[name]) for name in _PARTS))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _damaged(text, error) from error
+
+
+def is_ours(text: str) -> bool:
+    """Whether this is the metadata of a commit of ours, of whatever format."""
+    return text.startswith(_OURS)
 
 
 def _compact(content: Mapping[str, Any]) -> str:

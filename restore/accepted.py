@@ -32,7 +32,8 @@ BYTES_MAX = 4 << 20
 class Accepted(NamedTuple):
     """One loss: `begin` and `end` are the offsets that the log had, `loss` its words; `at_ms` the wall time.
 
-    `topic_id` is "" in the records of earlier versions.
+    `topic_id` is "" in the records of earlier versions. Without a store it is a source partition with the task's own
+    offset and the one that another client committed.
     """
 
     task: str
@@ -77,6 +78,14 @@ def note_accepted(
         )
     if new:
         _append(state_path / ACCEPTED_FILE, [{"format": FORMAT, **one._asdict()} for one in new])
+
+
+def note_loss(state_path: Path, loss: Accepted) -> None:
+    """Record one loss that an operator has accepted, unless this very one is known. Raises Unavailable if it cannot."""
+    if any(one._replace(at_ms=loss.at_ms) == loss for one in read_accepted(state_path)):
+        return
+    logger.warning("task %s, accepted: %s", loss.task, loss.loss, extra=as_event("loss_accepted", task=loss.task))
+    _append(state_path / ACCEPTED_FILE, [{"format": FORMAT, **loss._asdict()}])
 
 
 def _append(path: Path, records: list[dict[str, object]]) -> None:

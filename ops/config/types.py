@@ -158,6 +158,12 @@ class StateSection:
     accept_unreadable_rows: bool = shown(
         False, SWITCH, "the operator's consent to lose damaged rows of a store without a changelog"
     )
+    accept_foreign_offsets: bool = shown(
+        False,
+        SWITCH,
+        "the operator's consent to go on from offsets that another client of the group committed; a sidecar, whose "
+        "client reads by a consumer of the group, follows them",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

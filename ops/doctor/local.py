@@ -162,19 +162,27 @@ def _left_findings(facts: LocalFacts) -> list[Finding]:
         )
         for path, size in facts.kept
     ]
-    return found + [
-        Finding(
-            "loss-accepted",
-            "warning",
-            f"task {one.task} in {facts.path}, store {one.store!r}",
-            f"was built with an accepted loss: changelog {one.changelog}: {one.loss}",
-            f"an operator accepted it at {moment_text(one.at_ms)}; rows may be missing from the store",
-            "turn the consent off again (accept_missing_history, accept_empty_log); remove the record once the loss is "
-            "of no account",
-            f"rm {Path(facts.path) / ACCEPTED_FILE}",
-        )
-        for one in facts.accepted
-    ]
+    return found + [_accepted(one, facts.path) for one in facts.accepted]
+
+
+def _accepted(one: Accepted, path: str) -> Finding:
+    where = f"task {one.task} in {path}"
+    if one.store:
+        where += f", store {one.store!r}"
+        what = f"was built with an accepted loss: changelog {one.changelog}: {one.loss}"
+        effect, consent = "rows may be missing from the store", "accept_missing_history, accept_empty_log"
+    else:
+        what = f"went on from {one.loss}"
+        effect, consent = "its stores lack, or have twice, what these records change", "accept_foreign_offsets"
+    return Finding(
+        "loss-accepted",
+        "warning",
+        where,
+        what,
+        f"an operator accepted it at {moment_text(one.at_ms)}; {effect}",
+        f"turn the consent off again ({consent}); remove the record once the loss is of no account",
+        f"rm {Path(path) / ACCEPTED_FILE}",
+    )
 
 
 def _size(path: Path) -> int:

@@ -99,7 +99,7 @@ def carry_out(log: Log, plan: ResetPlan, on_step: Callable[[], object]) -> None:
         # Before the deletes: a user without the right to commit has then deleted nothing.
         if plan.offsets:
             group = log.group(plan.app)
-            group.commit({step.at: Committed(step.after) for step in plan.offsets})
+            group.commit({step.at: Committed(step.after, step.metadata) for step in plan.offsets})
             for _ in plan.offsets:
                 on_step()
         for step in plan.deletes:

@@ -1,6 +1,6 @@
 """The plan of an application's reset, made before anything is changed.
 
-    1  source offsets     committed at the beginning, the end, or a given offset; the kept metadata goes
+    1  source offsets     committed at the beginning, the end, or a given offset; the kept times go
     2  internal topics    changelogs, topics between tasks, the group's members and placement: deleted
     3  local state        set aside or removed, as chosen
 
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.app_topics import PLACEMENT, RESTORING, SOURCE_OFFSETS, AppTopics
@@ -39,11 +40,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class OffsetStep:
-    """A source offset to commit. `before` None: the group has no offset yet."""
+    """A source offset to commit, with metadata that says that it is ours. `before` None: the group has no offset."""
 
     at: TopicPartition
     before: int | None
     after: int
+    metadata: str = CommitMetadata(0).to_text()
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,12 +359,8 @@ def _marked(log: Log, plan: ClonePlan, ids: Mapping[str, str]) -> Restoring | No
 
 def _metadata(plan: ClonePlan, record: CommitRecord) -> str:
     """The metadata of a task's source offsets, as its own commit would have written it."""
-    return CommitMetadata(
-        epoch=0,
-        stream_times={plan.renamed(key): time for key, time in record.stream_times.items()},
-        observed={store: times.observed_ms for store, times in record.stores.items() if times.observed_ms >= 0},
-        progress=record.progress,
-    ).to_text()
+    times = {plan.renamed(key): time for key, time in record.stream_times.items()}
+    return replace(CommitMetadata.of(record), epoch=0, stream_times=times).to_text()
 
 
 def _batches(records: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:

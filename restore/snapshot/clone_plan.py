@@ -108,13 +108,11 @@ def plan_clone(
 def _renamed(
     plan: ClonePlan, look: _Look, at: TopicPartition, committed: Committed
 ) -> tuple[TopicPartition, Committed]:
-    """A committed offset of a task without stores, under the new name; text of other programs stays as it is."""
+    """A committed offset of a task without stores, under the new name, as a commit of ours whoever made the old one."""
     offset = 0 if look.is_between(at.topic) else committed.offset
-    metadata = CommitMetadata.from_text(committed.metadata)
-    text = committed.metadata
-    if metadata is not None:
-        times = {plan.renamed(key): time for key, time in metadata.stream_times.items()}
-        text = replace(metadata, epoch=0, stream_times=times).to_text()
+    metadata = CommitMetadata.from_text(committed.metadata) or CommitMetadata(0)
+    times = {plan.renamed(key): time for key, time in metadata.stream_times.items()}
+    text = replace(metadata, epoch=0, stream_times=times).to_text()
     return TopicPartition(renamed_topic(plan.app, plan.name, at.topic), at.partition), Committed(offset, text)
 
 

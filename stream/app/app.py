@@ -41,6 +41,7 @@ from standfast.store.task.state_dir import StateDir
 from standfast.stream.app.producer import Producer, formats_of
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
+from standfast.stream.runtime.group_consumers import GroupConsumers
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.runtime.runner import RunnerSettings
 from standfast.stream.runtime.source_discovery import SourceDiscovery
@@ -374,13 +375,16 @@ class App:
     def open(self) -> Session:
         """Open the session (state directory, log, membership); run() does this too."""
         if self.session is None:
-            assembled = self.assemble()
+            assembled = self.assemble(starts=True)
             log, state_dir = self.places()
             self.session = self.open_session(assembled, log, state_dir, self.clock)
         return self.session
 
-    def assemble(self) -> Assembled:
-        """Check the program against the topics of its log, and number its tasks. Raises BadConfig."""
+    def assemble(self, *, starts: bool = False) -> Assembled:
+        """Check the program against the topics of its log, and number its tasks. Raises BadConfig.
+
+        `starts`: the instance starts with it; Held while consumers of other programs are in the application's group.
+        """
         address, _ = self.places()
         # State under a numbered name would not be found again after the next change of the program.
         if self.builder.nameless:
@@ -389,6 +393,8 @@ class App:
         log = open_log(address, clock=self.clock, kafka=self.settings.get("kafka"))
         try:
             growing = self.discovery_interval_ms is not None
+            if starts:
+                GroupConsumers(log.admin, self.name, self.clock).refuse()
             assembled = assemble(self.builder, log.admin, address, growing=growing, create=self.create_topics)
         finally:
             log.close()
@@ -536,7 +542,7 @@ class App:
             raise BadConfig(
                 [f"application {self.name!r} is open in this process: run(workers={workers}) needs it closed first"]
             )
-        assembled, (log, state_dir) = self.assemble(), self.places()
+        assembled, (log, state_dir) = self.assemble(starts=True), self.places()
         from standfast.stream.workers.supervisor import Supervisor
 
         supervisor = Supervisor(
@@ -556,9 +562,11 @@ class App:
         with _closing(f"application {self.name}", supervisor.close):
             runners = self.runner_settings(assembled, self.clock)
             discovery = SourceDiscovery(supervisor, assembled.topology, runners, self.discovery_interval_ms, self.clock)
+            consumers = GroupConsumers(supervisor.log.admin, self.name, self.clock)
             while not self._stop.is_set():
                 supervisor.pool.pause(self._paused)
                 discovery.poll()
+                consumers.poll()
                 supervisor.poll_once()
 
     def make_loop(self, session: Session, assembled: Assembled) -> Loop:
@@ -579,10 +587,12 @@ class App:
 
     def _work(self, session: Session, assembled: Assembled) -> None:
         loop = self.make_loop(session, assembled)
+        consumers = GroupConsumers(session.log.admin, self.name, self.clock)
         with _closing(f"tasks of application {self.name}", loop.close):
             while not self._stop.is_set():
                 loop.paused = self._paused
                 loop.poll_once(POLL_MS)
+                consumers.poll()
             # Not after an error: for a task that is given up, the loop has committed the others already.
             loop.commit_all()
 

@@ -25,6 +25,7 @@ from standfast.replication.placement.model import Settings
 from standfast.replication.placement.pauses import Left
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import MemberPlan, Traits
+from standfast.restore.foreign_offsets import FOREIGN_OFFSETS
 from standfast.restore.plan import CORRUPT, RESUME
 from standfast.store.clock import Clock
 from standfast.store.errors import (
@@ -45,7 +46,7 @@ from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.mending import Loss, is_lost, reported_loss
+from standfast.stream.session.mending import Loss, flush, is_lost, reported_loss
 from standfast.stream.session.opener import NOTHING, Opened, Ranges, TaskOpener
 from standfast.stream.session.ownership import lost_task
 from standfast.stream.session.readiness import PROMOTE, Readiness
@@ -90,6 +91,9 @@ class Instance:
         self.readiness = readiness
         self.counters = counters
         self.standbys_missing = 0
+        # Whether an application that is refused may end: others would get its tasks, and lack its record of them.
+        self.alone: Callable[[], bool] = lambda: self.managed is not None and membership.size <= 1
+        self._has_run = False  # whether a task has run here
         # The tasks that live instances share out by take-over; None: the caller assigns.
         spread = settings.placement in ("shared", "managed")
         self.shared = all_task_ids(opener.groups) if spread else None
@@ -226,7 +230,7 @@ class Instance:
                 self.readiness.forget(task_id)
             if task.state not in GONE:
                 # Without a flush the next opening, perhaps of another process, would replay the WAL: 4.5 s for 180 MB.
-                _flush(task)
+                flush(task.id, task.stores)
                 self._opener.progress.step(WORK)
         finally:  # the task is in no list any more, and an open one would keep the lock of its directory for good
             task.close()
@@ -235,7 +239,8 @@ class Instance:
             self.left[task_id] = Left(began_ms, self._clock.monotonic_ms() - began_ms)
 
     def adopt(self, added: Iterable[TaskId]) -> None:
-        """Make these active here, beside the tasks that are."""
+        """Make these active here, beside the tasks that are, as the application's own consumer was assigned them."""
+        self.leave_offsets()
         active, added = self._active(), frozenset(added)
         self.ownership.adopt(added)
         if self.follower is not None:
@@ -251,6 +256,10 @@ class Instance:
                 error,
                 extra=as_event("log_away"),
             )
+
+    def leave_offsets(self) -> None:
+        """Follow every committed offset: a consumer of the application's own is in the group."""
+        self._opener.foreign_offsets.judges = False
 
     def give_up(self, tasks: Iterable[TaskId]) -> None:
         """Give these up, because they are active elsewhere: uncommitted changes are discarded."""
@@ -352,6 +361,7 @@ class Instance:
         ran, failed = readiness.run_whole()
         self._handle(failed)
         if ran:
+            self._has_run = True
             self.follow_now()  # reported at once: the leader plans the next moves by it
         # After the restores: standbys get no records while an active task restores.
         tailed = readiness.standby_round()
@@ -445,7 +455,7 @@ class Instance:
         self._started(opened)
         self._unwritten.pop(task_id, None)
         opened.task.open_writer(writer)
-        self._restore(opened, started_ms, _why(opened, "assign"))
+        self._restore(opened, started_ms, opened.why("assign"))
 
     def open_standby(self, task_id: TaskId, *, loss: Loss = NOTHING) -> None:
         """Open a standby of a task; `loss` is the loss that is known already."""
@@ -679,7 +689,7 @@ class Instance:
         self.readiness.remove(task_id, reason)
         self.readiness.forget(task_id)
         if loss and not old.stores.closed:
-            _flush(old)  # a WAL that is not empty is checked byte by byte before a store is taken out
+            flush(old.id, old.stores)  # a WAL that is not empty is checked byte by byte before a store is taken out
         old.close()
         try:
             # Only if free or ours: an instance that took the task over while it failed here keeps it.
@@ -703,7 +713,7 @@ class Instance:
         self._started(opened)
         opened.task.dropped = old.dropped
         opened.task.open_writer(writer)
-        self._restore(opened, started_ms, _why(opened, reason))
+        self._restore(opened, started_ms, opened.why(reason))
 
     def _stays_closed(self, task: Task, reason: str, loss: Loss, error: StandfastError) -> None:
         """Keep a refused task closed with its error (its rows may be the last copy); after Unavailable, try later."""
@@ -718,7 +728,7 @@ class Instance:
             )
         if task.writer is not None:
             self.readiness.keep_shut(task.id, error)
-            if isinstance(error, BadConfig):
+            if isinstance(error, BadConfig) or self._ends_start(error):
                 raise error  # such as a missing permission, which no retry here can fix
 
     def absent(self) -> dict[TaskId, str]:
@@ -767,6 +777,8 @@ class Instance:
             return
         except (StateLost, Corruption) as refused:
             self.waiting.drop(task_id)
+            if self._ends_start(refused):
+                raise
             logger.error(
                 "task %s cannot be taken over: %s", task_id, refused, extra=as_event("take_over_refused", task=task_id)
             )
@@ -776,25 +788,11 @@ class Instance:
                 self._keep_closed(task_id, refused)
         self.membership.publish()
 
+    def _ends_start(self, error: StandfastError) -> bool:
+        """Whether an application ends with this refusal: at its start, while no other instance lives."""
+        return isinstance(error, StateLost) and error.reason == FOREIGN_OFFSETS and not self._has_run and self.alone()
+
     def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
         """Keep an owned task that must not be opened: it holds the gate shut, and reports the reason."""
         self.tasks[task_id] = self._opener.closed(task_id, refused, "active")
         self.readiness.keep_shut(task_id, refused)
-
-
-def _flush(task: Task) -> None:
-    """Flush, so that the next opening has no write-ahead log to read; damage in one file stops the flushes of all."""
-    try:
-        task.stores.flush()
-    except StandfastError as error:
-        logger.warning(
-            "task %s is closed without a flush, its rows are in its write-ahead log: %s",
-            task.id,
-            error,
-            extra=as_event("task_closed_unflushed", task=task.id),
-        )
-
-
-def _why(opened: Opened, otherwise: str) -> str:
-    """The reason of a task's restore, as one word."""
-    return next(iter(opened.lost.values()), otherwise)

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from standfast.replication.kafka.native_library import compiled
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener
-from standfast.replication.log import LOST_END, Group, Log, TopicInfo, TransactionOpen
+from standfast.replication.log import LOST_END, Group, Log, OffsetsOpen, TopicInfo, TransactionOpen
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
 from standfast.replication.tail.applier import ChangelogApplier
@@ -35,6 +35,12 @@ from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
 from standfast.restore.accepted import note_accepted
+from standfast.restore.foreign_offsets import (
+    ForeignOffsets,
+    foreign_offsets,
+    recorded_offsets,
+    recorded_tags,
+)
 from standfast.restore.log_states import log_state
 from standfast.restore.plan import (
     CORRUPT,
@@ -85,6 +91,10 @@ class Opened:
     local_counts: bool
     lost: Mapping[str, str] = field(default_factory=dict)
 
+    def why(self, otherwise: str) -> str:
+        """The reason of its restore, as one word."""
+        return next(iter(self.lost.values()), otherwise)
+
 
 class TaskOpener:
     """Opens every task of a session."""
@@ -123,6 +133,10 @@ class TaskOpener:
         self.progress = progress
         self._foreign = foreign  # the changelogs are another application's: none is created or changed
         self._reader = log.reader()
+        self.foreign_offsets = ForeignOffsets(
+            app, state_dir.path, log.address, clock, accept=settings.accept_foreign_offsets
+        )
+        self.foreign_offsets.judges = settings.placement != "group"
         self._mender = Mender(
             state_dir,
             self._shared,
@@ -312,6 +326,8 @@ class TaskOpener:
             plans = self._plans(task.stores, task.applier, self._topic_infos(task.applier), owner=True)
         except Corruption as damage:
             return Loss.by(damage)
+        if task.applier.limited:  # of other stores no plan depends on it, and a request would delay the take-over
+            self._refuse_foreign(task.id, task.stores, task.applier, plans)
         _refuse(task.id, plans)
         note_accepted(self.state_dir.path, task.applier, plans, self._clock.wall_ms())
         lost = _lost(plans, task.applier)
@@ -356,6 +372,8 @@ class TaskOpener:
                 self._snapshots.refill(task, stores, lost, self._of_snapshots(task, topics)[1])
             applier = self._applier(task, stores, topics)
             plans = self._plans(stores, applier, topics, owner=owner)
+            if owner:
+                self._refuse_foreign(task, stores, applier, plans)
             _refuse(task, plans)
             note_accepted(self.state_dir.path, applier, plans, self._clock.wall_ms())
             found = _lost(plans, applier)
@@ -391,6 +409,28 @@ class TaskOpener:
     def _has_unlogged(self, group: int) -> bool:
         return any(spec.engine == "rocksdb" and not spec.logging for spec in self.groups[group].specs)
 
+    def _refuse_foreign(
+        self, task: TaskId, stores: TaskStores, applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan]
+    ) -> None:
+        """Refuse offsets of another client before rows move by them: the source topic of a table ends at the group's.
+
+        Once more, and for all tasks together, when the task is whole (`Task.resume_from_log`).
+        """
+        topics = self.groups[task.group].topics
+        own = recorded_offsets(stores.cut, lambda topic: topics is None or topic in topics)
+        if not own or not self.foreign_offsets.judges:
+            return
+        try:
+            committed = self._group.committed(own)
+        except OffsetsOpen:  # not known yet: the task waits for them once its rows are whole
+            return
+        found = foreign_offsets(own, committed)
+        if found and (gone := set(applier.diverged(own, recorded_tags(stores.cut)))):
+            found = tuple(one for one in found if one.at not in gone)
+        stored = {at: applier.position(at) for at in plans if at not in applier.limited}
+        behind = any(one is None or one.offset + one.marker < plans[at].end for at, one in stored.items())
+        self.foreign_offsets.judge(task, found, behind=behind)
+
     def _refuse_loss(
         self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], had_rows: Callable[[str], bool] | None
     ) -> bool:
@@ -415,6 +455,7 @@ class TaskOpener:
             guarantee=self._settings.guarantee,
             clock=self._clock,
             listener=self._listener,
+            foreign_offsets=self.foreign_offsets,
             topics=self.groups[task.group].topics,
         )
 

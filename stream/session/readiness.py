@@ -23,7 +23,7 @@ from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
-from standfast.store.errors import ListenerFailed, StandfastError
+from standfast.store.errors import ListenerFailed, StandfastError, StateLost
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.opener import Ranges
 from standfast.stream.session.statistics import SessionCounters
@@ -142,7 +142,8 @@ class Readiness:
     def run_whole(self) -> tuple[int, dict[TaskId, StandfastError]]:
         """Run the restored tasks; also those for which the log did not answer last time.
 
-        Returns the number of tasks that run now, and those that failed.
+        Returns the number of tasks that run now, and those whose listener failed. A task whose source offsets another
+        client committed fails; the plan of its next opening decides.
         """
         whole = [
             one
@@ -164,14 +165,20 @@ class Readiness:
             if not held:
                 raise
             committed = self._committed(whole) if whole else {}
+        count = 0
         for one in whole:
             self._progress.step(WORK)
-            one.task.resume_from_log(committed, local_counts=one.local_counts)
+            try:
+                one.task.resume_from_log(committed, local_counts=one.local_counts)
+            except StateLost as refused:
+                one.task.fail(refused)
+                continue
             try:
                 self._activate(one)
+                count += 1
             except ListenerFailed as error:
                 failed[one.task.id] = error
-        return len(whole) - len(failed), failed
+        return count, failed
 
     def _committed(self, whole: Sequence[_Restore]) -> dict[TopicPartition, Committed]:
         """The committed offsets of restored tasks. Raises Unavailable."""

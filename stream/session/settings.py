@@ -43,7 +43,14 @@ RESTORE_MEMORY_MIN_BYTES = 16 << 20
 PORT_MAX = 65_535
 TAGS_BYTES_MAX = 2_000  # a member's metadata has 4,096 bytes
 WARM_LAG_RECORDS = 10_000  # Kafka Streams' acceptable.recovery.lag
-_FLAGS = ("take_over", "accept_empty_log", "accept_missing_history", "accept_unreadable_rows", "replace")
+_FLAGS = (
+    "take_over",
+    "accept_empty_log",
+    "accept_missing_history",
+    "accept_unreadable_rows",
+    "accept_foreign_offsets",
+    "replace",
+)
 
 
 class SessionOptions(TypedDict, total=False):
@@ -63,6 +70,7 @@ class SessionOptions(TypedDict, total=False):
     accept_empty_log: bool
     accept_missing_history: bool
     accept_unreadable_rows: bool
+    accept_foreign_offsets: bool
     discovery_interval_ms: int | None
     restore_workers: int | None
     restore_memory_bytes: int
@@ -101,6 +109,9 @@ class SessionSettings:
     accept_missing_history  an operator's consent to use a log without its head
     accept_unreadable_rows  an operator's consent to lose damaged rows of a store without a changelog; readable rows
                             stay
+    accept_foreign_offsets  an operator's consent to go on from source offsets that another client of the group
+                            committed, and not from those of the application's own record; not judged where the
+                            application's own consumer is in the group
     discovery_interval_ms   milliseconds between an application's checks of its source topics for new partitions, which
                             get tasks, and their changelogs partitions, without a restart; None: never, and a changelog
                             with fewer partitions than its source is an error
@@ -146,6 +157,7 @@ class SessionSettings:
     accept_empty_log: bool = False
     accept_missing_history: bool = False
     accept_unreadable_rows: bool = False
+    accept_foreign_offsets: bool = False
     discovery_interval_ms: int | None = DISCOVERY_DEFAULT_MS
     restore_workers: int | None = None
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES

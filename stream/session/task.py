@@ -45,6 +45,13 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
+from standfast.restore.foreign_offsets import (
+    ForeignOffsets,
+    foreign_offsets,
+    recorded_offsets,
+    recorded_tags,
+    tell_of_other_topology,
+)
 from standfast.store.arguments import is_whole
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.engine import Prepared
@@ -62,11 +69,10 @@ from standfast.store.errors import (
 )
 from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
 from standfast.store.specs import StoreSpec
-from standfast.store.task.commit_record import parse_source_key, source_key
+from standfast.store.task.commit_record import source_key
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.tracebacks import clear_frames
@@ -123,6 +129,7 @@ class Task:
         guarantee: Guarantee,
         clock: Clock,
         listener: Listener,
+        foreign_offsets: ForeignOffsets,
         topics: frozenset[str] | None = None,
     ) -> None:
         self.id = task
@@ -152,6 +159,7 @@ class Task:
         self._group = group
         self._clock = clock
         self._listener = listener
+        self._foreign_offsets = foreign_offsets
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
@@ -597,16 +605,12 @@ class Task:
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
         Only offsets of this task's own partition and topics count: another group may have a task of the same partition.
+        Raises StateLost, and changes nothing, where another client committed the group's offsets (foreign_offsets.py).
         """
         committed = {at: found for at, found in offsets.items() if self.is_source(at)}
         cut = self.stores.cut
-        local = {
-            at: offset
-            for at, offset in ((TopicPartition(*parse_source_key(key)), value) for key, value in cut.sources.items())
-            if self._owns(at.topic)
-        }
-        tags = {TopicPartition(*parse_source_key(key)): tag for key, tag in cut.source_tags.items()}
-        for at in self.applier.diverged(local, tags):
+        local = recorded_offsets(cut, self._owns)
+        for at in self.applier.diverged(local, recorded_tags(cut)):
             logger.warning(
                 "task %s: %s was put back to an earlier state and written on: offset %d, up to which it was read here, "
                 "no longer counts, and reading goes on from the offset that the group committed",
@@ -615,16 +619,21 @@ class Task:
                 local.pop(at),
                 extra=as_event("offset_diverged", task=self.id, source=at),
             )
+        theirs = self._foreign_offsets.judge(self.id, foreign_offsets(local, committed))
+        self._foreign_offsets.tell(self.id, local, committed)
         self._sources = {at: found.offset for at, found in committed.items()}
         # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.
         for at, offset in local.items():
-            if local_counts and (at not in committed or self.guarantee == "at_least_once"):
+            if local_counts and (at not in committed or (self.guarantee == "at_least_once" and at not in theirs)):
                 self._sources[at] = max(offset, self._sources.get(at, 0))
+        if theirs:  # so that the consent is needed once
+            self.restate_sources()
         self.stream_times = dict(cut.stream_times)
         self.progress = dict(cut.progress)
         # Sources, but none of this task's topics: the directory is that of another sub-topology.
         if cut.sources and not local:
-            self._leave_clock(cut.sources)
+            tell_of_other_topology(self.id, cut.sources)
+            self.progress.pop(PROGRESS_PREFIX + CLOCK_KEY, None)
         for found in committed.values():
             metadata = CommitMetadata.from_text(found.metadata)
             if metadata is not None:
@@ -668,19 +677,6 @@ class Task:
 
     def _owns(self, topic: str) -> bool:
         return self._topics is None or topic in self._topics
-
-    def _leave_clock(self, sources: Iterable[str]) -> None:
-        """Drop the event-time clock of a directory that another sub-topology of this number has left."""
-        before = few(sorted({parse_source_key(key)[0] for key in sources}))
-        logger.warning(
-            "task %s: this directory was left by a sub-topology that read %s, which these tasks do not read: "
-            "sub-topologies are numbered as the program adds them, so the stores of one whose number changed are "
-            "restored from their changelogs; add new sources after the others to keep the numbers",
-            self.id,
-            before,
-            extra=as_event("directory_of_other_topology", task=self.id),
-        )
-        self.progress.pop(PROGRESS_PREFIX + CLOCK_KEY, None)
 
     def _take_over_times(self, metadata: CommitMetadata) -> None:
         # The larger of both: no clock goes back, whichever of directory and log is older.

@@ -80,7 +80,8 @@ class _Slot:
 class PoolSettings:
     """Facts that all workers share. `opened` has the fields of Open but those of one worker.
 
-    `forget` is called with the id of a process that has ended, and removes the files that only it used.
+    `forget` is called with the id of a process that has ended, and removes the files that only it used. `alone` as in
+    Open.
     """
 
     program: Program
@@ -92,6 +93,7 @@ class PoolSettings:
     lock: int
     variables: Mapping[str, str] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda _pid: None
+    alone: Callable[[], bool] = lambda: False
 
 
 class Pool:
@@ -259,7 +261,14 @@ class Pool:
 
     def _opening(self, progress: LeaseProgress) -> bytes:
         settings = self._settings
-        return command_line(Open(**settings.opened, workers=settings.workers, lock=settings.lock, words=progress.fd))
+        line = Open(
+            **settings.opened,
+            workers=settings.workers,
+            lock=settings.lock,
+            words=progress.fd,
+            alone=not self._since and settings.alone(),
+        )
+        return command_line(line)
 
     def _start(self, slot: _Slot, now_ms: int) -> None:
         settings, spare = self._settings, self._spare.take()

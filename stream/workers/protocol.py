@@ -28,7 +28,7 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
     """Open a session on the supervisor's state directory, also in a spare. `lock` and `words` are inherited handles.
 
     `lock`: of the directory's lock; `words`: of the worker's progress. `program`: as in `Traits`. The worker checks
-    that its own application is the same.
+    that its own application is the same. `alone`: the instance starts, and no other one lives.
     """
 
     app: str
@@ -40,6 +40,7 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
     workers: int
     lock: int
     words: int
+    alone: bool = False
 
 
 class Hold(Shape, frozen=True, tag_field="do", tag=True):

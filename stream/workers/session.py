@@ -54,6 +54,7 @@ class WorkerSession(Session):
     """See the head of this file. `progress` is shared with the supervisor, which watches it."""
 
     _leased = False
+    alone = False  # whether the instance starts, and no other one lives
 
     def __init__(self, app: str, *, state_dir: StateDir, progress: LeaseProgress, **arguments: Any) -> None:
         self._shared_progress = progress
@@ -143,6 +144,7 @@ class WorkerSession(Session):
         instance = super()._make_instance()
         self._part = LocalPart(instance, self.clock)
         instance.ordered = self._follow
+        instance.alone = lambda: self.alone
         return instance
 
     def _make_progress(self) -> LeaseProgress:

@@ -269,6 +269,7 @@ class Supervisor(Closing):
             opened,
             self._state.lock,
             forget=self._state.drop_copies,
+            alone=lambda: self.membership.size <= 1,
         )
 
     def _keep_lease(self, address: str) -> None:

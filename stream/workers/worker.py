@@ -159,6 +159,7 @@ class _Worker:
             os.set_inheritable(handle, False)
         state_dir = StateDir.lent(order.state_root, host.name, order.lock, order.instance)
         session = host.session(assembled, state_dir, progress, order.workers)
+        session.alone = order.alone
         logger.info(
             "application %s: process %d is ready for tasks of instance %s", host.name, os.getpid(), order.instance,
             extra=as_event("worker_runs", app=host.name, pid=os.getpid()),

@@ -29,6 +29,7 @@ PURE = {
     "replication/shapes.py",
     "store/types/segments.py",
     "store/session_key.py",
+    "store/task/commit_record.py",
     "store/timestamps.py",
     "store/traits.py",
     "store/value_timestamp.py",

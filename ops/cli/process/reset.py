@@ -1,6 +1,7 @@
 """The command reset: make an application start over.
 
     standfast reset --app NAME --log ADDRESS [--state-dir DIR [--local aside|remove|keep]] [--to WHERE]... [--dry-run]
+    standfast reset --app NAME --log ADDRESS --state-dir DIR --offsets own [--dry-run]
 
 Rules of this file: arguments, confirmation and messages; `reset_plan` decides, `reset` carries it out. Without --yes it
 asks for the application's name, and without a terminal to ask on it refuses.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,6 +22,7 @@ from standfast.store.errors import InvalidRequest, StandfastError
 if TYPE_CHECKING:
     from standfast.ops.doctor.reset_plan import ResetPlan
     from standfast.ops.shared.output import Output
+    from standfast.replication.log import Log
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.reset/1"
@@ -42,7 +44,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--local",
         choices=("aside", "remove", "keep"),
-        default="aside",
         help="its directory there is moved to DIR/.reset (default), removed, or kept",
     )
     parser.add_argument(
@@ -66,6 +67,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME",
         help="one of its stores, where topic names are ambiguous",
     )
+    parser.add_argument(
+        "--offsets",
+        choices=("own",),
+        help="keep topics and state, and only commit the source offsets of the state directory's own records again, "
+        "where another client of the group has committed others",
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="only print the steps")
     how.add_argument("--yes", action="store_true", help="do it without asking")
@@ -85,20 +92,25 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
     targets = [parse_target(text) for text in args.to]
     sources = [check_topic(topic) for topic in args.source]
     known = [changelog_topic(app, text.partition(":")[0]) for text in args.store]
+    if args.offsets and (named := [name for name in ("to", "source", "store", "local") if getattr(args, name)]):
+        raise InvalidRequest(f"--offsets own takes no --{named[0]}: it changes no topic and no directory")
     # Before the log is asked, so that a script fails at once and not after the look.
     if not (args.dry_run or args.yes or sys.stdin.isatty()):
         raise InvalidRequest(
             "a reset needs a confirmation, and there is no terminal: give --yes to do it, or --dry-run to see its steps"
         )
-    with closing(log_of(args)) as log:
-        plan = look(
-            log,
-            app,
-            known=[*known, *_kept(settings.state_dir, app)],
-            sources=sources,
-            targets=targets,
-            local=_local(settings.state_dir, app, args.local),
-        )
+    with _locked(settings.state_dir, app, args.offsets), closing(log_of(args)) as log:
+        if args.offsets:
+            plan = _own(log, app, settings.state_dir, out)
+        else:
+            plan = look(
+                log,
+                app,
+                known=[*known, *_kept(settings.state_dir, app)],
+                sources=sources,
+                targets=targets,
+                local=_local(settings.state_dir, app, args.local or "aside"),
+            )
         _show(out, plan)
         # A mistyped name would else look like a reset that had nothing left to do.
         if plan.empty and (near := difflib.get_close_matches(app, set(log.admin.groups()) - {app}, 1, 0.6)):
@@ -129,9 +141,33 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
     out.document(_document(plan, dry_run=False, done=True))
     out.line(f"{app}: reset, {steps} steps done")
     # Rows beside an empty changelog are refused at the start: they may be the last copy.
-    if plan.local is None:
+    if plan.local is None and not args.offsets:
         out.note("clear its state directories, here and on other machines, before it starts there")
     return OK
+
+
+def _locked(state_dir: Path | None, app: str, offsets: str | None) -> AbstractContextManager[object]:
+    """The lock of the state directory, for its records to be read and committed. Raises Held, InvalidRequest."""
+    from standfast.store.task.state_dir import StateDir
+
+    if offsets is None:
+        return nullcontext()
+    if state_dir is None or not (state_dir / app).is_dir():
+        raise InvalidRequest(f"--offsets own needs --state-dir DIR, with the state of application {app!r} in it")
+    return closing(StateDir(state_dir, app))
+
+
+def _own(log: Log, app: str, state_dir: Path | None, out: Output) -> ResetPlan:
+    from standfast.ops.doctor.own_offsets import look_for_own
+
+    assert state_dir is not None, "`_locked` has checked it"
+    own = look_for_own(log, app, state_dir.absolute())
+    for task, count in sorted(own.behind.items()):
+        out.note(
+            f"task {task}: its changelogs have {count} records beyond this record, so that source records of later "
+            "commits are processed twice; the state directory of the task's last owner has a newer record"
+        )
+    return own.plan
 
 
 def _kept(state_dir: Path | None, app: str) -> list[str]:

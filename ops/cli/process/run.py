@@ -43,6 +43,7 @@ SETTINGS: Mapping[str, str] = {
     "state.accept_empty_log": "accept_empty_log",
     "state.accept_missing_history": "accept_missing_history",
     "state.accept_unreadable_rows": "accept_unreadable_rows",
+    "state.accept_foreign_offsets": "accept_foreign_offsets",
     "logging.format": "log_format",
 }
 

@@ -16,6 +16,7 @@ from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import StandfastError, is_of_log
+from standfast.stream.session.instance import Instance
 from standfast.stream.session.session import Session
 from standfast.stream.session.snapshot import restores_of
 from standfast.stream.session.statistics import RestoreStatistics
@@ -58,6 +59,11 @@ class SidecarSession(Session):
 
     def _open_log(self, address: str) -> Log:
         return open_log(address, clock=self.clock, patient=False)
+
+    def _make_instance(self) -> Instance:
+        instance = super()._make_instance()
+        instance.leave_offsets()  # the client's consumer is in the group
+        return instance
 
     def _retries(self, error: StandfastError) -> bool:
         return super()._retries(error) or is_of_log(error)

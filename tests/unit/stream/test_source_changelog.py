@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed, GroupCommit, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from support.sessions import Bench
@@ -28,6 +29,7 @@ from support.tables import (
     verify_live,
 )
 
+OURS = CommitMetadata(0).to_text()
 GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 
 
@@ -148,7 +150,7 @@ def test_a_crash_between_log_and_local_batch_replays_the_tail(bench: Bench) -> N
     assert writer is not None
     counts = first.task(0).applier.changelogs["counts"]
     writer.transact(
-        {counts: [Outgoing(*change) for change in changes["counts"]]}, GroupCommit("app", {SOURCE: Committed(30)})
+        {counts: [Outgoing(*change) for change in changes["counts"]]}, GroupCommit("app", {SOURCE: Committed(30, OURS)})
     )
     first.close()  # the local batch was lost
     again = bench.session(stores=[TABLE, COUNTS])
@@ -166,7 +168,7 @@ def test_a_local_position_ahead_of_the_commit_loses_no_row_under_at_least_once(b
     pump(bench, first.task(0), 30)
     before = rows(first)
     first.close()
-    bench.log.group("app").commit({SOURCE: Committed(12)})  # as if the kill had come before the group commit
+    bench.log.group("app").commit({SOURCE: Committed(12, OURS)})  # as if the kill had come before the group commit
     again = table(bench, guarantee="at_least_once")
     assert rows(again) == before
     assert again.task(0).source_offsets() == {SOURCE: 30}  # every changelog is whole: no record needs a replay

@@ -160,6 +160,7 @@ SETTINGS = {
     "accept_empty_log": "bool",
     "accept_missing_history": "bool",
     "accept_unreadable_rows": "bool",
+    "accept_foreign_offsets": "bool",
     "background": "bool",
 }
 
