@@ -61,9 +61,8 @@ from standfast.store.errors import (
 )
 from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
-from standfast.store.names import check_topic
+from standfast.store.names import check_topic, few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import parse_source_key, source_key
 from standfast.store.task.task_stores import TaskStores
