@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from standfast.replication.log import TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 
 
 @dataclass(frozen=True, slots=True)

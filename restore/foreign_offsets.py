@@ -25,8 +25,8 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.accepted import Accepted, note_loss
 from standfast.store.clock import Clock
 from standfast.store.errors import StateLost
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.task.commit_record import CommitRecord, parse_source_key
 
 FOREIGN_OFFSETS = "foreign-offsets"

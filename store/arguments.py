@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 
 INT64_MAX = 2**63 - 1
 

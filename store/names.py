@@ -1,4 +1,7 @@
-"""Checks of the names that a user gives: applications, stores, topics.
+"""Checks of the names that a user gives: applications, stores, topics; and lists of names within an error.
+
+    few(["a", "b"])         "a, b"
+    few(thirteen names)     the first ten "and 3 more": a cluster may have thousands of topics
 
 Rules of this file: a name that passes cannot leave the state directory and is a legal topic name.
 Source of the limits: Kafka's topic name rules (249 characters of [A-Za-z0-9._-], not "." or "..").
@@ -7,10 +10,12 @@ Source of the limits: Kafka's topic name rules (249 characters of [A-Za-z0-9._-]
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from standfast.store.errors import InvalidRequest
 
 NAME_LENGTH_MAX = 128
+NAMED_MAX = 10
 TOPIC_LENGTH_MAX = 249
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -43,3 +48,10 @@ def check_topic(name: str) -> str:
 def changelog_topic(app: str, store: str) -> str:
     """`<app>-<store>-changelog`, the name that Kafka Streams gives it (ProcessorStateManager.storeChangelogTopic)."""
     return check_topic(f"{app}-{store}-changelog")
+
+
+def few(names: Iterable[object], separator: str = ", ") -> str:
+    """The first of these names, or sentences, and the number of the others; "" for none."""
+    given = [str(name) for name in names]
+    more = f" and {len(given) - NAMED_MAX} more" if len(given) > NAMED_MAX else ""
+    return separator.join(given[:NAMED_MAX]) + more

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
-from standfast.store.names import check_topic
+from standfast.store.names import check_topic, few
 
 OFFSET_MAX = 2**62 - 1
 PARTITION_MAX = 2**31 - 1

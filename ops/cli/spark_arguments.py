@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output

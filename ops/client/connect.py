@@ -36,8 +36,8 @@ from standfast.store.errors import (
     Unavailable,
     UnknownStore,
 )
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 
 TIMEOUT_S = 120.0  # above WAIT_MS: the server answers a long wait by itself

@@ -21,8 +21,7 @@ from standfast.ops.config.sources import Given, from_env, from_file, from_flags
 from standfast.ops.config.types import SECTIONS, Config, StoreConfig, settings_of
 from standfast.ops.config.values import parse_duration, parse_size, plain_text
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.listing import few
-from standfast.store.names import check_name
+from standfast.store.names import check_name, few
 from standfast.store.specs import StoreSpec
 
 __all__ = ["Loaded", "Settings", "load_config", "load_settings", "parse_duration", "parse_size"]

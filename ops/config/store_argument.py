@@ -24,8 +24,7 @@ from standfast.replication.topics.changelog import SLACK_MS
 from standfast.replication.topics.settings import RETENTION
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.listing import few
-from standfast.store.names import changelog_topic, check_name
+from standfast.store.names import changelog_topic, check_name, few
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
 from standfast.store.traits import Setting
 

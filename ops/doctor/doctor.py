@@ -25,8 +25,7 @@ from standfast.replication.topics.changelog import changelog_need
 from standfast.replication.topics.rules import Application, Changelog
 from standfast.restore.verify.at_rest import TaskAtRest, tasks_of
 from standfast.store.errors import StandfastError, UnknownStore
-from standfast.store.listing import few
-from standfast.store.names import changelog_topic
+from standfast.store.names import changelog_topic, few
 from standfast.store.task.commit_record import parse_source_key
 from standfast.store.types.kinds import definition_spec
 

@@ -16,7 +16,7 @@ from standfast.replication.log import Committed, Log
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS, app_topics, is_internal
 from standfast.store.errors import InvalidRequest, NotReady
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.task.state_dir import StateDir
 
 ASIDE = ".reset"

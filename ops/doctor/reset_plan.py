@@ -21,7 +21,7 @@ from standfast.replication.log import Committed
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.app_topics import PLACEMENT, RESTORING, SOURCE_OFFSETS, AppTopics
 from standfast.store.errors import BadConfig
-from standfast.store.listing import few
+from standfast.store.names import few
 
 Local = Literal["aside", "remove", "keep"]
 EARLIEST, LATEST = "earliest", "latest"

@@ -30,7 +30,7 @@ from standfast.ops.observe.reads import (
 from standfast.ops.shared.error_codes import NotActive, NotAssigned, NotFound
 from standfast.ops.shared.text import parse_key_format
 from standfast.store.errors import InvalidRequest, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.session import Session
 from standfast.stream.session.task import Task, TaskState

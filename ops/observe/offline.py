@@ -17,7 +17,7 @@ from standfast.restore.verify.at_rest import MEMORY_BYTES, TaskAtRest, cut_of, d
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting
 from standfast.store.task.state_dir import check_marker

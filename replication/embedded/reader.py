@@ -24,7 +24,7 @@ from standfast.replication.log import Fetched
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 
 CHUNK_RECORDS = 2_000  # one read transaction; larger ones are slower (measured: 10,000 lose a quarter)
 LARGE_RECORDS = 2_000  # a fetch of so many may return a block less

@@ -22,8 +22,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import Need
 from standfast.replication.topics.settings import changed
 from standfast.store.errors import InvalidRequest, Unavailable, UnknownStore
-from standfast.store.listing import few
-from standfast.store.names import check_topic
+from standfast.store.names import check_topic, few
 
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # of TopicPolicy.extra; Kafka's name and default
 DIRTY_RATIO_DEFAULT = 0.5

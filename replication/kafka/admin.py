@@ -40,8 +40,7 @@ from standfast.replication.topics.settings import (
 )
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.listing import few
-from standfast.store.names import check_topic
+from standfast.store.names import check_topic, few
 
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 POLL_MS = 20

@@ -5,6 +5,7 @@
                       destroyed at once, one of confluent_kafka drops its unsent records and joins the unused ones
     owner is gone     its clients wait in a queue for the next call of any owner
     any call          unused producers to which no frame and no traceback refers are destroyed
+    Askers            consumers that answer questions of several threads, each released after its last question
 
 librdkafka ends the process (SIGABRT, "calling rd_kafka_destroy() from librdkafka owned thread") if a client is
 destroyed in one of its own threads. Those threads run the callbacks of admin requests, in Python, so that the garbage
@@ -22,12 +23,16 @@ client must not refer to its owner, or the owner would never be garbage.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from standfast.replication.kafka.errors import client_errors, translated
@@ -64,6 +69,62 @@ class Clients:
         kept = self._kept.pop(id(client), None)
         if kept is not None:
             _end(kept)
+
+
+@dataclass(slots=True)
+class _Asker:
+    client: Consumer
+    users: int = 0
+    retired: bool = False
+
+
+class Askers:
+    """Consumers that read nothing and answer questions about offsets, one for each isolation level. For any thread.
+
+    The isolation level is a setting of the client and decides which end it reports: that of the committed records, or
+    that of all. A consumer is released when the last question that uses it is over.
+    """
+
+    def __init__(self, make: Callable[[str], Consumer], release: Callable[[Consumer], None]) -> None:
+        """`make` opens a consumer of an isolation level."""
+        self._make = make
+        self._release = release
+        self._mutex = threading.Lock()
+        self._by_level: dict[str, _Asker] = {}
+
+    @contextmanager
+    def use(self, level: str) -> Iterator[Consumer]:
+        """The consumer of this level, for the block."""
+        with self._mutex:
+            one = self._by_level.get(level)
+            if one is None:
+                one = self._by_level[level] = _Asker(self._make(level))
+            one.users += 1
+        try:
+            yield one.client
+        finally:
+            with self._mutex:
+                one.users -= 1
+                unused = one.retired and not one.users
+            if unused:
+                self._release(one.client)
+
+    def close(self) -> None:
+        """Release all consumers; one that a question uses, when that is over."""
+        with self._mutex:
+            askers, self._by_level = list(self._by_level.values()), {}
+            for one in askers:
+                one.retired = True
+            unused = [one for one in askers if not one.users]
+        for one in unused:
+            self._release(one.client)
+
+    def renew(self, client: Consumer) -> None:
+        """Take another consumer for questions from now on. For a caller within `use`; twice is fine."""
+        with self._mutex:
+            for one in self._by_level.values():
+                one.retired = one.retired or one.client is client
+            self._by_level = {level: one for level, one in self._by_level.items() if not one.retired}
 
 
 def destroy_left() -> None:

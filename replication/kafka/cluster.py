@@ -30,9 +30,8 @@ from confluent_kafka.admin import AdminClient
 
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, options_of
-from standfast.replication.kafka.askers import Askers
 from standfast.replication.kafka.callbacks import Callbacks, Functions
-from standfast.replication.kafka.clients import Clients
+from standfast.replication.kafka.clients import Askers, Clients
 from standfast.replication.kafka.errors import (
     AUTHENTICATION,
     BROKEN,
@@ -53,9 +52,8 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
-from standfast.store.listing import few
 from standfast.store.log import logger
-from standfast.store.names import is_topic
+from standfast.store.names import few, is_topic
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")

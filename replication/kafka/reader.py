@@ -37,7 +37,7 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import TOPIC, Need
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
-from standfast.store.listing import few
+from standfast.store.names import few
 
 PATIENCE_MS = 1_000
 WAIT_MS = 50

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Member, View
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 
 NO_COPIES: Mapping[str, Copy] = {}
 UNKNOWN_LAG = 1 << 62  # sorts behind each known lag

@@ -28,7 +28,7 @@ from standfast.replication.log import Fetched, LogReader, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 
 
 class Slot:

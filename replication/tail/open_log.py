@@ -19,7 +19,7 @@ from standfast.replication.kafka.callbacks import functions_of, with_settings
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig
-from standfast.store.listing import few
+from standfast.store.names import few
 
 _SQLITE = "sqlite"
 _KAFKA = "kafka"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from standfast.replication.log import LogAdmin, TopicInfo
 from standfast.store.errors import BadConfig, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 
 

@@ -35,7 +35,7 @@ from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.task.commit_record import parse_source_key, source_key
 
 BEGUN_FORMAT = "standfast.checkpoint-begun/1"

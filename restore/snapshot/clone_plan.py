@@ -26,8 +26,7 @@ from standfast.replication.topics.changelog import changelog_policy
 from standfast.replication.topics.settings import OWN_TIMESTAMPS
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
-from standfast.store.names import check_name
+from standfast.store.names import check_name, few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import parse_source_key, source_key
 from standfast.store.types.kinds import definition_spec

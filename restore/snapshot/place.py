@@ -22,7 +22,7 @@ from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address,
 from standfast.restore.snapshot.opening import open_existing
 from standfast.restore.snapshot.planning import Kept, newest
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 if TYPE_CHECKING:

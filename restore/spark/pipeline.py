@@ -49,7 +49,7 @@ from standfast.restore.verify.preflight import Preflight, preflight
 from standfast.restore.verify.verify import StoreVerdict
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 from standfast.store.failpoint import reach
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import written_name
 from standfast.store.types.kinds import definition_spec

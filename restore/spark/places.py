@@ -58,7 +58,7 @@ from standfast.restore.verify.at_rest import (
 from standfast.restore.verify.import_tasks import link_files
 from standfast.store.engine import Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.definitions_file import STORES_FILE, parse

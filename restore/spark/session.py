@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from standfast.store.errors import BadConfig, Unavailable
-from standfast.store.listing import few
+from standfast.store.names import few
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -46,7 +46,7 @@ from standfast.restore.verify.store_rows import SAMPLE_BITS, rows_in_order
 from standfast.restore.verify.verify import ATTEMPTS, StoreVerdict, concluded, inconclusive, mismatch
 from standfast.store import serde as serdes
 from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.types.kinds import definition_spec

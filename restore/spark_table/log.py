@@ -33,8 +33,8 @@ from standfast.restore.spark.source import absolute, read_range
 from standfast.restore.spark_table.columns import Cells, Shaper, log_columns
 from standfast.restore.spark_table.options import Given, described_store
 from standfast.store.errors import BadConfig, Corruption, InternalError, InvalidRequest, UnknownStore
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 
 Identity: TypeAlias = "bytes | tuple[bytes, int]"

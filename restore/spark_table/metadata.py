@@ -26,7 +26,7 @@ from standfast.restore.spark_table.stores import StorePlace
 from standfast.restore.verify.at_rest import definitions_of
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InternalError, InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
 from standfast.store.types.segments import parse_family

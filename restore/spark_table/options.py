@@ -20,7 +20,7 @@ from typing import Any
 from standfast.restore.snapshot.names import join_address, split_address
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.serde import Serde
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
 from standfast.store.types.kinds import definition_spec

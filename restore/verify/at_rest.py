@@ -23,7 +23,7 @@ from standfast.replication.shapes import Shape, read
 from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec

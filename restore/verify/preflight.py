@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from standfast.replication.log import Log, LogReader, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 
 SAMPLE_RECORDS = 170  # at each of three offsets

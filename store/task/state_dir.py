@@ -29,9 +29,8 @@ from standfast.store.arguments import path_problems, refuse
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, Held, InvalidRequest
 from standfast.store.file_errors import told
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
-from standfast.store.names import check_name
+from standfast.store.names import check_name, few
 from standfast.store.rocks.files import copy_closed
 
 MARKER = "STANDFAST"

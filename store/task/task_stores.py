@@ -27,9 +27,9 @@ from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, Key
 from standfast.store.errors import Closed, Corruption, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.wal import refuse_damaged_wal

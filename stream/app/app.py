@@ -30,9 +30,8 @@ from standfast.store import serde
 from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.listing import few
 from standfast.store.log import LogFormat, as_event, logger, printed
-from standfast.store.names import check_name, check_topic
+from standfast.store.names import check_name, check_topic, few
 from standfast.store.process.parent import lent_channel
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems

@@ -35,8 +35,7 @@ from standfast.store.arguments import INT64_MAX, flag_problems, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, InternalError, InvalidRequest
-from standfast.store.listing import few
-from standfast.store.names import check_topic
+from standfast.store.names import check_topic, few
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
 from standfast.store.specs import StoreSpec, store_name

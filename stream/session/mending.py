@@ -25,8 +25,8 @@ from standfast.restore.plan import CORRUPT, DIVERGED
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.errors import damaged_file
 from standfast.store.rocks.seal import check_seal

@@ -60,8 +60,8 @@ from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened
 from standfast.store.rows import RowLimits

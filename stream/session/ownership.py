@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import Fenced, InvalidRequest, NotReady
-from standfast.store.listing import few
+from standfast.store.names import few
 
 Offsets = Mapping[tuple[str, int], int]
 

@@ -38,8 +38,8 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.closing import Closing
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Closed, Corruption, InvalidRequest, NotReady, StandfastError, Unavailable
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go

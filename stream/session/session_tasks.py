@@ -14,7 +14,7 @@ from standfast.replication.log import Group, LogAdmin, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.arguments import is_whole
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, NotReady, StandfastError, UnknownStore
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.session.instance import Instance

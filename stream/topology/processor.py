@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from standfast.replication.log import Headers
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec, store_name
 from standfast.store.types.kinds import gives_stores
 from standfast.stream.punctuation import Callback, Cancellable, PunctuationType

@@ -22,8 +22,7 @@ from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS
 from standfast.store import serde
 from standfast.store.errors import BadConfig
-from standfast.store.listing import few
-from standfast.store.names import check_name, check_topic
+from standfast.store.names import check_name, check_topic, few
 from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
 from standfast.stream.topology.inherited import policies_of

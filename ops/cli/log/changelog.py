@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.cli.arguments import log_of, prints, settings_of
-from standfast.store.listing import few
+from standfast.store.names import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output

@@ -37,7 +37,7 @@ from standfast.ops.cli.spark_arguments import (
     split_bytes,
     stores_at_once,
 )
-from standfast.store.listing import few
+from standfast.store.names import few
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output

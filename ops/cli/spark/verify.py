@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from standfast.ops.cli.arguments import is_url, log_of, prints, settings_of
 from standfast.ops.cli.spark_arguments import add_at_once, add_spark, add_splitting
 from standfast.ops.shared.exit_codes import INCONCLUSIVE, NEGATIVE, OK
-from standfast.store.listing import few
+from standfast.store.names import few
 
 if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineStores

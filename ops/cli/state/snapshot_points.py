@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import OK
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
+from standfast.store.names import few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,8 +46,8 @@ from standfast.store.errors import (
     Unavailable,
     is_of_log,
 )
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.disk_places import disk_guard

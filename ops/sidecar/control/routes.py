@@ -36,7 +36,7 @@ from standfast.ops.sidecar.control import schema as schemas
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.listing import few
+from standfast.store.names import few
 
 KEEP_ALIVE_S = 15.0
 READ_S = 10.0

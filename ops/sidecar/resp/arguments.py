@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from standfast.ops.shared.error_codes import BAD_NAME, BAD_REQUEST, Refused
 from standfast.store.errors import InvalidRequest
-from standfast.store.listing import few
-from standfast.store.names import check_name
+from standfast.store.names import check_name, few
 
 NUMBER_DIGITS_MAX = 19
 TIME_MAX = 2**63 - 1

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.errors import BadConfig
-from standfast.store.listing import few
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 
 PASSWORD_BYTES_MAX = 4_096
 # OpenSSL would ask on the terminal for the password of a key that has one.

@@ -10,7 +10,7 @@ import standfast as sf
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.store.listing import few
+from standfast.store.names import few
 
 
 @pytest.mark.parametrize(
