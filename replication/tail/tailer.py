@@ -292,7 +292,7 @@ class Tailer:
             self._reader.pause([changelog])
 
     def _tell_begun(self, failed: dict[TaskId, StandfastError]) -> None:
-        """Tell listeners of the changelogs that are tailed from now on: once each, however often actives interrupt."""
+        """Report to listeners the changelogs that are tailed from now on: once each, although actives may interrupt."""
         for changelog, tailed in list(self._untold.items()):
             if tailed.task in failed:
                 continue

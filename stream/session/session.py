@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -29,7 +28,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
-from standfast.replication.tail.open_log import open_log, parse_address
+from standfast.replication.tail.open_log import disk_guard, open_log, parse_address
 from standfast.replication.tail.tailer import Tailer
 from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer
@@ -43,7 +42,6 @@ from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
-from standfast.stream.disk_places import disk_guard
 from standfast.stream.http_port import HttpPort
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
 from standfast.stream.session.figures import Figures
@@ -186,8 +184,7 @@ class Session(Closing):
             self._instance.membership.publish()
             if leased:
                 self._keeper.begin(self._instance.membership, app, self._lease_group)
-            task_of = partial(task_of_source, groups=self._groups)
-            tasks = (task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
+            tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
             self.external_consumer = ExternalConsumer(Host(app, self.log.address, self.clock, self._group, *tasks))
             # From here on `close` releases everything that the steps of `_undo_open` did, and the log too.
             undo.pop_all()
@@ -769,6 +766,9 @@ class Session(Closing):
 
     def _checked(self, tasks: Iterable[int | str | TaskId]) -> list[TaskId]:
         return checked_tasks(tasks, self._groups, limited=self._partitions_given)
+
+    def _task_of(self, source: Any) -> TaskId:
+        return task_of_source(source, self._groups)
 
     def _adopt(self, added: frozenset[TaskId], topics: frozenset[str]) -> None:
         with self._usable():

@@ -194,7 +194,7 @@ class Task:
         self._listener.on_state_changed(self.id, self.role, state.value)
 
     def tell_lost(self, reasons: Iterable[str]) -> None:
-        """Tell listeners why stores of it start empty. Raises ListenerFailed."""
+        """Report to listeners why stores of it start empty. Raises ListenerFailed."""
         for reason in dict.fromkeys(reasons):
             self._listener.on_state_lost(self.id, reason)
 

@@ -36,6 +36,7 @@ from standfast.ops.sidecar.engine.task_table import Table, TaskTable
 from standfast.ops.sidecar.worker.assign_each import HeldTasks
 from standfast.replication.log import Log
 from standfast.replication.shapes import plain
+from standfast.replication.tail.open_log import disk_guard
 from standfast.store.clock import Clock
 from standfast.store.errors import (
     DiskFull,
@@ -50,7 +51,6 @@ from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.disk_places import disk_guard
 from standfast.stream.session.task import GONE, Task
 
 T = TypeVar("T")
