@@ -74,6 +74,11 @@ class Wire:
                 f"{self._path}: the sidecar does not answer ({type(error).__name__}: {error}): uncommitted changes "
                 "are lost, read the source offsets again"
             ) from error
+        except StandfastError:  # the server's refusal, after all replies were read
+            raise
+        except BaseException:  # of a signal handler: the next call would read this one's replies as its own
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connection. Twice is fine."""

@@ -230,6 +230,8 @@ class StateDir:
         try:
             # flock, not fcntl's record locks: it belongs to the handle, so workers inherit it with the handle.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
             os.close(handle)
@@ -237,8 +239,9 @@ class StateDir:
                 f"state directory {self.path} is held by {holder}: stop that process, or give this one another "
                 "state_dir"
             ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
+        except BaseException:  # such as no space for the note: an open handle would keep the lock to this process' end
+            os.close(handle)
+            raise
         return handle
 
     def _instance_id(self) -> str:

@@ -93,9 +93,13 @@ class Driver(Closing):
         self._routed: dict[tuple[TaskId, TopicPartition], int] = {}
         self._runners: dict[TaskId, TaskRunner] = {}
         self._commit_asked = False
-        self._assembled = self._assemble()
-        self._readers = {topic: one.group for one in self._assembled.topology.groups for topic in one.topics}
-        self._open()
+        try:
+            self._assembled = self._assemble()
+            self._readers = {topic: one.group for one in self._assembled.topology.groups for topic in one.topics}
+            self._open()
+        except BaseException:
+            self._finalizer()  # a test that keeps the error would keep the folder and its lock, too
+            raise
 
     # --- calls of a test ---
 
@@ -269,6 +273,10 @@ class Driver(Closing):
             if len(tasks) == wanted and all(task.state is TaskState.RUNNING for task in tasks.values()):
                 break
         else:
+            held = self._session.all_tasks().values()
+            failed = next((task.error for task in held if task.error is not None), None)
+            if failed is not None:
+                raise failed
             raise InternalError(f"driver: tasks of {self.app.name!r} do not run: {'; '.join(self._session.missing())}")
         # Between two records no time passes here by itself, so that periodic watermarks would never be asked for.
         settings = replace(self.app.runner_settings(self._assembled, self.clock), watermark_interval_ms=0)

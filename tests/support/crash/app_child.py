@@ -36,13 +36,17 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 import standfast as sf
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.replay import restorer
 from standfast.stream.runtime import loop
+from support.crash.options import use
 
 APP = "crashapp"
 TASKS = 7
@@ -309,4 +313,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

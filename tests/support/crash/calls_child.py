@@ -18,9 +18,13 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
+
 import standfast as sf
+from support.crash.options import use
 
 APP = "calls"
 PARTITIONS = 2
@@ -121,4 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 import standfast as sf
 from support.checkpoints import stores, two_groups
+from support.crash.options import use
 
 LIFE_MAX_S = 240  # an orphan ends by itself
 LEASE_MS = 1_000
@@ -52,4 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

@@ -54,6 +54,7 @@ from standfast.stream.session import task as task_module
 from standfast.stream.session.session import Session
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import Task, TaskState
+from support.crash.options import use
 from support.crash.stores import COUNTS, carry_out, event_time, of_names, operations
 
 APP = "crash"
@@ -341,4 +342,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

@@ -20,6 +20,7 @@ from standfast.restore.snapshot import clone
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.opening import open_storage
 from standfast.store.clock import SystemClock
+from support.crash.options import use
 from support.crash.snapshot_child import APP
 
 
@@ -42,4 +43,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

@@ -20,12 +20,16 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 import standfast as sf
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TopicPartition
 from standfast.stream.session import task as task_module
+from support.crash.options import use
 
 LIFE_MAX_S = 60  # an orphan ends by itself
 STOP_AT = 5
@@ -106,4 +110,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

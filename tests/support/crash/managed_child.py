@@ -14,9 +14,13 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
+from support.crash.options import use
 
 LIFE_MAX_S = 240  # an orphan ends by itself
 LEASE_MS = 1_000
@@ -70,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

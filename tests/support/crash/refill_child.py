@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 from standfast.store import serde
 from standfast.store.specs import KeyValueStore
+from support.crash.options import use
 from support.crash.snapshot_child import session_of
 
 STORES = [
@@ -33,4 +34,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

@@ -31,6 +31,7 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
 from standfast.store.specs import KeyValueStore
 from standfast.stream.session.session import Session
+from support.crash.options import use
 
 APP, STORE, KEYS = "crash", "kv", 200
 STORES = [KeyValueStore(STORE, serde.string, serde.string)]
@@ -95,4 +96,5 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

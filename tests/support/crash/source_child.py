@@ -22,9 +22,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
+
 import standfast as sf
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId
+from support.crash.options import use
 
 PARTITIONS = 2
 LIFE_MAX_S = 90  # an orphan ends by itself
@@ -122,4 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use()
     main()

@@ -23,6 +23,7 @@ from standfast.restore.replay.worker import Worker
 from standfast.store.buffer import WriteBuffer
 from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
+from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.task import TaskState
 from support.disk import fill, free_bytes
 from support.resp import Desk, open_session
@@ -385,3 +386,14 @@ def test_request_that_meets_a_task_whose_commit_is_in_doubt_is_not_in_doubt_itse
     answer = failure_of(task)
     assert reason_of(answer) is UNAVAILABLE
     assert "SF.OFFSETS" in message_of(answer) and "log x" in message_of(answer)
+
+
+def test_a_state_directory_that_could_not_be_opened_on_a_full_disk_is_not_left_locked(small_disk: Mount) -> None:
+    """Its lock file had no room for the owner's note, and the process kept the lock until its end."""
+    root = small_disk(1)
+    StateDir(root, "app").close()
+    filler = fill(root)
+    with pytest.raises(sf.Unavailable, match="opening the state directory"):
+        StateDir(root, "app")
+    filler.unlink()
+    StateDir(root, "app").close()
