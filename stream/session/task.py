@@ -63,6 +63,7 @@ from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
+from standfast.store.process.interrupts import Flag
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import parse_source_key, source_key
 from standfast.store.task.task_stores import TaskStores
@@ -154,7 +155,7 @@ class Task:
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
         self._restates = False
-        self._commit_ended = threading.Event()
+        self._commit_ended = Flag()
         self._commit_ended.set()
         self._committer = 0  # the thread of the last commit
         self._log_may_have_it = False  # some or all of the running commit
@@ -429,6 +430,11 @@ class Task:
     def committing(self) -> bool:
         """Whether it is in the middle of a commit: background work closes it after that."""
         return not self._commit_ended.is_set()
+
+    @property
+    def commits_here(self) -> bool:
+        """Whether this very thread is in the middle of a commit of it: a signal handler that closes it asks."""
+        return self.committing and self._committer == threading.get_ident()
 
     @property
     def uncommitted(self) -> bool:

@@ -49,7 +49,7 @@ from standfast.store.errors import (
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.session import disk_guard
+from standfast.stream.session.composition import disk_guard
 from standfast.stream.session.task import GONE, Task
 
 T = TypeVar("T")
