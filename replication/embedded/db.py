@@ -17,7 +17,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -144,7 +144,7 @@ class Database:
         try:
             with self._lock.take(give_up_ms=OPEN_MS if patient else SOON_MS):
                 try:
-                    with ExitStack() if beside is not None else self._wal_looked_at():
+                    with nullcontext() if beside is not None else self._wal_looked_at():
                         self._prepare()
                     self._place: Place = place_of(path)
                     if beside is not None:
@@ -255,33 +255,36 @@ class Database:
         with self.mutex:
             if self._closed:
                 return
-        with ExitStack() as stack:
-            lock: Any = self.mutex
-            if not lock._is_owned():  # else a signal handler closes it in the middle of a transaction of this thread
-                try:
-                    stack.enter_context(self._lock.take(give_up_ms=STUCK_MS))
-                except Unavailable as error:
-                    # The lock's holder has the file open as well, so this connection is not the last one, and only the
-                    # close of the last one would write a checkpoint.
-                    logger.warning(
-                        "log %s is closed without its lock: %s",
-                        self.path,
-                        error,
-                        extra=as_event("log_closed_unlocked", log=str(self.path)),
-                    )
-            with self.mutex:
-                if self._closed:
-                    return
-                self._closed = True
-                try:
-                    self._connection.close()
-                except sqlite3.Error as error:
-                    raise translate(self.path, error) from error
-                finally:
-                    fd, self._wal_fd = self._wal_fd, -1
-                    if fd >= 0:
-                        os.close(fd)
-                    self._lock.leave()
+        with self._lock_to_close(), self.mutex:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._connection.close()
+            except sqlite3.Error as error:
+                raise translate(self.path, error) from error
+            finally:
+                fd, self._wal_fd = self._wal_fd, -1
+                if fd >= 0:
+                    os.close(fd)
+                self._lock.leave()
+
+    def _lock_to_close(self) -> io.FileIO | nullcontext[None]:
+        mutex: Any = self.mutex
+        if mutex._is_owned():  # a signal handler closes it in the middle of a transaction of this thread
+            return nullcontext()
+        try:
+            return self._lock.take(give_up_ms=STUCK_MS)
+        except Unavailable as error:
+            # The lock's holder has the file open as well, so this connection is not the last one, and only the close of
+            # the last one would write a checkpoint.
+            logger.warning(
+                "log %s is closed without its lock: %s",
+                self.path,
+                error,
+                extra=as_event("log_closed_unlocked", log=str(self.path)),
+            )
+            return nullcontext()
 
     def _give_up_ms(self, patient: bool = True) -> int | None:
         if not patient:

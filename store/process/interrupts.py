@@ -9,8 +9,8 @@ that it was to release stays taken for good. Three rules follow, for code that a
     release. `Condition`, `Event`, `Future` and context managers written in Python are not such objects: `Monitor` and
     `Flag` take their place, and a generator as context manager may hold nothing that other threads or processes need.
   * Waits end by themselves after `LOOK_S` and look again: a wake-up that an exception prevented costs that time.
-  * Work of many steps, which must not end half done, is `apart`: another thread does it, where no handler runs, and the
-    main thread waits. An exception then ends the wait, and the work goes on.
+  * Work of many steps, which must not end half done, is made `Apart`: another thread does it, where no handler runs,
+    and the main thread waits. An exception then ends the wait, and the work goes on.
 
 Rules of this file: it imports the clock alone, and knows no part of a session.
 """
@@ -136,6 +136,15 @@ class Answer(Generic[T]):
         """Decide, once, that the call is made, or that it never is; False if that is decided already."""
         return self._claimed.acquire(blocking=False)
 
+    def wait(self) -> None:
+        """Wait for the call's end."""
+        self._ended.wait()
+
+    def begin(self, action: Callable[[], T]) -> None:
+        """Make the call, unless it is decided that it is never made."""
+        if self.claim():
+            self.run(action)
+
     def run(self, action: Callable[[], T]) -> None:
         """Make the call, on this thread."""
         try:
@@ -167,29 +176,50 @@ def is_main() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def apart(action: Callable[[], T]) -> T:
-    """Do `action` where no signal handler can break it off: in the main thread, another one does it meanwhile.
+class Apart:
+    """Makes calls where no signal handler can break them off: in the main thread, another thread makes them meanwhile.
 
-    An exception of a handler ends the wait alone: the work goes on, and its own error is lost then.
+    An exception of a handler ends the wait alone: a call that has begun goes on, and its own error is lost then. The
+    next call begins after its end.
     """
-    if not is_main():
-        return action()
-    answer: Answer[T] = Answer()
-    run, context = answer.run, contextvars.copy_context()  # not `answer`, which this function deletes
-    helper = start("standfast-call", lambda: run(lambda: context.run(action)))
-    try:
-        return answer.result()
-    finally:
-        ended = answer.done()
-        del answer
-        for _ in range(LEAVING_LOOKS):  # so that a program that lists its threads finds none left by the call
-            if not (ended and helper.is_alive()):
-                break
-            _clock.sleep_ms(LEAVING_MS)
+
+    def __init__(self) -> None:
+        self._last: Answer[Any] | None = None
+
+    def wait(self) -> None:
+        """Wait, in the main thread, for the end of a call whose wait an exception ended."""
+        last = self._last
+        if last is not None and is_main():
+            last.wait()
+
+    def run(self, action: Callable[[], T]) -> T:
+        """Make a call. Raises its error."""
+        if not is_main():
+            return action()
+        self.wait()
+        answer: Answer[T] = Answer()
+        self._last = answer
+        begin, context = answer.begin, contextvars.copy_context()  # not `answer`, which this function deletes
+        helper: threading.Thread | None = None
+        try:
+            helper = start("standfast-call", lambda: begin(lambda: context.run(action)))
+            return answer.result()
+        finally:
+            if answer.claim():  # it has not begun, and never does
+                answer.fail(RuntimeError("broken off before it began"))
+            self._last = None if answer.done() else answer
+            ended = answer.done()
+            del answer
+            for _ in range(LEAVING_LOOKS):  # so that a program that lists its threads finds none left by the call
+                if not ended or helper is None or not helper.is_alive():
+                    break
+                _clock.sleep_ms(LEAVING_MS)
 
 
 class Interruptible(Protocol):
     """An object whose calls a program makes in its main thread."""
+
+    _apart: Apart
 
     def _within_call(self) -> bool:
         """Whether a signal handler calls in the middle of another call of this very thread, whose locks it has."""
@@ -206,7 +236,7 @@ def whole(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
     def call(self: S, /, *given: P.args, **named: P.kwargs) -> T:
         action: Any = partial(method, self, *given, **named)
         # Another thread would wait for the locks that this one has.
-        made: T = action() if not is_main() or self._within_call() else apart(action)
+        made: T = action() if not is_main() or self._within_call() else self._apart.run(action)
         return made
 
     return call

@@ -35,7 +35,7 @@ from standfast.store.disk import DiskGuard
 from standfast.store.errors import Closed, Corruption, DiskFull, InvalidRequest, NotReady, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.figures import Figures
-from standfast.store.process.interrupts import Flag, apart, is_main, whole
+from standfast.store.process.interrupts import Apart, Flag, is_main, whole
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
@@ -151,11 +151,12 @@ class Session(Closing):
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._make_progress()
+        self._apart = Apart()
         self._opening = threading.Lock()
         try:
-            apart(lambda: self._open(log, state_dir, background))
+            self._apart.run(lambda: self._open(log, state_dir, background))
         except BaseException:
-            apart(self._give_up_opening)
+            self._apart.run(self._give_up_opening)
             raise
 
     def _open(self, log: str, state_dir: str | Path | StateDir, background: bool) -> None:
@@ -627,7 +628,7 @@ class Session(Closing):
         """
         self._instance.hasten()  # before the lock, which background work may hold for as long as its calls take
         self._close()
-        if is_main() and not self._within_call():  # an exception of a signal handler may have ended the wait of a call
+        if is_main() and not self._within_call():  # an exception may have ended the wait of an earlier call
             self._released.wait()
 
     def _within_call(self) -> bool:
@@ -680,6 +681,7 @@ class Session(Closing):
 
     def _usable(self) -> threading.RLock:
         """The lock, after a check that the session is open and its background work runs."""
+        self._apart.wait()
         if self._closed:
             raise Closed(f"session of application {self.app!r} is closed")
         if self._fatal is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from support import interrupted_child
+from support import alarmed_child, interrupted_child
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +38,17 @@ def broken_off(folder: Path, address: str, timeout_s: float, **given: Any) -> No
     assert done.returncode == 0, f"hung, or ended: {faults}\n{done.stderr[-20_000:]}"
     assert not faults, "\n".join(map(str, faults))
     assert {line["call"] for line in lines} == set(given["calls"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(10))
+def test_two_thousand_commits_under_a_soft_time_limit_neither_hang_nor_lose_a_row(tmp_path: Path, seed: int) -> None:
+    order = {"log": f"sqlite:///{tmp_path}/log", "folder": str(tmp_path / "state"), "seed": seed, "attempts": 2_000}
+    command = [sys.executable, alarmed_child.__file__, json.dumps(order)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr[-20_000:]
+    assert int(done.stdout) > 100
 
 
 def test_calls_that_a_signal_handler_breaks_off_leave_no_lock_no_hang_and_no_other_row(tmp_path: Path) -> None:
