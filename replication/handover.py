@@ -21,12 +21,12 @@ Rules of this file: one lock, one condition; no thread of its own, no clock, and
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar, overload
 
 from standfast.store.errors import Closed, InvalidRequest, NotReady
+from standfast.store.process.interrupts import Monitor
 
 __all__ = ["Closed", "Handover", "HandoverStatistics", "WakeUp"]
 
@@ -53,8 +53,8 @@ class Handover(Generic[T]):
     `changed` is its lock and signal; a test gives one that reports when a thread waits.
     """
 
-    def __init__(self, changed: threading.Condition | None = None) -> None:
-        self._changed = changed if changed is not None else threading.Condition()
+    def __init__(self, changed: Monitor | None = None) -> None:
+        self._changed = changed if changed is not None else Monitor()
         self._slot: T | None = None
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None

@@ -6,18 +6,18 @@ delay neither lease nor restore.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 
 CARE_INTERVAL_S = 30.0
 
 
-def run_care(log: Log, clock: Clock, stop: threading.Event, is_mine: Callable[[], bool]) -> None:
+def run_care(log: Log, clock: Clock, stop: Flag, is_mine: Callable[[], bool]) -> None:
     """Run every CARE_INTERVAL_S until `stop`, where `is_mine`. After Unavailable it is tried at the next interval."""
     while not stop.wait(CARE_INTERVAL_S):
         if not is_mine():

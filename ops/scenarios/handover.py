@@ -20,6 +20,7 @@ from typing import Any
 from standfast.ops.scenarios.script import Player
 from standfast.replication.handover import Closed, Handover, WakeUp
 from standfast.store.errors import InternalError, InvalidRequest
+from standfast.store.process.interrupts import Monitor
 
 # A hand-over that hangs must fail its scenario, and not hang it.
 STUCK_AFTER_S = 30.0
@@ -29,7 +30,7 @@ class FetchFailed(Exception):
     """An error that a scenario reports."""
 
 
-class Watched(threading.Condition):
+class Watched(Monitor):
     """A condition that shows its waiting threads. The lock stays taken until a thread that is shown really waits."""
 
     def __init__(self) -> None:

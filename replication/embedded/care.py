@@ -110,7 +110,7 @@ class Care:
 
         Keeps the last record of each key; removes tombstones appended `delete_retention_ms` or longer ago.
         """
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             partitions = partition_ids(run, topic)
             policy = next(info.policy for info in all_topics(run) if info.name == topic)
         if "compact" not in policy.cleanup:
@@ -144,21 +144,21 @@ class Care:
 
     def truncate(self, source: TopicPartition, before: int) -> Bounds:
         """Remove all records below offset `before`. Raises InvalidRequest if it is past the end."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             row = partition_by_name(run, source)
         if not 0 <= before <= row.end:
             raise InvalidRequest(
                 f"{TopicPartition(*source)} cannot be truncated before {before}: it holds {row.begin} to {row.end}"
             )
         self._move_begin(row.id, before)
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             row = partition_by_name(run, source)
         return Bounds(row.begin, row.end)
 
     def purge(self) -> int:
         """Remove the records of deleted topics. Returns their number."""
         removed = 0
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             doomed = [partition_id for (partition_id,) in run.execute("SELECT partition FROM doomed").fetchall()]
         for partition_id in doomed:
             if self._row(partition_id) is not None:
@@ -168,7 +168,7 @@ class Care:
                 )
             self._remove_blocks(partition_id, OFFSET_MAX)
             removed += self._remove_range(first_id(partition_id), first_id(partition_id + 1))
-            with self._db.write() as run:
+            with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
                 run.execute("DELETE FROM doomed WHERE partition = ?", (partition_id,))
         return removed
 
@@ -188,7 +188,7 @@ class Care:
             lambda run: ids.extend(found for (found,) in run.execute("SELECT id FROM partitions ORDER BY id")),
         ):
             try:
-                with self._db.read() as run:
+                with self._db.mutex, self._db.guard, self._db.read() as run:
                     look(run)
             except Corruption as error:
                 if str(error) not in damage:
@@ -283,7 +283,7 @@ class Care:
         """Offset below which every append is of `cutoff_ms` or before; ages are noted in steps of `AGE_STEP_MS`."""
         if row.appended_ms <= cutoff_ms:
             return row.end
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             found = run.execute(
                 "SELECT coalesce(max(end_offset), 0) FROM ages WHERE partition = ? AND appended_ms <= ?",
                 (row.id, cutoff_ms),
@@ -307,7 +307,7 @@ class Care:
         if row is None:
             return 0
         if begin > row.begin:
-            with self._db.write() as run:
+            with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
                 now = partition_by_id(run, partition_id)
                 if now is not None and begin > now.begin:
                     trim_block(run, now, begin)
@@ -325,11 +325,11 @@ class Care:
         """Shrink the file in small steps while more than a quarter of it is free; returns pages given back."""
         freed = 0
         while True:
-            with self._db.read() as run:
+            with self._db.mutex, self._db.guard, self._db.read() as run:
                 free, before = self._pages(run)
             if free <= VACUUM_KEEP_PAGES or free * 4 <= before:
                 break
-            with self._db.write() as run:
+            with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
                 for _ in range(VACUUM_PAGES):  # Python steps this statement once, which frees one page for any N
                     run.execute("PRAGMA incremental_vacuum(1)")
                 _, after = self._pages(run)
@@ -348,21 +348,21 @@ class Care:
 
     def _partitions(self, cleanup: str) -> list[tuple[TopicPolicy, int]]:
         """Ids of all partitions whose policy has this cleanup."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             topics = [info for info in all_topics(run) if cleanup in info.policy.cleanup]
             return [(info.policy, each) for info in topics for each in partition_ids(run, info.name)]
 
     def _row(self, partition_id: int) -> PartitionRow | None:
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             return partition_by_id(run, partition_id)
 
     def _set(self, statement: str, *values: int) -> None:
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             run.execute(statement, values)
 
     def _change(self, partition_id: int, change: Callable[[PartitionRow], PartitionRow]) -> PartitionRow | None:
         """Change a partition's row in one transaction; returns the new row, or None if the partition is gone."""
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             row = partition_by_id(run, partition_id)
             if row is not None:
                 row = change(row)
@@ -373,7 +373,7 @@ class Care:
         """Checked records of [start, stop) in chunks, each chunk a read transaction of its own."""
         position = start
         while position < stop:
-            with self._db.read() as run:
+            with self._db.mutex, self._db.guard, self._db.read() as run:
                 now = partition_by_id(run, row.id)
                 if now is None:
                     return
@@ -410,14 +410,14 @@ class Care:
         """
         base = first_id(partition_id)
         while True:
-            with self._db.read() as run:
+            with self._db.mutex, self._db.guard, self._db.read() as run:
                 row = partition_by_id(run, partition_id)
                 offsets = [] if row is None else offsets[bisect_left(offsets, row.begin) :]
                 if row is None or not offsets:
                     return 0
                 old, new = self._without(run, row, offsets[bisect_left(offsets, row.summed) :])
             try:
-                with self._db.write() as run:
+                with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
                     replace_blocks(run, partition_id, old, new)
                     doomed = [(base + offset,) for offset in offsets]
                     return run.executemany("DELETE FROM log_records WHERE id = ?", doomed).rowcount
@@ -450,7 +450,7 @@ class Care:
     def _remove_blocks(self, partition_id: int, before: int) -> None:
         """Remove the rows of `sums` of blocks that end at or below an offset."""
         while True:
-            with self._db.read() as run:
+            with self._db.mutex, self._db.guard, self._db.read() as run:
                 last = run.execute(_LAST_OF_BLOCKS, (partition_id, before, CHUNK_ROWS)).fetchone()[0]
             if last is None:
                 return
@@ -461,11 +461,11 @@ class Care:
         last_of_chunk = "SELECT max(id) FROM (SELECT id FROM log_records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?)"
         removed = 0
         while True:
-            with self._db.read() as run:
+            with self._db.mutex, self._db.guard, self._db.read() as run:
                 last = run.execute(last_of_chunk, (start, end, CHUNK_ROWS)).fetchone()[0]
             if last is None:
                 return removed
-            with self._db.write() as run:
+            with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
                 removed += run.execute("DELETE FROM log_records WHERE id >= ? AND id <= ?", (start, last)).rowcount
             start = last + 1
 

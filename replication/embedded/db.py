@@ -12,13 +12,15 @@ locks of the whole process. This file must not know the meaning of topics or gro
 
 from __future__ import annotations
 
+import io
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeAlias
+from types import TracebackType
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from standfast.replication.embedded.lock import OPEN_MS, SOON_MS, STUCK_MS, LogLock
@@ -122,7 +124,7 @@ class Database:
         self._busy_ms = BUSY_TIMEOUT_MS if patient else BUSY_SOON_MS
         self._synchronous = synchronous
         self._level = synchronous
-        self._mutex = threading.Lock()
+        self.mutex = threading.RLock()  # of the connection; reentrant for a signal handler that closes it
         self._closed = False
         self._wal_fd = -1
         self._wal_salt = b""
@@ -138,78 +140,68 @@ class Database:
                 path, timeout=self._busy_ms / 1_000, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
-            self._lock.close()
             raise translate(path, error) from error
         try:
-            with self._lock.hold(give_up_ms=OPEN_MS if patient else SOON_MS):
-                with ExitStack() if beside is not None else self._wal_looked_at():
-                    self._prepare()
-                self._place: Place = place_of(path)
-                if beside is not None:
-                    check_place(path, beside._place)
+            with self._lock.take(give_up_ms=OPEN_MS if patient else SOON_MS):
+                try:
+                    with nullcontext() if beside is not None else self._wal_looked_at():
+                        self._prepare()
+                    self._place: Place = place_of(path)
+                    if beside is not None:
+                        check_place(path, beside._place)
+                finally:
+                    self._lock.leave()
             if checked:
                 self._check_described()
         except BaseException as error:
             self._connection.close()
-            self._lock.close()
             if isinstance(error, sqlite3.Error):
                 raise translate(path, error) from error
             if isinstance(error, OSError):
                 raise Unavailable(f"log {path} went away while it was opened ({error}): retry") from error
             raise
 
-    @contextmanager
-    def read(self) -> Iterator[Transaction]:
-        """A read transaction: one consistent view. Keep it short, the WAL cannot be reset meanwhile."""
-        with self._mutex:
-            self._check_open()
-            connection = self._connection
-            try:
-                try:
-                    self._end_left()
-                    connection.execute("BEGIN")
-                    yield connection
-                finally:
-                    self._end("COMMIT")
-            except sqlite3.Error as error:
-                raise translate(self.path, error) from error
+    # An exception of a signal handler may come anywhere, so what other threads and processes need is released in C:
+    #
+    #     with db.lock(), db.mutex, db.guard, db.write() as run:          with db.mutex, db.guard, db.read() as run:
 
-    @contextmanager
-    def write(self, *, durable: bool = True, patient: bool = True) -> Iterator[Transaction]:
-        """A write transaction under the flock; any exception rolls it back.
+    def lock(self, *, patient: bool = True) -> io.FileIO:
+        """Take the log's lock, for `with`. Before the mutex: a thread that only reads must not wait for the lock.
 
-        `durable=False` leaves the sync to the next durable write (a lease need not survive power loss). Unless
-        `patient`, Unavailable while one process has had the lock for long: see lock.py. Corruption if the
-        file was removed or replaced since it was opened: a write to it would be lost.
+        Unless `patient`, Unavailable while one process has had the lock for long: see lock.py. Corruption if the file
+        was removed or replaced since it was opened: a write to it would be lost.
         """
         self._check_open()
-        # The lock before the mutex: a thread that only reads through this connection must not wait for the lock.
-        with self._lock.hold(give_up_ms=self._give_up_ms(patient)):
+        try:
+            taken = self._lock.take(give_up_ms=self._give_up_ms(patient))
+        except Unavailable:
+            check_place(self.path, self._place)  # the lock's file may be gone
+            raise
+        try:
             reach("log.locked")
             if not in_place(self.path, self._lock_path, self._place):
                 check_place(self.path, self._place)
-            with self._mutex:
-                self._check_open()
-                committing = False
-                try:
-                    if self._checkpoint_due:  # the last one failed after its commit: report that before more is written
-                        self._checkpoint("PASSIVE")
-                    try:
-                        self._begin(durable)
-                        yield self._connection
-                        committing = True
-                        self._commit()
-                    except BaseException:
-                        self._end("ROLLBACK")
-                        raise
-                except sqlite3.Error as error:
-                    told = translate(self.path, error)
-                    told.unwritten = not committing
-                    raise told from error
-                except StandfastError as error:
-                    error.unwritten = not committing
-                    raise
-                self._checkpoint_if_grown()
+        except BaseException:
+            taken.close()
+            raise
+        return taken
+
+    @property
+    def guard(self) -> sqlite3.Connection:
+        """The connection, for `with`: a transaction that `read` or `write` could not end is rolled back."""
+        self._check_open()
+        return self._connection
+
+    def read(self) -> Read:
+        """A read transaction: one consistent view. Keep it short, the WAL cannot be reset meanwhile."""
+        return Read(self)
+
+    def write(self, *, durable: bool = True) -> Write:
+        """A write transaction; any exception rolls it back.
+
+        `durable=False` leaves the sync to the next durable write (a lease need not survive power loss).
+        """
+        return Write(self, durable)
 
     def _commit(self) -> None:
         """End the transaction. Raises CommitUnknown if SQLite refuses: the WAL may hold all of it by then, and recovery
@@ -225,7 +217,7 @@ class Database:
 
     def data_version(self) -> int:
         """A number that changes when another connection has committed. Cheap."""
-        with self._mutex:
+        with self.mutex:
             self._check_open()
             try:
                 row = self._connection.execute("PRAGMA data_version").fetchone()
@@ -236,12 +228,14 @@ class Database:
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Move the WAL into the database file as far as readers allow."""
         self._check_open()
-        with self._lock.hold(give_up_ms=self._give_up_ms()), self._mutex:
-            self._check_open()
+        with self._lock.take(give_up_ms=self._give_up_ms()), self.mutex:
             try:
+                self._check_open()
                 self._checkpoint("TRUNCATE" if truncate else "PASSIVE")
             except sqlite3.Error as error:
                 raise translate(self.path, error) from error
+            finally:
+                self._lock.leave()
 
     def check_file(self) -> None:
         """Raise Corruption if another file is in its place, or the rows that describe the log are damaged.
@@ -250,7 +244,7 @@ class Database:
         """
         check_place(self.path, self._place)
         check_header(self.path, self._place)
-        with self.read() as run:
+        with self.mutex, self.guard, self.read() as run:
             run.execute("PRAGMA shrink_memory")  # drops cached pages, which would hide damage of the file
             wrong = list(check_described(run.execute, self.path))
         if wrong:
@@ -258,33 +252,39 @@ class Database:
 
     def close(self) -> None:
         """Close the connection (the last one of all processes checkpoints the WAL). Twice is fine."""
-        with self._mutex:
+        with self.mutex:
             if self._closed:
-                return  # another file may have the descriptor number of the lock's file by now
-        with ExitStack() as stack:
+                return
+        with self._lock_to_close(), self.mutex:
+            if self._closed:
+                return
+            self._closed = True
             try:
-                stack.enter_context(self._lock.hold(give_up_ms=STUCK_MS))
-            except Unavailable as error:
-                # The lock's holder has the file open as well, so this connection is not the last one, and only the
-                # close of the last one would write a checkpoint.
-                logger.warning(
-                    "log %s is closed without its lock: %s",
-                    self.path,
-                    error,
-                    extra=as_event("log_closed_unlocked", log=str(self.path)),
-                )
-            with self._mutex:
-                if self._closed:
-                    return
-                self._closed = True
-                try:
-                    self._connection.close()
-                except sqlite3.Error as error:
-                    raise translate(self.path, error) from error
-                finally:
-                    if self._wal_fd >= 0:
-                        os.close(self._wal_fd)
-        self._lock.close()
+                self._connection.close()
+            except sqlite3.Error as error:
+                raise translate(self.path, error) from error
+            finally:
+                fd, self._wal_fd = self._wal_fd, -1
+                if fd >= 0:
+                    os.close(fd)
+                self._lock.leave()
+
+    def _lock_to_close(self) -> io.FileIO | nullcontext[None]:
+        mutex: Any = self.mutex
+        if mutex._is_owned():  # a signal handler closes it in the middle of a transaction of this thread
+            return nullcontext()
+        try:
+            return self._lock.take(give_up_ms=STUCK_MS)
+        except Unavailable as error:
+            # The lock's holder has the file open as well, so this connection is not the last one, and only the close of
+            # the last one would write a checkpoint.
+            logger.warning(
+                "log %s is closed without its lock: %s",
+                self.path,
+                error,
+                extra=as_event("log_closed_unlocked", log=str(self.path)),
+            )
+            return nullcontext()
 
     def _give_up_ms(self, patient: bool = True) -> int | None:
         if not patient:
@@ -451,3 +451,87 @@ class Database:
         self._checkpoint_due = False
         # A reader may hinder the reset, so the next try comes only after the WAL has grown by a quarter.
         self._wal_next_frames = max(frames, 0) + max(frames, WAL_SOFT_BYTES // _FRAME_BYTES) // 4
+
+
+class Read:
+    """The read transaction of `Database.read`."""
+
+    __slots__ = ("_db",)
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def __enter__(self) -> Transaction:
+        db = self._db
+        try:
+            db._end_left()
+            db._connection.execute("BEGIN")
+        except sqlite3.Error as error:
+            raise translate(db.path, error) from error
+        return db._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        db = self._db
+        try:
+            db._end("COMMIT")
+        except sqlite3.Error as failed:
+            error = failed
+        if isinstance(error, sqlite3.Error):
+            raise translate(db.path, error) from error
+
+
+class Write:
+    """The write transaction of `Database.write`."""
+
+    __slots__ = ("_db", "_durable")
+
+    def __init__(self, db: Database, durable: bool) -> None:
+        self._db = db
+        self._durable = durable
+
+    def __enter__(self) -> Transaction:
+        db = self._db
+        try:
+            if db._checkpoint_due:  # the last one failed after its commit: report that before more is written
+                db._checkpoint("PASSIVE")
+            db._begin(self._durable)
+        except sqlite3.Error as error:
+            raise self._unwritten(translate(db.path, error)) from error
+        return db._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        db = self._db
+        try:
+            if error is None:
+                self._commit()
+            else:
+                db._end("ROLLBACK")
+        except sqlite3.Error as failed:
+            error = failed
+        finally:
+            db._lock.leave()
+        if isinstance(error, StandfastError):
+            self._unwritten(error)
+        elif isinstance(error, sqlite3.Error):
+            raise self._unwritten(translate(db.path, error)) from error
+
+    def _commit(self) -> None:
+        db = self._db
+        try:
+            db._commit()
+        except sqlite3.Error as error:
+            db._end("ROLLBACK")
+            raise translate(db.path, error) from error
+        except BaseException:
+            db._end("ROLLBACK")
+            raise
+        db._checkpoint_if_grown()
+
+    @staticmethod
+    def _unwritten(error: StandfastError) -> StandfastError:
+        error.unwritten = True
+        return error

@@ -41,7 +41,7 @@ class EmbeddedGroup:
         """
         check_join(member_id, metadata, lease_ms)
         # Not patient, like every call about leases: the background thread that calls it also reads for standbys.
-        with self._db.write(patient=False) as run:
+        with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write() as run:
             now_ms = self._clock.monotonic_ms()
             self._expire(run, now_ms)
             row = run.execute(
@@ -62,7 +62,7 @@ class EmbeddedGroup:
     def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
         """Renew the lease, for `lease_ms` from now on (None: as it is). Raises Fenced if it had run out: join again."""
         # No lease survives the boot after a power loss, so this write need not wait for the disk.
-        with self._db.write(durable=False, patient=False) as run:
+        with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write(durable=False) as run:
             now_ms = self._clock.monotonic_ms()
             self._expire(run, now_ms)
             renewed = run.execute(
@@ -80,19 +80,19 @@ class EmbeddedGroup:
 
     def view(self) -> GroupView:
         """Live members now."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             return self._view(run, self._clock.monotonic_ms())
 
     def leave(self, member_id: str) -> None:
         """Stop being a member; no error for an id that is not a member."""
-        with self._db.write(patient=False) as run:
+        with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write() as run:
             self._expire(run, self._clock.monotonic_ms())
             left = run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
             self._grow(run, left.rowcount)
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             rows = run.execute(
                 "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE group_name = ? "
                 "ORDER BY transactional_id",
@@ -109,7 +109,7 @@ class EmbeddedGroup:
         only: Callable[[TopicPartition], bool] | None = None,
     ) -> dict[TopicPartition, Committed]:
         """Committed offsets of these partitions (all of the group if None); partitions without one are absent."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             rows = run.execute(
                 "SELECT group_name, topic, partition, position, metadata, seal FROM committed WHERE group_name = ? "
                 "ORDER BY topic, partition",
@@ -130,7 +130,7 @@ class EmbeddedGroup:
     ) -> None:
         """Commit all of these offsets or none, without records. Raises Fenced for the claim of a replaced writer."""
         check_commit(self._name, offsets)
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             # In the same transaction: an owner that stalled before its offsets could else commit them after another
             # one has taken over the task and begun at lower ones.
             if claim is not None:

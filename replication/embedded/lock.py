@@ -5,10 +5,14 @@
 A process that is stopped (SIGSTOP, a debugger, a frozen container) while it has the lock keeps it: the kernel gives it
 to another only when that process goes on or ends. No process can write then, so the waiters name the holder.
 
-    hold()                     waits for as long as it takes, in the kernel's queue, and logs the holder
-    hold(give_up_ms=STUCK_MS)  Unavailable once one holder has had it for so long: for work that is tried again anyway
-    hold(give_up_ms=SOON_MS)   for requests of a client, which must get an answer within two seconds
-    hold(give_up_ms=OPEN_MS)   for a program's start, which a holder that gets little processor time must not end
+    take()                     waits for as long as it takes, in the kernel's queue, and logs the holder
+    take(give_up_ms=STUCK_MS)  Unavailable once one holder has had it for so long: for work that is tried again anyway
+    take(give_up_ms=SOON_MS)   for requests of a client, which must get an answer within two seconds
+    take(give_up_ms=OPEN_MS)   for a program's start, which a holder that gets little processor time must not end
+
+The lock's holder stands in the kernel alone: the lock is that of an open file, which `with` closes, in C, wherever a
+signal handler raises (`store/process/interrupts.py`). The text is for people and for waiters, and for a moment it may
+still be that of the holder before.
 
 Rules of this file: no SQL. Times are the machine's own, even if the log was given another clock.
 """
@@ -17,16 +21,16 @@ from __future__ import annotations
 
 import _thread
 import fcntl
+import io
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+import weakref
+from typing import NamedTuple
 
 from standfast.replication.embedded.watch import held_by_program, sqlite_writer
 from standfast.replication.log import LockHolder
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, Unavailable
+from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
 
 STUCK_MS = 1_000
@@ -44,85 +48,66 @@ _gone: dict[str, bytes] = {}
 
 
 class LogLock:
-    """The lock of one connection; one thread has it at a time."""
+    """The lock of the log at `path`, for one connection."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         self._log = path
         self._path = f"{path}.lock"
-        self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        # A flock belongs to the open file: two threads would both have it. Reentrant only for its `_is_owned`.
-        self._turn: Any = threading.RLock()
-        self._tried = False  # whether `_fd` may have the lock
-        self._wait: _Wait | None = None  # the queued open file that has the lock or waits for it
+        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        # The last one; weak, so that a file which no `with` has got to closes by itself.
+        self._taken: weakref.ref[io.FileIO] | None = None
 
-    @contextmanager
-    def hold(self, *, give_up_ms: int | None = None) -> Iterator[None]:
-        """Have the lock. Raises Unavailable as the header says."""
+    def take(self, *, give_up_ms: int | None = None) -> io.FileIO:
+        """Take the lock: it is that of the file returned, and `with` on it releases it. Raises as the header says."""
+        taken: io.FileIO | None = None
+        wait: _Wait | None = None
         try:
-            if not self._turn.acquire(timeout=-1 if give_up_ms is None else 2 * give_up_ms / 1_000):
-                raise self._stuck(holder_of(self._log))
-            if self._fd < 0:
-                raise Closed(f"log {self._log} was closed: open a new one")
-            os.pwrite(self._lock(give_up_ms), _text(), 0)
-            yield
-        finally:
-            # A signal handler may raise after any call, in here as well: then the second call does the rest.
-            try:
-                self._release()
-            finally:
-                self._release()
+            # Each time: a flock belongs to the open file, so that threads exclude each other, too.
+            taken = self._opened()
+            if not self._try(taken, give_up_ms):
+                wait = _Wait(taken)
+                wait.start()
+                self._await(wait, give_up_ms)
+            os.pwrite(taken.fileno(), _text(), 0)
+            self._taken = weakref.ref(taken)
+            return taken
+        except BaseException:
+            # A traceback may keep this frame, and the files with it.
+            if wait is not None:
+                wait.give_up()
+            elif taken is not None:
+                taken.close()
+            raise
 
-    def close(self) -> None:
-        """Close the lock's file. Twice is fine."""
-        fd, self._fd = self._fd, -1  # another file soon has this number, and our text must not be written to that
-        if fd >= 0:
-            os.close(fd)
+    def leave(self) -> None:
+        """Remove the holder's text, just before the release."""
+        taken = None if self._taken is None else self._taken()
+        if taken is not None and not taken.closed:
+            os.pwrite(taken.fileno(), _NOBODY, 0)
 
-    def _release(self) -> None:
-        """Release the lock, the place in the queue and the turn, if this thread has them; each step may be repeated."""
-        if not self._turn._is_owned():
-            return
-        if self._wait is not None:
-            self._wait.give_up()
-            self._wait = None
-        if self._tried:
-            if self._fd >= 0:  # else a close has released the lock with the file
-                os.pwrite(self._fd, _NOBODY, 0)
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self._tried = False
-        self._turn.release()
-
-    def _lock(self, give_up_ms: int | None) -> int:
-        """Get the lock; returns the descriptor that has it."""
-        if self._try():
-            return self._fd
-        gone = _gone.get(self._log, b"")
-        if give_up_ms is not None and gone and gone == os.pread(self._fd, _TEXT_BYTES, 0):
-            # Not at once: when the holder ends, waiters that gave up get the lock for a moment, one by one.
-            for _ in range(QUICK_LOOKS):
-                _clock.sleep_ms(QUICK_LOOK_MS)
-                if self._try():
-                    return self._fd
-            raise self._stuck(holder_of(self._log))
+    def _opened(self) -> io.FileIO:
         try:
-            self._wait = _Wait(self._path)
-        except OSError as error:  # our own file is still open, but the next process would lock a different file
+            return io.FileIO(self._path, "r+")
+        except OSError as error:
             raise Unavailable(
                 f"the lock of log {self._log} cannot be opened ({error}): if it was removed, end every process that "
                 "uses the log, and start them again"
             ) from error
-        self._wait.start()
-        self._await(self._wait, give_up_ms)
-        return self._wait.fd
 
-    def _try(self) -> bool:
-        self._tried = True
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._tried = False
-        return self._tried
+    def _try(self, file: io.FileIO, give_up_ms: int | None) -> bool:
+        """Take the lock if it is free now. Raises Unavailable where another thread waited in vain for this holder."""
+        if _free(file):
+            return True
+        gone = _gone.get(self._log, b"")
+        if give_up_ms is None or not gone or gone != os.pread(file.fileno(), _TEXT_BYTES, 0):
+            return False
+        # Not at once: when the holder ends, waiters that gave up get the lock for a moment, one by one.
+        for _ in range(QUICK_LOOKS):
+            _clock.sleep_ms(QUICK_LOOK_MS)
+            if _free(file):
+                return True
+        raise self._stuck(holder_of(self._log))
 
     def _await(self, wait: _Wait, give_up_ms: int | None) -> None:
         nameless = looks = 0
@@ -140,7 +125,8 @@ class LogLock:
                 said = looks
                 logger.warning("%s", self._stuck(holder), extra=as_event("log_lock_stuck"))
             if give_up_ms is not None and held_ms >= give_up_ms:
-                _gone[self._log] = os.pread(self._fd, _TEXT_BYTES, 0) if holder.pid and not by_program else b""
+                text = os.pread(wait.file.fileno(), _TEXT_BYTES, 0)
+                _gone[self._log] = text if holder.pid and not by_program else b""
                 raise self._stuck(holder)
 
     def _stuck(self, holder: LockHolder | None) -> Unavailable:
@@ -150,14 +136,13 @@ class LogLock:
 class _Wait:
     """A thread in the kernel's queue for the lock: flock has no time limit, and retries would let others overtake.
 
-    The caller can look at the holder meanwhile and give up. The thread opens the file once more: of two waits on one
-    open file, a release by the first would take the lock from the second.
+    The caller can look at the holder meanwhile and give up. The file is the wait's own from then on.
     """
 
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    def __init__(self, file: io.FileIO) -> None:
+        self.file = file
         self._mutex = threading.Lock()
-        self._given_up = False
+        self._started = self._given_up = False
         self._has = False
         # No Event here and no Thread below: when a signal handler raises within these, they raise errors of their own.
         self._waiting = threading.Lock()
@@ -165,32 +150,42 @@ class _Wait:
 
     def start(self) -> None:
         """Start the thread that waits in the queue."""
+        self._started = True
         _thread.start_new_thread(self._run, ())
 
     def done(self, timeout_s: float) -> bool:
-        """Whether `fd` has the lock by now."""
+        """Whether `file` has the lock by now."""
         return self._has or self._waiting.acquire(timeout=timeout_s)
 
     def give_up(self) -> None:
-        """Release the lock: now if `fd` has it, else as soon as the kernel grants it. Twice is fine."""
+        """Release the lock: now if `file` has it, else as soon as the kernel grants it. Twice is fine."""
         with self._mutex:
             self._given_up = True
-            if self._has and self.fd >= 0:
-                os.pwrite(self.fd, _NOBODY, 0)
-                self._close()
+            if self._has or not self._started:
+                self._release()
 
     def _run(self) -> None:
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        fcntl.flock(self.file.fileno(), fcntl.LOCK_EX)
         with self._mutex:
             self._has = True
             self._waiting.release()
-            if self._given_up and self.fd >= 0:
-                os.pwrite(self.fd, _NOBODY, 0)  # a holder that was killed has left its text
-                self._close()
+            if self._given_up:
+                self._release()
 
-    def _close(self) -> None:
-        fd, self.fd = self.fd, -1  # first, so that a second call cannot close another file of that number
-        os.close(fd)
+    def _release(self) -> None:
+        if not self.file.closed:
+            if self._has:
+                os.pwrite(self.file.fileno(), _NOBODY, 0)  # a holder that was killed has left its text
+            self.file.close()
+
+
+def _free(file: io.FileIO) -> bool:
+    """Take the lock if it is free."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def stuck(path: str, holder: LockHolder | None) -> Unavailable:

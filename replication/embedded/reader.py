@@ -139,7 +139,7 @@ class EmbeddedReader:
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Begin and end offsets of all these partitions, read in one transaction."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             rows = {source: partition_by_name(run, source) for source in partitions}
         return {source: Bounds(row.begin, row.end) for source, row in rows.items()}
 
@@ -150,7 +150,7 @@ class EmbeddedReader:
     def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
         """See LogReader."""
         tags = {}
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             for source, position in positions.items():
                 row = find_partition(run, source)
                 # The partition's row has the tag of the last record; an older record's tag needs a look into `epochs`.
@@ -164,7 +164,7 @@ class EmbeddedReader:
     def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
         """See LogReader."""
         ends = {}
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             for source, tag in tags.items():
                 row = find_partition(run, source)
                 if row is not None and tag:
@@ -178,7 +178,7 @@ class EmbeddedReader:
         self._closed(self)
 
     def _resolve(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Slot]:
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             return {
                 TopicPartition(*source): _Slot(partition_by_name(run, source).id, _checked(source, position))
                 for source, position in positions.items()
@@ -220,7 +220,13 @@ class EmbeddedReader:
                 if not piece.at_end:
                     more.append(source)
             turn = more
-        return [found for source, piece in taken.items() if (found := self._settle(source, piece)) is not None]
+        before = [(slot, slot.position, slot.told_end) for slot in map(self._slots.__getitem__, taken)]
+        try:
+            return [found for source, piece in taken.items() if (found := self._settle(source, piece)) is not None]
+        except BaseException:  # of a signal handler: nothing was given to the caller
+            for slot, position, told_end in before:
+                slot.position, slot.told_end = position, told_end
+            raise
 
     def _settle(self, source: TopicPartition, piece: _Taken) -> Fetched | None:
         """Move the position; None if there are no records and the caller knows the end already."""
@@ -236,7 +242,7 @@ class EmbeddedReader:
         self, source: TopicPartition, partition_id: int, piece: _Taken, want: int, bytes_max: int
     ) -> tuple[int, int]:
         """Read one chunk into `piece`; returns the number of records and the bytes of their keys and values."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             row = partition_by_id(run, partition_id)
             if row is None:
                 raise self._lost(run, source)

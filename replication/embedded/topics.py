@@ -143,7 +143,7 @@ class EmbeddedAdmin:
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
         """Create a topic; returns an existing one unchanged. Raises InvalidRequest for a bad name or policy."""
         text = check_new_topic(name, partitions, policy)
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             existing = find_topic(run, name)
             if existing is not None:
                 return existing
@@ -159,7 +159,7 @@ class EmbeddedAdmin:
     def add_partitions(self, name: str, partitions: int) -> TopicInfo:
         """Grow a topic to that many partitions. Raises UnknownStore, InvalidRequest for fewer than it has."""
         check_partitions(name, partitions)
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             found = _existing(run, name)
             if partitions < found.partitions:
                 raise InvalidRequest(
@@ -178,7 +178,7 @@ class EmbeddedAdmin:
 
         A topic that becomes compacted refuses records without a key from then on.
         """
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             found = _existing(run, name)
             policy = changed(found.policy, settings)
             topic = run.execute(
@@ -194,13 +194,13 @@ class EmbeddedAdmin:
 
     def survey(self, names: Iterable[str]) -> LogSurvey:
         """The topics of these names; this log has no brokers and no settings of its own."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             found = {name: find_topic(run, name) for name in names}
         return LogSurvey((), {}, {name: None if info is None else TopicSurvey(info) for name, info in found.items()})
 
     def groups(self) -> list[str]:
         """Names of the groups that committed offsets or have members."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             rows = run.execute("SELECT group_name FROM committed UNION SELECT group_name FROM members").fetchall()
         return sorted(name for (name,) in rows)
 
@@ -210,17 +210,17 @@ class EmbeddedAdmin:
 
     def describe_topic(self, name: str) -> TopicInfo | None:
         """The topic of this name, None if there is none."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             return find_topic(run, name)
 
     def topics(self) -> list[TopicInfo]:
         """All topics by name."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             return all_topics(run)
 
     def topic_names(self) -> list[str]:
         """Names of all topics, in order."""
-        with self._db.read() as run:
+        with self._db.mutex, self._db.guard, self._db.read() as run:
             return [name for (name,) in run.execute("SELECT name FROM topics ORDER BY name").fetchall()]
 
     def delete_topic(self, name: str) -> None:
@@ -228,7 +228,7 @@ class EmbeddedAdmin:
 
         The topic is gone at once; this call removes its records in chunks (after a crash, the next care does).
         """
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             ids = [(partition_id,) for partition_id in partition_ids(run, name)]
             # Only marked: removing all records in this transaction would hold the lock for as long as that takes.
             run.executemany("INSERT INTO doomed (partition) VALUES (?)", ids)
@@ -241,7 +241,7 @@ class EmbeddedAdmin:
 
     def delete_group(self, name: str) -> None:
         """Delete the committed offsets of a group."""
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             run.execute("DELETE FROM committed WHERE group_name = ?", (name,))
 
     def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -254,7 +254,7 @@ class EmbeddedAdmin:
     def _first_offset(self, source: TopicPartition, time_ms: int) -> int:
         position = 0
         while True:
-            with self._db.read() as run:
+            with self._db.mutex, self._db.guard, self._db.read() as run:
                 row = partition_by_name(run, source)
                 position = max(position, row.begin)
                 stop = min(position + SCAN_OFFSETS, row.end)

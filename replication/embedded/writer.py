@@ -99,7 +99,7 @@ class EmbeddedWriter:
         sources = [TopicPartition(*source) for source in batches]
         prepared = [(source, prepare(source, batches[source])) for source in sources]
         now_ms = self._clock.wall_ms()
-        with self._db.write() as run:
+        with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
             if self._fence:
                 check_claim(run, self._fence)
             rows = {source: _append(run, source, batch, now_ms, self._began) for source, batch in prepared}
@@ -123,7 +123,7 @@ def open_epoch(
     check_text("group name", group)
     check_text("owner", owner)
     # A take-over is tried again anyway, and its thread also reads for standbys: it must not wait for a stuck holder.
-    with db.write(patient=False) as run:
+    with db.lock(patient=False), db.mutex, db.guard, db.write() as run:
         row = find_writer(run, transactional_id)
         last_owner, last_epoch = row if row is not None else (owner, 0)
         if if_free and last_owner != owner:

@@ -16,10 +16,10 @@ fill the inboxes. It decides nothing about credits.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from standfast.replication.columns import RecordColumns, joined, payload_bytes
 from standfast.replication.credits import Sent
@@ -27,8 +27,9 @@ from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.log import Fetched, LogReader, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InvalidRequest
+from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.names import few
+from standfast.store.process.interrupts import Monitor, is_main
 
 
 class Slot:
@@ -88,7 +89,7 @@ class Slot:
 class Pipeline(Protocol):
     """The part of `FetchPipeline` that a lane calls, holding its condition."""
 
-    changed: threading.Condition
+    changed: Monitor
     ended: Exception | None
 
     def enter(self, lane: Lane, slots: Mapping[TopicPartition, Slot], /) -> None: ...
@@ -99,6 +100,33 @@ class Pipeline(Protocol):
     def fetch_here(self, records: int, /) -> bool: ...
     def want(self, records: int, /) -> None: ...
     def forget(self, lane: Lane, /) -> None: ...
+    def read_again(self) -> None: ...
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _read_again(method: Callable[Concatenate[Lane, P], T]) -> Callable[Concatenate[Lane, P], T]:
+    """After an exception of a signal handler in a lane's call, have all partitions read from their positions again."""
+
+    @wraps(method)
+    def call(self: Lane, /, *given: P.args, **named: P.kwargs) -> T:
+        if not is_main():
+            return method(self, *given, **named)
+        positions = {source: slot.position for source, slot in self.slots.items()}
+        try:
+            return method(self, *given, **named)
+        except StandfastError:
+            raise
+        except BaseException:
+            with self._pipeline.changed:
+                for source, slot in self.slots.items():
+                    slot.position = positions.get(source, slot.position)
+                self._pipeline.read_again()
+            raise
+
+    return call
 
 
 class Lane:
@@ -121,6 +149,7 @@ class Lane:
         self._fitting = LIMITS.lane_first_records  # records of about LIMITS.lane_fetch_bytes, by those that came last
         self._end_told = self._closed = False
 
+    @_read_again
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Replace the assignment. After UnknownStore it is unchanged."""
         slots = self._made(positions)
@@ -133,6 +162,7 @@ class Lane:
         with self._pipeline.changed:
             return {source: slot.position for source, slot in self.slots.items()}
 
+    @_read_again
     def add(self, positions: Mapping[TopicPartition, int]) -> None:
         """Assign further partitions. Raises InvalidRequest for an assigned one: use seek."""
         twice = [str(TopicPartition(*source)) for source in positions if source in self.slots]
@@ -142,11 +172,13 @@ class Lane:
         with self._pipeline.changed:
             self._pipeline.enter(self, slots)
 
+    @_read_again
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Unassign; absent partitions are no error."""
         with self._pipeline.changed:
             self._pipeline.leave(self, [source for source in dict.fromkeys(partitions) if source in self.slots])
 
+    @_read_again
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Move the position of an assigned partition: batches fetched before are dropped."""
         with self._pipeline.changed:
@@ -166,6 +198,7 @@ class Lane:
             for slot in [self._slot(source) for source in partitions]:
                 slot.paused = False
 
+    @_read_again
     def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:
         """See LogReader, and above. The batches of the last fetch count as applied now.
 
@@ -216,16 +249,21 @@ class Lane:
         """See LogReader."""
         return self._asker.epoch_ends(tags)
 
+    @_read_again
     def close(self) -> None:
         """Give up every partition. Twice is fine."""
         if not self._closed:
-            self._closed = True
             with self._pipeline.changed:
                 self._pipeline.leave(self, list(self.slots))
                 self._pipeline.give_back(self._given)
                 self._given = []
                 self._pipeline.forget(self)
             self._asker.close()
+            self._closed = True  # last: a second call completes one that a signal handler broke off
+
+    def forget_given(self) -> None:
+        """Forget the batches whose credits the next fetch would give back."""
+        self._given = []
 
     # -- under the pipeline's condition -------------------------------------------------------------------------------
 

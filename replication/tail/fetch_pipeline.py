@@ -26,7 +26,6 @@ condition while it waits for the hand-over, and the fetch thread never holds it.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.fetch_lane import Lane, Slot
 from standfast.replication.tail.fetch_thread import CLOSE_TIMEOUT_S, Batch, Failure, FetchThread, FetchThreadStatistics
 from standfast.store.errors import Closed, Unavailable
+from standfast.store.process.interrupts import Monitor
 
 RECORD_OVERHEAD_BYTES = 250  # Python objects beside key and value
 KEY_SAMPLE = 16
@@ -71,12 +71,13 @@ class FetchPipeline:
         close_timeout_s: float = CLOSE_TIMEOUT_S,
         name: str = "standfast-fetch",
     ) -> None:
-        self.changed = threading.Condition(threading.Lock())  # guards all of this and the lanes
+        self.changed = Monitor()  # guards all of this and the lanes
         self.ended: Exception | None = None
         self._log = log
         self._wake = wake
         self._close_timeout_s = close_timeout_s
         self._fetch_records_max = fetch_records_max
+        self._limits = limits
         self._credits: Credits[Fetched] = Credits(limits)
         self._lanes: list[Lane] = []
         self._owners: dict[TopicPartition, Lane] = {}
@@ -153,7 +154,8 @@ class FetchPipeline:
         for source in sources:
             slot = lane.slots.pop(source)
             if not slot.owned:
-                self._waiting[source].remove(lane)
+                if lane in self._waiting.get(source, ()):
+                    self._waiting[source].remove(lane)
                 continue
             del self._owners[source]
             self._empty(source, slot)
@@ -195,7 +197,9 @@ class FetchPipeline:
             return
         try:
             item = self._apart(lambda: self._thread.take(timeout_s))
-        except Exception as error:  # noqa: BLE001 - raised by the lanes
+        except Exception as error:
+            if not self._thread.ended_by(error):
+                raise  # of a signal handler
             self._end(error)
         else:
             self._take_in(item)
@@ -217,18 +221,49 @@ class FetchPipeline:
         if lane in self._lanes:
             self._lanes.remove(lane)
 
+    def read_again(self) -> None:
+        """Read every partition from its lane's position on, and give up all batches on their way.
+
+        After an exception of a signal handler: a batch may be lost, and the credits may be half counted.
+        """
+        before, self._owners, self._waiting, self._moves = self._owners, {}, {}, {}
+        self._credits = Credits(self._limits)
+        for lane in self._lanes:
+            for source, slot in lane.slots.items():
+                slot.begin(0)
+                slot.owned = before.get(source, lane) is lane and source not in self._owners
+                if slot.owned:
+                    self._owners[source] = lane
+                else:
+                    self._waiting.setdefault(source, deque()).append(lane)
+            lane.forget_given()
+        for source in [one for one in self._waiting if one not in self._owners]:
+            first = self._waiting[source].popleft()
+            self._owners[source] = first
+            first.slots[source].owned = True
+        slots = {source: lane.slots[source] for source, lane in self._owners.items()}
+        positions = {source: slot.position for source, slot in slots.items()}
+        for source in slots:
+            self._follow(self._credits.add(source))
+        number = self._asked(tuple(slots), lambda: self._thread.assign(positions))
+        for slot in slots.values():
+            slot.begin(number)
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _apart(self, get: Callable[[], Batch | Failure | None]) -> Batch | Failure | None:
         """Get an item with the condition released; no other lane gets one meanwhile, so that they keep their order."""
         self._pumping = True
-        self.changed.release()
         try:
+            self.changed.release()
             return get()
         finally:
-            self.changed.acquire()
-            self._pumping = False
-            self.changed.notify_all()
+            try:
+                self.changed.retake()
+            finally:  # an exception of a signal handler may have broken the first one off
+                self.changed.retake()
+                self._pumping = False
+                self.changed.notify_all()
 
     def _take_in(self, item: Batch | Failure | None) -> None:
         if isinstance(item, Batch):

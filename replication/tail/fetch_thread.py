@@ -37,7 +37,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,6 +46,8 @@ from standfast.replication.log import Fetched, LogReader
 from standfast.replication.offsets import TopicPartition
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, StateLost, Unavailable
+from standfast.store.process.interrupts import Answer, Monitor, is_main
+from standfast.store.tracebacks import is_foreign
 
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0
@@ -84,7 +85,7 @@ class _Request:
     number: int
     action: Callable[[LogReader], Any]
     moves: frozenset[TopicPartition] | None = NO_PARTITION
-    answer: Future[Any] | None = None
+    answer: Answer[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class FetchThread(Closing):
         self._fetch_timeout_ms = fetch_timeout_ms
         self._ready = ready
         self._handover: Handover[Batch | Failure] = Handover()
-        self._changed = threading.Condition()  # guards the attributes that follow
+        self._changed = Monitor()  # guards the attributes that follow
         self._requests: deque[_Request] = deque()
         self._asked = self._carried = self._last_effect = 0
         self._moved: dict[TopicPartition, int] = {}
@@ -197,30 +198,40 @@ class FetchThread(Closing):
         None if that thread is at work, has a request or a batch to hand over, or if no record is at hand. The batch
         follows all batches that were handed over before.
         """
-        with self._changed:
-            # A batch in the hand-over is older: records fetched here would overtake it.
-            able = self._idle and not (self._borrowed or self._parked or self._has_work(False))
-            if not able or not self._assigned or self._handover.statistics().full:
-                return None
-            self._borrowed = True
-            self._fetches += 1
-            self._lent += 1
-            carried = self._carried
-        parked = False
+        borrowed, parked, carried = False, False, 0
         try:
+            with self._changed:
+                # A batch in the hand-over is older: records fetched here would overtake it.
+                able = self._idle and not (self._borrowed or self._parked or self._has_work(False))
+                if not able or not self._assigned or self._handover.statistics().full:
+                    return None
+                # Before the attribute: only this thread borrows, and an exception may come right after either.
+                borrowed = self._borrowed = True
+                self._fetches += 1
+                self._lent += 1
+                carried = self._carried
             fetched = self._reader.fetch_ready(records)
-        except Exception as error:  # noqa: BLE001 - returned as a Failure, or raised by the thread that it ends
+        except Exception as error:
             if _travels(error):
                 parked = not isinstance(error, Unavailable)
                 return Failure(error, carried, of_fetch=True)
+            if is_main() and is_foreign(error):
+                raise  # of a signal handler, and none of the log's
             self._broken = error
             return None
         finally:
-            with self._changed:
-                self._borrowed = False
-                self._parked = parked
-                self._changed.notify_all()
+            if borrowed:
+                try:
+                    self._return_reader(parked)
+                finally:  # an exception of a signal handler may have broken the first one off
+                    self._return_reader(parked)
         return Batch(fetched, carried) if fetched else None
+
+    def _return_reader(self, parked: bool) -> None:
+        with self._changed:
+            self._borrowed = False
+            self._parked = parked
+            self._changed.notify_all()
 
     def call(self, action: Callable[[LogReader], R], timeout_s: float = CALL_TIMEOUT_S) -> R:
         """Run `action` on the fetch thread after all requests so far, and wait for its answer.
@@ -228,7 +239,7 @@ class FetchThread(Closing):
         For questions (bounds, assignment); it must not move positions. Raises the action's error, Unavailable if it
         takes longer than `timeout_s` seconds (an action not begun by then never runs), Closed if the thread has ended.
         """
-        answer: Future[R] = Future()
+        answer: Answer[R] = Answer()
         self._ask(action, answer=answer)
         try:
             return answer.result(timeout_s)
@@ -236,7 +247,7 @@ class FetchThread(Closing):
             # Of the wait, or raised by the action itself: only the answer shows which.
             if answer.done():
                 return answer.result()  # the answer came just now, or the time-out is the action's own error
-            begun = not answer.cancel()
+            begun = not answer.claim()
             raise Unavailable(
                 f"fetch thread {self._thread.name!r}: a call was not {'finished' if begun else 'begun'} within "
                 f"{timeout_s} s: the log does not answer, try again"
@@ -299,7 +310,7 @@ class FetchThread(Closing):
         self,
         action: Callable[[LogReader], Any],
         moves: frozenset[TopicPartition] | None = NO_PARTITION,
-        answer: Future[Any] | None = None,
+        answer: Answer[Any] | None = None,
     ) -> int:
         with self._changed:
             if self._closing or self._ended:
@@ -310,6 +321,10 @@ class FetchThread(Closing):
             self._changed.notify_all()
         self._handover.wake_up_producer()  # a thread that waits for a free slot does not see `_changed`
         return number
+
+    def ended_by(self, error: BaseException) -> bool:
+        """Whether this error of `take` is the end of the thread, and not an exception of a signal handler."""
+        return error is self._fatal or isinstance(error, StandfastError)
 
     def take(self, timeout_s: float | None) -> Batch | Failure | None:
         """The next batch or failure unchecked, even if a request has outdated it; None after `timeout_s` seconds.
@@ -363,8 +378,8 @@ class FetchThread(Closing):
             self._requests.clear()
             self._changed.notify_all()
         for answer in left:  # else their callers would wait for the whole time-out
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(Closed(f"fetch thread {self._thread.name!r} has ended"))
+            if answer.claim():
+                answer.fail(Closed(f"fetch thread {self._thread.name!r} has ended"))
         if self._fatal is not None:
             self._handover.report_error(self._fatal)
             if self._ready is not None:
@@ -465,9 +480,6 @@ def _answer(request: _Request, reader: LogReader) -> bool:
     """Carry out a call; its result or its error goes to the caller and nowhere else."""
     answer = request.answer
     assert answer is not None
-    if answer.set_running_or_notify_cancel():
-        try:
-            answer.set_result(request.action(reader))
-        except BaseException as error:  # noqa: BLE001 - raised by call()
-            answer.set_exception(error)
+    if answer.claim():
+        answer.run(lambda: request.action(reader))
     return False

@@ -13,7 +13,6 @@ and looks at `stop` at least every `FETCH_WAIT_MS`. It retries a log that does n
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -28,6 +27,7 @@ from standfast.store.disk import DiskGuard
 from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 
 FETCH_WAIT_MS = 200
 RETRY_MS = 500
@@ -45,7 +45,7 @@ class Stopped(Exception):
 class Worker:
     """Does one job. `stop` is set by its owner."""
 
-    def __init__(self, log: Log, job: Job, say: Say, stop: threading.Event) -> None:
+    def __init__(self, log: Log, job: Job, say: Say, stop: Flag) -> None:
         self._log = log
         self._job = job
         self._say = say

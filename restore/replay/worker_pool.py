@@ -19,6 +19,7 @@ from standfast.restore.replay.worker import Worker
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 
 JOIN_S = 10.0
 
@@ -34,7 +35,7 @@ class WorkerPool:
         self._limit = workers
         self._wake = wake
         self._waiting: deque[Job] = deque()
-        self._running: dict[int, tuple[threading.Thread, threading.Event]] = {}  # by job
+        self._running: dict[int, tuple[threading.Thread, Flag]] = {}  # by job
         self._said: SimpleQueue[Event] = SimpleQueue()
         self.peak_bytes = 0  # the most memory that the rows of one job took
         self.phases_ns: Counter[str] = Counter()  # the workers' time by phase
@@ -80,7 +81,7 @@ class WorkerPool:
         """Start threads for queued jobs, up to the limit; one that cannot be started is reported as `Failed`."""
         while self._waiting and len(self._running) < self._limit:
             job = self._waiting.popleft()
-            stop = threading.Event()
+            stop = Flag()
             worker = Worker(self._log, job, self._say, stop)
             thread = threading.Thread(target=worker.run, name=f"standfast-build-{job.changelog}", daemon=True)
             try:

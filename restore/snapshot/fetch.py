@@ -13,7 +13,6 @@ Rules of this file: the task's directory appears whole, by a rename, or not at a
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from standfast.store.errors import Corruption, InvalidRequest, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import write_marker
 
@@ -163,7 +163,7 @@ def fetch(
         write_marker(scratch, app or snapshot.app, snapshot.task)
 
     step(snapshot, 0)
-    over = threading.Event()
+    over = Flag()
 
     def arrived(count: int) -> None:
         if over.is_set():

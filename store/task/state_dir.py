@@ -81,9 +81,9 @@ class StateDir:
                 COPYING_FOLDER,
             ):
                 refuse_link(self.path / name)
-            self._lent = False
-            self._lock = self._acquire()
+            self._lent, self._lock = False, -1
             try:
+                self._acquire()
                 for folder in (BULK_FOLDER, MENDING_FOLDER, COPYING_FOLDER):
                     shutil.rmtree(self.path / folder, ignore_errors=True)  # left by a process that was killed
                 write_marker(self.path, app, task=None)
@@ -221,28 +221,31 @@ class StateDir:
         if self._lock >= 0:
             if not self._lent:
                 os.ftruncate(self._lock, 0)  # so that no reader takes this process, should it live on, for the owner
-            os.close(self._lock)
-            self._lock = -1
+            self._let_go()
 
-    def _acquire(self) -> int:
+    def _let_go(self) -> None:
+        handle, self._lock = self._lock, -1  # first: another file may soon have this number
+        os.close(handle)
+
+    def _acquire(self) -> None:
         path = self.path / "LOCK"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        # Kept before it is locked: an exception of a signal handler may come after either call.
+        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             # flock, not fcntl's record locks: it belongs to the handle, so workers inherit it with the handle.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
         except BlockingIOError:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
-            os.close(handle)
+            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "an unknown process"
+            self._let_go()
             raise Held(
                 f"state directory {self.path} is held by {holder}: stop that process, or give this one another "
                 "state_dir"
             ) from None
         except BaseException:  # such as no space for the note: an open handle would keep the lock to this process' end
-            os.close(handle)
+            self._let_go()
             raise
-        return handle
 
     def _instance_id(self) -> str:
         path = self.path / "INSTANCE"

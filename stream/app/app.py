@@ -32,6 +32,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic, few
+from standfast.store.process.interrupts import Flag
 from standfast.store.process.parent import lent_channel
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems
@@ -181,7 +182,7 @@ class App:
         self.session_listeners = (*listeners, *(() if self.tracing is None else (self.tracing.listener,)))
         self._assembled: Assembled | None = None
         self._paused = False
-        self._stop = threading.Event()
+        self._stop = Flag()
         # Kept from one run to the next: a thread that did not end must not get a second one beside it.
         self.source_runs = SourceRuns(self.clock, source_cancel_timeout_ms)
 

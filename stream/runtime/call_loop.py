@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.stream.topology.calls import CALL, Call, CallStep
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class CallLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._arrived = threading.Event()
+        self._arrived = Flag()
         self._beat_ns = 0  # when the oldest unanswered beat was sent; 0: there is none
         self._beaten_ns = 0
         self._logged_ns = -LOG_EVERY_MS * NS_PER_MS
@@ -114,7 +115,7 @@ class CallLoop:
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(_guarded(work), loop)
         until_ns = measured_ns() + max_ms * NS_PER_MS
-        done = threading.Event()
+        done = Flag()
         future.add_done_callback(lambda _: done.set())
         while not done.wait(0.05):
             step()

@@ -22,6 +22,7 @@ from enum import Enum
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag, Monitor
 from standfast.stream.record import Record
 from standfast.stream.source import Source, SourceContext
 
@@ -47,7 +48,7 @@ class SourceRun:
         place: tuple[str, int, int],
         position: int,
         clock: Clock,
-        wake: threading.Event,
+        wake: Flag,
     ) -> None:
         self.where = where
         self._source = source
@@ -55,8 +56,8 @@ class SourceRun:
         self._clock = clock
         self._wake = wake
         self._queue: deque[tuple[Record, int]] = deque()
-        self._changed = threading.Condition()
-        self._stopped = threading.Event()
+        self._changed = Monitor()
+        self._stopped = Flag()
         self._error: BaseException | None = None
         self._returned = False
         name = f"standfast-source-{place[0]}-{place[1]}"

@@ -11,7 +11,6 @@ Rules of this file: one thread, the loop's. Only `join` waits.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.runtime.source_run import RunState, SourceRun
@@ -56,7 +56,7 @@ class SourceRuns:
     def __init__(self, clock: Clock, cancel_timeout_ms: int = CANCEL_TIMEOUT_MS) -> None:
         self._clock = clock
         self._cancel_timeout_ms = cancel_timeout_ms
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._runs: dict[TaskId, list[_Running]] = {}
         self._ending: list[_Ending] = []
 

@@ -14,7 +14,6 @@ progress (`replication/lease/renewal.py`).
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Protocol
 
 from standfast.replication.lease.process import LeaseProcess
@@ -24,6 +23,7 @@ from standfast.replication.log import Group
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.stream.session.statistics import SessionCounters
 
 
@@ -46,9 +46,9 @@ class LeaseKeeper:
         self._clock = clock
         self._counters = counters
         self._watch = StallWatch(max_stall_ms)
-        self._stop = threading.Event()
-        self._began = threading.Event()
-        self._started = threading.Event()
+        self._stop = Flag()
+        self._began = Flag()
+        self._started = Flag()
         self._process: LeaseProcess | None = None
         self._holder: tuple[LeaseHolder, Group] | None = None
         self._renewed_ms = -1

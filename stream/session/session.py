@@ -26,12 +26,8 @@ from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.log_care import run_care
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
-from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.replication.tail.open_log import disk_guard, open_log, parse_address
-from standfast.replication.tail.tailer import Tailer
-from standfast.restore.gate import Gate
-from standfast.restore.replay.restorer import Restorer
 from standfast.store.arguments import flag_problems, list_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.closing import Closing
@@ -39,18 +35,18 @@ from standfast.store.disk import DiskGuard
 from standfast.store.errors import Closed, Corruption, InvalidRequest, NotReady, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.process.figures import Figures
+from standfast.store.process.interrupts import Apart, Flag, is_main, whole
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
 from standfast.stream.http_port import HttpPort
+from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
-from standfast.stream.session.figures import Figures
 from standfast.stream.session.groups import TaskGroup, all_specs
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.membership import Membership, own_directory
-from standfast.stream.session.opener import TaskOpener
-from standfast.stream.session.readiness import Readiness
 from standfast.stream.session.session_tasks import (
     ReadView,
     check_timeout,
@@ -79,7 +75,6 @@ from standfast.stream.session.snapshot import LogFigures, restores_of, session_s
 from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
 from standfast.stream.session.task import Task, TaskState
 from standfast.stream.session.task_commits import TaskCommits
-from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
 from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
@@ -121,6 +116,7 @@ class Session(Closing):
     _snapshots: SnapshotKeeper | None = None  # of a policy of snapshots
     _closed = False
     _asked = False  # a call has come since the last round of background work
+    _opened_whole = False
     _keeps_snapshots = True  # False: a policy of snapshots is for beginning with them alone
     _leased = True  # False: another process is the member of the group, and renews the lease
 
@@ -151,8 +147,9 @@ class Session(Closing):
         self.specs = all_specs(self._groups)
         self._lock = threading.RLock()  # reentrant: calls of the session use each other under it
         self._figures_lock = threading.Lock()
-        self._wake = threading.Event()
-        self._stop = threading.Event()
+        self._wake = Flag()
+        self._stop = Flag()
+        self._released = Flag()
         self._fatal: BaseException | None = None
         self._fatal_trace: TracebackType | None = None
         self._commits = TaskCommits()
@@ -160,10 +157,21 @@ class Session(Closing):
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._make_progress()
-        with ExitStack() as undo:
+        self._apart = Apart()
+        self._opening = threading.Lock()
+        try:
+            self._apart.run(lambda: self._open(log, state_dir, background))
+        except BaseException:
+            self._apart.run(self._give_up_opening)
+            raise
+
+    def _open(self, log: str, state_dir: str | Path | StateDir, background: bool) -> None:
+        with self._opening, ExitStack() as undo:
+            if self._closed:
+                return  # given up before it began
             self._http = HttpPort(self._settings.http_port)  # a taken port is found before any state is opened
             undo.callback(self._http.close)
-            self._state = own_directory(state_dir, app, log, self._settings.kafka)
+            self._state = own_directory(state_dir, self.app, log, self._settings.kafka)
             undo.callback(self._undo_open)
             leased = background and self._leased and not self.read_only
             if leased:
@@ -171,9 +179,9 @@ class Session(Closing):
             self.disk = self._disk_guard(log)
             self.disk.look()
             self.log = self._open_log(log)
-            self._group = self.log.group(app)
+            self._group = self.log.group(self.app)
             # A connection of its own: heartbeats must not wait for calls under the session's lock.
-            self._lease_group = self.log.group(app)
+            self._lease_group = self.log.group(self.app)
             self._statistics_group: Group | None = None
             self._statistics_reader = self.log.reader()
             self._log_figures = LogFigures(self._statistics_reader, self.clock)
@@ -183,9 +191,9 @@ class Session(Closing):
             self._instance = self._make_instance()
             self._instance.membership.publish()
             if leased:
-                self._keeper.begin(self._instance.membership, app, self._lease_group)
+                self._keeper.begin(self._instance.membership, self.app, self._lease_group)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
-            self.external_consumer = ExternalConsumer(Host(app, self.log.address, self.clock, self._group, *tasks))
+            self.external_consumer = ExternalConsumer(Host(self.app, self.log.address, self.clock, self._group, *tasks))
             # From here on `close` releases everything that the steps of `_undo_open` did, and the log too.
             undo.pop_all()
             undo.callback(self.close)
@@ -194,6 +202,15 @@ class Session(Closing):
             self._snapshots = self._snapshot_keeper(background)
             self._http.open(self)
             undo.pop_all()
+            self._opened_whole = True
+
+    def _give_up_opening(self) -> None:
+        """Close an opening after its end, where an exception of a signal handler has ended the wait for it."""
+        with self._opening:
+            if not self._opened_whole:
+                self._closed = True
+                return
+        self._close()
 
     def _undo_open(self) -> None:
         self._stop_threads()
@@ -217,56 +234,26 @@ class Session(Closing):
     def _make_instance(self) -> Instance:
         settings = self._settings
         self._downloads = Downloads()
-        # Without a cache every put is logged, whatever the stores' own definitions say.
-        if not settings.cache_max_bytes:
-            for number, group in self._groups.items():
-                self._groups[number] = replace(group, specs=tuple(replace(spec, caching=False) for spec in group.specs))
-        opener = TaskOpener(
+        return make_instance(
             self.app,
             self.log,
             self._group,
             self._state,
             self._groups,
             settings,
-            clock=self.clock,
-            listener=self.listeners,
-            buffer_bytes=self._buffer_bytes,
-            disk=self.disk,
-            foreign=self.read_only,
-            progress=self.progress,
-            snapshot_counts=self.counters.snapshots,
-            downloads=self._downloads,
-        )
-        # Where partitions are not known yet, changelogs are created when tasks are opened.
-        if all(group.partitions for group in self._groups.values()):
-            opener.ensure_topics(follow=self._grouped and settings.discovery_interval_ms is not None)
-        member, counters = self._state.instance_id, self.counters
-        wake = None if self._pipeline is None else self._wake.set  # None: the caller drives the session
-        readiness = Readiness(
-            Restorer(self.log, self.listeners, self.reader("restore"), settings.bulk(), wake, self.clock),
-            Tailer(self.log, self._group, self.listeners, self.reader("standby"), self.clock),
-            Gate(settings.gate),
-            self._group,
-            self._state,
             self.disk,
-            clock=self.clock,
-            counters=counters,
-            progress=self.progress,
-        )
-        return Instance(
-            opener,
-            Writers(self.log, self._group, self.app, member),
             self._make_membership(),
-            readiness,
-            settings,
+            follow=self._grouped and settings.discovery_interval_ms is not None,
+            foreign=self.read_only,
+            reader=self.reader,
+            wake=None if self._pipeline is None else self._wake.set,  # None: the caller drives the session
             clock=self.clock,
-            counters=counters,
+            listeners=self.listeners,
+            counters=self.counters,
+            progress=self.progress,
+            downloads=self._downloads,
+            buffer_bytes=self._buffer_bytes,
             learn_partitions=self._learn_partitions,
-            placement_topic=PlacementTopic(
-                self.log, self.app, member, self.clock, acceptable_lag=settings.acceptable_lag
-            )
-            if settings.placement == "managed"
-            else None,
         )
 
     def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
@@ -336,6 +323,7 @@ class Session(Closing):
         """
         self._assign(active, standby, None)
 
+    @whole
     def _assign(
         self,
         active: Iterable[int | str | TaskId],
@@ -352,6 +340,7 @@ class Session(Closing):
                 self._instance.assign(wanted, stand_by, take_back=take_back)
         self._wake.set()
 
+    @whole
     def grow(self, partitions: Mapping[int, int]) -> None:
         """Set the groups' numbers of tasks, as their source topics grew; a smaller number changes nothing."""
         with self._usable():
@@ -498,6 +487,7 @@ class Session(Closing):
             raise NotReady(f"task {task.id} is {task.state.value} here: a snapshot is made of an active task that runs")
         return keeper.create(task.id, task)  # without the lock, as an upload takes its time
 
+    @whole
     def reopen(self, partition: int | TaskId) -> None:
         """Open a task (of group 0, or by its id) again that failed or was taken over: it restores the tail of the log
         and runs. Uncommitted changes are gone: continue from its `source_offsets()`.
@@ -628,6 +618,16 @@ class Session(Closing):
         Raises Unavailable, once everything else is closed, if a call to the log does not return to the fetch thread.
         """
         self._instance.hasten()  # before the lock, which background work may hold for as long as its calls take
+        self._close()
+        if is_main() and not self._within_call():  # an exception may have ended the wait of an earlier call
+            self._released.wait()
+
+    def _within_call(self) -> bool:
+        lock: Any = self._lock
+        return lock._is_owned() or any(task.commits_here for task in self._instance.tasks.copy().values())
+
+    @whole
+    def _close(self) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -642,7 +642,10 @@ class Session(Closing):
                 if self._pipeline is not None:
                     last.callback(self._pipeline.close)
         finally:
-            self._http.close()  # last, and without the lock, so that requests that wait for it are answered
+            try:
+                self._http.close()  # last, and without the lock, so that requests that wait for it are answered
+            finally:
+                self._released.set()
 
     def _stop_threads(self) -> None:
         if self._snapshots is not None:
@@ -674,6 +677,7 @@ class Session(Closing):
         return self._lock
 
     def _check_usable(self) -> None:
+        self._apart.wait()
         if self._closed:
             raise Closed(f"session of application {self.app!r} is closed")
         if self._fatal is not None:
@@ -770,6 +774,7 @@ class Session(Closing):
     def _task_of(self, source: Any) -> TaskId:
         return task_of_source(source, self._groups)
 
+    @whole
     def _adopt(self, added: frozenset[TaskId], topics: frozenset[str]) -> None:
         with self._usable():
             self._learn_partitions(topics)
@@ -780,6 +785,7 @@ class Session(Closing):
                 self._instance.adopt(self._checked(added))
         self._wake.set()
 
+    @whole
     def _give_up(self, gone: frozenset[TaskId]) -> None:
         with self._lock:  # also after background work stopped: another call has raised its error
             if not self._closed:

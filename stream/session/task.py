@@ -71,6 +71,7 @@ from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
+from standfast.store.process.interrupts import Flag
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import source_key
 from standfast.store.task.task_stores import TaskStores
@@ -164,7 +165,7 @@ class Task:
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
         self._restates = False
-        self._commit_ended = threading.Event()
+        self._commit_ended = Flag()
         self._commit_ended.set()
         self._committer: Committer | None = None  # of the commit under way; entered under the buffer's latch
         self._log_may_have_it = False  # some or all of the running commit
@@ -503,6 +504,12 @@ class Task:
     def committing(self) -> bool:
         """Whether it is in the middle of a commit: background work closes it after that."""
         return self._committer is not None
+
+    @property
+    def commits_here(self) -> bool:
+        """Whether this very thread is in the middle of a commit of it: a signal handler that closes it asks."""
+        running = self._committer
+        return running is not None and running.thread == threading.get_ident()
 
     @property
     def uncommitted(self) -> bool:

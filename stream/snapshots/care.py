@@ -20,6 +20,7 @@ from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.stream.snapshots.counts import FAILED, LISTING, MADE, UNCHANGED, SnapshotCounts, StoredSnapshot
 
 THREAD = "standfast-snapshots"
@@ -48,7 +49,7 @@ class StorageCare(ABC):
         self._list_ms = 0  # when the storage is listed again
         self._listed: dict[SnapshotName, StoredSnapshot] = {}
         self._listed_tasks: frozenset[str] = frozenset()
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._thread: threading.Thread | None = None
         self.storage = open_storage(policy.to, app)
         counts.made.update(dict.fromkeys((MADE, UNCHANGED, FAILED), 0))  # series that exist from the start

@@ -28,6 +28,7 @@ from standfast.restore.snapshot.checkpoint import NothingCommitted, cut_of
 from standfast.restore.snapshot.manifest import Cut
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.snapshots.keeper import RunningTask, SnapshotKeeper, on_disk
 
@@ -68,7 +69,7 @@ class CheckpointParts:
         self._stopped: set[TaskId] = set()
         self._stored: set[TaskId] = set()
         self._failed: dict[TaskId, str] = {}
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._cuts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._uploads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []

@@ -36,6 +36,7 @@ from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Held, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
 from standfast.stream.restart import RestartStrategy
@@ -90,7 +91,7 @@ class Supervisor(Closing):
         address = with_settings(log, settings.kafka)
         self.counters = SessionCounters()
         self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self.counters)
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None  # of a thread
         self._closed = False

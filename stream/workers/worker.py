@@ -26,6 +26,7 @@ from standfast.replication.placement.checkpoint import PartReport
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InternalError, InvalidRequest, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.store.process.parent import Channel, Parent
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.runtime.loop import Loop
@@ -129,7 +130,7 @@ class _Worker:
     def __init__(self, host: Host, parent: Parent) -> None:
         self._host = host
         self._parent = parent
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._paused = False
         self._error: BaseException | None = None
         self._told: tuple[int, dict[TaskId, tuple[str, str, int]], PartReport | None] | None = None

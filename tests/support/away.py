@@ -33,7 +33,8 @@ OURS = """
 import sys
 from standfast.replication.embedded.db import Database
 
-with Database(sys.argv[1]).write():
+db = Database(sys.argv[1])
+with db.lock(), db.mutex, db.guard, db.write():
     pass
 """
 

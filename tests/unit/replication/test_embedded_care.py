@@ -6,8 +6,9 @@ in `test_embedded_log_processes.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+import io
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from standfast.replication.embedded import care as embedded_care
 from standfast.replication.embedded.care import Care, CareReport
-from standfast.replication.embedded.db import PAGE_BYTES, Database, Transaction
+from standfast.replication.embedded.db import PAGE_BYTES, Database
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.embedded.writer import AGE_STEP_MS
 from standfast.replication.log import Outgoing, Record, TopicPolicy
@@ -236,13 +237,11 @@ class Overtaken(Database):
 
     instead: Callable[[], None] | None = None
 
-    @contextmanager
-    def write(self, *, durable: bool = True, patient: bool = True) -> Iterator[Transaction]:
+    def lock(self, *, patient: bool = True) -> io.FileIO:
         before, self.instead = self.instead, None
         if before is not None:
             before()
-        with super().write(durable=durable, patient=patient) as run:
-            yield run
+        return super().lock(patient=patient)
 
 
 def test_compaction_that_an_append_overtakes_removes_no_checksum_without_its_successor(

@@ -141,10 +141,10 @@ def test_path_below_a_file_is_refused(tmp_path: Path) -> None:
 def test_full_disk_is_unavailable_with_advice_and_writes_nothing(log: EmbeddedLog) -> None:
     log.admin.create_topic("board", 1, TopicPolicy())
     db = Database(log.path)
-    with db.write() as run:
+    with db.lock(), db.mutex, db.guard, db.write() as run:
         pages = run.execute("PRAGMA page_count").fetchone()[0]
         run.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(Unavailable, match="free disk space"), db.write() as run:
+    with pytest.raises(Unavailable, match="free disk space"), db.lock(), db.mutex, db.guard, db.write() as run:
         run.execute("UPDATE partitions SET end_offset = 5")
         run.execute("INSERT INTO log_records (id, timestamp, value) VALUES (1, 1, zeroblob(1000000))")
     db.close()
@@ -226,7 +226,7 @@ def test_failed_checkpoint_is_reported_by_the_next_write_not_by_the_one_before(l
     log.admin.create_topic("board", 1, TopicPolicy())
     db = Database(log.path)
     db._checkpoint_due = True  # as after a commit whose checkpoint failed
-    with db.write() as run:
+    with db.lock(), db.mutex, db.guard, db.write() as run:
         run.execute("UPDATE partitions SET kept = 1")
     assert not db._checkpoint_due
     db.close()

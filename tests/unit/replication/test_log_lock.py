@@ -227,19 +227,17 @@ def test_a_wait_for_the_lock_raises_what_a_signal_handler_raised_wherever_it_cam
                 places.add((frame.f_code.co_name, event))
                 raise Alarm
 
-        with holder.hold(), pytest.raises(Alarm):
+        with holder.take(), pytest.raises(Alarm):
             sys.setprofile(ring)
             try:
-                with waiter.hold():
+                with waiter.take():
                     pytest.fail("two have the lock")
             finally:
                 sys.setprofile(None)
-        with waiter.hold(give_up_ms=1_000):
+        with waiter.take(give_up_ms=1_000):
             pass  # the interrupted wait has released it
     assert ("start", "c_return") in places, "no wait was broken off as its thread began"
     assert ("done", "call") in places, "no wait was broken off after its thread had begun"
-    holder.close()
-    waiter.close()
 
 
 def test_holder_is_shown_for_people() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from standfast.store.clock import ManualClock
-from standfast.stream.session.figures import Figures
+from standfast.store.process.figures import Figures
 
 WAIT_S = 20.0
 

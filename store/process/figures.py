@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from standfast.store.clock import Clock
+from standfast.store.process.interrupts import Flag
 
 T = TypeVar("T")
 WAIT_S = 1.0
@@ -24,7 +25,7 @@ class _Reading(Generic[T]):
 
     def __init__(self, began_ms: int) -> None:
         self.began_ms = began_ms
-        self.done = threading.Event()
+        self.done = Flag()
         self.figures: T | None = None
         self.error: BaseException | None = None
 
