@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.task.state_dir import StateDir
@@ -322,7 +323,7 @@ def keyless(bench: Bench) -> None:
     opened(bench, Ears()).close()
     admin, topic = bench.log.admin, "app-kv-changelog"
     admin.change_topic(topic, {"cleanup.policy": "delete"})
-    rows = [(b"a", b"1", 1, ()), (None, b"x", 2, ()), (b"b", b"2", 3, ())]
+    rows = [Outgoing(b"a", b"1", 1), Outgoing(None, b"x", 2), Outgoing(b"b", b"2", 3)]
     bench.log.producer().append({TopicPartition(topic, partition): rows for partition in range(2)})
     admin.change_topic(topic, {"cleanup.policy": "compact"})
 
