@@ -1,1 +1,1 @@
-"""Attacks on every public call: what the calls are, what each is given, and what must hold afterwards."""
+"""Attacks on every public call: the calls, their arguments, and the state that must hold afterwards."""

@@ -9,7 +9,7 @@
     listener_raises  each method of a listener raises
 
 Rules of this file: the point is drawn from the test's seed, out of as many as an earlier call of the same kind had. The
-second thread gets as long as it needs unless the call holds what it waits for: then the call goes on.
+second thread runs to its end, unless the call holds a lock that the thread needs: then the call goes on.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def fork(stage: Any, entry: Entry, rng: random.Random) -> None:
     def child() -> None:
         pid = os.fork()
         if pid == 0:
-            # It uses nothing of the session; what it inherited goes with it.
+            # It uses nothing of the session; inherited handles go with it.
             gc.collect()
             os._exit(0)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -2,7 +2,7 @@
 
     CANCELLED["commit"]    the coroutine, made on an open session
 
-Rules of this file: the point is drawn from the test's seed. The thread of the call waits there until the task was told,
+Rules of this file: the point is drawn from the test's seed. The thread of the call waits there for the cancellation,
 and goes on: an await that ends early leaves the call behind it under way.
 """
 
@@ -79,7 +79,7 @@ async def cancelled(session: sf.aio.Session, points: Points, make: Made, n: int,
 
 
 async def usable(session: sf.aio.Session) -> None:
-    """What the documentation asks for after a cancelled await."""
+    """The remedies that the documentation names after a cancelled await."""
     for _ in range(3):
         with suppress(sf.StandfastError):
             if 0 not in session.tasks():

@@ -2,8 +2,8 @@
 
     ENTRIES["Session.commit"] = Entry(lambda stage, n: ..., offset=..., commits=True)
 
-Rules of this file: a call is made twice, first to count its points and then under attack; what it writes carries a
-number, which the stage gives. Calls on parts of the log are made on a part of their own, which is closed by the call.
+Rules of this file: a call is made twice, first to count its points and then under attack; its rows carry a number,
+which the stage gives. Calls on parts of the log are made on a part of their own, which is closed by the call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FAR_MS = START_MS + 24 * HOUR_MS
 
 @dataclass(frozen=True)
 class Entry:
-    """One public call, and what it does if it returns.
+    """One public call, and the effects of its return.
 
     rows      the rows that call number n writes
     gone      the rows that it deletes
     commits   it commits all that was put, with the source offset of call number n
     drops     rows put before it may be gone after it
     settings  of the session that it is made on
-    after     what must hold afterwards besides the stage's own postcondition
+    after     a check besides the stage's own postcondition
     """
 
     call: Callable[[Any, int], object]

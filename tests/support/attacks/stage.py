@@ -1,13 +1,13 @@
-"""A session with one of each store that attacks are made on, and a model of what it must hold afterwards.
+"""A session with one of each store that attacks are made on, and a model of its rows afterwards.
 
     open ── rows and offsets committed ── a row put ── the call under attack ──> check
 
-    check    the session works, if need be after `reopen` or on the same directory anew, at once
+    check    the session works, if need be after `reopen` or on the same directory again
              rows and source offsets are the model's: acknowledged ones are there; those of an interrupted call may be
              a commit then works, and another instance restores the same rows and offsets from the log alone
 
-Rules of this file: the model is a plain dict, told by the results of calls alone. Rows have one flat key each:
-(store, key, ...).
+Rules of this file: the model is a plain dict, which follows from the results of calls alone. Rows have one flat key
+each: (store, key, ...).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Stage:
         return rows
 
     def recover(self) -> bool:
-        """What the errors ask for: assign, reopen, or a new session. Returns whether anything was needed."""
+        """The remedies that errors name: assign, reopen, or a new session. Returns whether anything was needed."""
         needed = False
         for _ in range(4):
             try:
@@ -151,7 +151,7 @@ class Stage:
         self.session.commit({SRC: offset})
 
     def settle(self) -> None:
-        """Commit what a call left, and put rows after it."""
+        """Commit the rows of a call, and put rows after it."""
         self.recover()
         offset = self.number() * STEP
         self.commit(offset)
@@ -221,7 +221,7 @@ def rows_of(key: str) -> dict[Row, Any]:
 
 
 def difference(found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
-    """What a test's message says about two sets of rows."""
+    """The difference of two sets of rows, for a test's message."""
     lost = sorted(row for row in expected if row not in found)
     other = {row: value for row, value in found.items() if expected.get(row) != value}
     return f"lost rows: {lost}; other rows: {other}"

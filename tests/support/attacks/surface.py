@@ -48,7 +48,7 @@ def is_value(found: Any) -> bool:
 
 
 def public_things() -> dict[str, Any]:
-    """All public names with what they stand for; a module's names begin with the module's."""
+    """All public names with their objects; a module's names begin with the module's."""
     things: dict[str, Any] = {}
     for name in sf.__all__:
         found = getattr(sf, name)

@@ -2,7 +2,7 @@
 
     seed_of_run() ── draw(seed), printed ──> STANDFAST_CRASH_OPTIONS ──> use() in each child
 
-    rocks      what the product keeps constant: memtables, blocks, filter, WAL, level 0, sizes of files and levels
+    rocks      constants of the product: memtables, blocks, filter, WAL, level 0, sizes of files and levels
     product    settings of a session that the harness does not set itself
 
 Rules of this file: small values, so that a life of a second flushes and compacts. The process that looks at the files

@@ -1,7 +1,7 @@
 """Every public call under every attack: it returns or raises a documented error, and nothing is lost.
 
-Rules of this file: `standfast.__all__` decides what is attacked; a call without an entry, or without a reason why it
-needs none, fails. In `make test` the calls of a class are made one after the other on one stage, from a seed that
+Rules of this file: `standfast.__all__` decides which calls are attacked; a call without an entry, and without a reason
+for that, fails. In `make test` the calls of a class are made one after the other on one stage, from a seed that
 follows from their names; in the slow lane each has a stage of its own, for SEEDS new seeds. Seeds are printed, and
 `STANDFAST_ATTACK_SEED` repeats one.
 """
