@@ -38,20 +38,20 @@ class Watched(Monitor):
         self.seen = threading.Condition()
         self.asleep: set[int] = set()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """As in Condition."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """As in Monitor."""
         me = threading.get_ident()
         with self.seen:
             self.asleep.add(me)
             self.seen.notify_all()
         try:
-            return super().wait(timeout)
+            return super().wait(timeout_s)
         finally:
             with self.seen:
                 self.asleep.discard(me)
 
     def notify_all(self) -> None:
-        """As in Condition. Every thread looks again, so none counts as waiting."""
+        """As in Monitor. Every thread looks again, so none counts as waiting."""
         with self.seen:
             self.asleep.clear()
         super().notify_all()

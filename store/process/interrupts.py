@@ -115,7 +115,8 @@ class Monitor(threading.RLock().__class__):  # type: ignore[misc]  # by name, it
 
     def retake(self) -> None:
         """Take the lock if this thread does not have it."""
-        if not self._is_owned():
+        lock: Any = self
+        if not lock._is_owned():
             self.acquire()
 
 
@@ -198,9 +199,9 @@ class Apart:
             return action()
         self.wait()
         answer: Answer[T] = Answer()
-        self._last = answer
         begin, context = answer.begin, contextvars.copy_context()  # not `answer`, which this function deletes
         helper: threading.Thread | None = None
+        self._last = answer  # right before the block, which ends each answer
         try:
             helper = start("standfast-call", lambda: begin(lambda: context.run(action)))
             return answer.result()

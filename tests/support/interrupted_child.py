@@ -49,18 +49,18 @@ class Fault(Exception):
 
 
 class Bench:
-    """One application on one log; `session` is replaced when a run has closed it."""
+    """One application on one log; `held` is None when a run has closed its session."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.address = given["log"]
         self.folder = given["folder"]
         self.name, self.number = given.get("app", "app"), 0
         self.guarantee = given.get("guarantee", "exactly_once")
-        self.settings = given.get("settings", {})
+        self.settings: dict[str, Any] = {"take_over": False, **given.get("settings", {})}
         self.log: Log = open_log(self.address)
         self.log.admin.create_topic(f"{self.name}-probe", 1, TopicPolicy())
         self.probe = self.log.producer()
-        self.session: sf.Session | None = None
+        self.held: sf.Session | None = None
         self.kept: list[BaseException] = []
         self.begin()
 
@@ -68,7 +68,7 @@ class Bench:
         """Begin with a new application: the one before may have kept locks."""
         self.number += 1
         self.app = f"{self.name}{self.number}"
-        self.offset, self.session = 0, None
+        self.offset, self.held = 0, None
         self.source = TopicPartition(f"{self.app}-in", 0)
         for topic in ("in", "out"):
             self.log.admin.create_topic(f"{self.app}-{topic}", 1, TopicPolicy())
@@ -79,9 +79,15 @@ class Bench:
             self.commit()
             self.offset += 1
 
+    @property
+    def session(self) -> sf.Session:
+        """The open session."""
+        assert self.held is not None
+        return self.held
+
     def open(self) -> None:
-        self.session = None
-        self.session = sf.Session(
+        self.held = None
+        self.held = sf.Session(
             self.app,
             log=self.address,
             state_dir=self.folder,
@@ -92,11 +98,10 @@ class Bench:
                 sf.WindowStore("windows", TEXT, INT, window_size_ms=1_000, retention_ms=60_000),
                 sf.KeyValueStore("memory", TEXT, INT, engine="memory"),
             ],
-            **{"take_over": False, **self.settings},
+            **self.settings,
         )
 
     def assign(self) -> None:
-        assert self.session is not None
         self.session.assign(active=[0])
 
     def put(self, number: int) -> None:
@@ -127,7 +132,7 @@ class Bench:
 
     def ready(self) -> None:
         """Make the session usable again as the documentation says."""
-        if self.session is None:
+        if self.held is None:
             self.open()
         if not self.session.tasks():
             self.assign()
@@ -173,18 +178,18 @@ def calls(bench: Bench) -> dict[str, tuple[Callable[[], Any], Callable[[], Any],
         pass
 
     def closed() -> None:
-        if bench.session is not None:
+        if bench.held is not None:
             bench.close()
             bench.check_closed()
 
     def after_open() -> None:
-        if bench.session is None:
+        if bench.held is None:
             bench.check_closed()
 
     def after_close() -> None:
         bench.close()
         bench.check_closed()
-        bench.session = None
+        bench.held = None
 
     def opened() -> None:
         closed()
@@ -287,7 +292,7 @@ def run(
         traceback.print_exc()
         gc.collect()
         bench.kept.clear()
-        if bench.session is not None:
+        if bench.held is not None:
             with contextlib.suppress(Exception):
                 bench.close()
         gc.collect()

@@ -72,6 +72,11 @@ def _iterated(stage: Stage, n: int, use: Callable[[Any], object] = list) -> obje
         return use(rows)
 
 
+def _put_exclusively(stage: Stage, n: int) -> None:
+    with stage.task.exclusive():
+        stage.kv.put(f"call{n}", f"v{n}")
+
+
 def _snapshots(root: Any) -> dict[str, Any]:
     return {"snapshots": sf.SnapshotPolicy(to=str(root / "snapshots"))}
 
@@ -124,6 +129,7 @@ SESSION: dict[str, Entry] = {
     "Session.task": Entry(lambda s, n: s.session.task(0)),
     "Session.tasks": Entry(lambda s, n: s.session.tasks()),
     "Session.wait_ready": Entry(lambda s, n: s.session.wait_ready(5)),
+    "Session.wait_until_ready": Entry(lambda s, n: s.session.wait_until_ready(5, lambda: False)),
 }
 
 TASK: dict[str, Entry] = {
@@ -131,10 +137,13 @@ TASK: dict[str, Entry] = {
     "Task.changelog_topics": Entry(lambda s, n: s.task.changelog_topics()),
     "Task.checked_offsets": Entry(lambda s, n: s.task.checked_offsets(offsets(n))),
     "Task.commit": Entry(lambda s, n: s.task.commit(offsets(n)), commits=True),
+    "Task.commits_here": Entry(lambda s, n: s.task.commits_here),
     "Task.committing": Entry(lambda s, n: s.task.committing),
     "Task.cut_sources": Entry(lambda s, n: s.task.cut_sources()),
     "Task.discard": Entry(lambda s, n: s.task.discard(), drops=True),
     "Task.epoch": Entry(lambda s, n: s.task.epoch),
+    "Task.exclusive": Entry(_put_exclusively, row("kv")),
+    "Task.is_exclusive": Entry(lambda s, n: s.task.is_exclusive),
     "Task.is_source": Entry(lambda s, n: s.task.is_source(SRC)),
     "Task.latest_ms": Entry(lambda s, n: s.task.latest_ms("out")),
     "Task.now_ms": Entry(lambda s, n: s.task.now_ms()),

@@ -79,9 +79,19 @@ METHODS: dict[str, str] = {
     **{f"Task.{name}": OF_THE_LOOP for name in ("commit_steps", "release", "rollback", "savepoint", "write_outputs")},
     **{
         f"Task.{name}": OF_OPENING
-        for name in ("close", "count_in", "fail", "move", "open_writer", "restate_sources", "resume_from_log")
+        for name in (
+            "close",
+            "count_in",
+            "fail",
+            "move",
+            "open_writer",
+            "restate_sources",
+            "resume_from_log",
+            "tell_lost",
+        )
     },
     "Session.join_checkpoints": OF_THE_LOOP,
+    "Session.put_off": "called by aio.Session.commit alone, whose await was cancelled: AIO has that call",
     "Session.on_assign": "needs the Kafka client's consumer: tests/system/kafka",
     "aio.Session.on_assign": "needs the Kafka client's consumer: tests/system/kafka",
     "aio.Session.snapshot": "the blocking call in a thread, as `commit` is, which writes no row",

@@ -25,6 +25,7 @@ from standfast.restore.replay.run_builder import RunBuilder
 from standfast.restore.replay.worker import Worker
 from standfast.store import window_key
 from standfast.store.errors import Corruption, StateLost, Unavailable
+from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksEngine
 from standfast.stream.session.session import BULK_WAIT_S
 from support.bulk import BATCHES, BULK, digests, drive, loader
@@ -528,7 +529,7 @@ def test_topic_that_goes_away_under_a_worker_is_lost_and_is_not_given_to_batches
     spec = next(one for one in all_kinds() if one.name == "kv")
     job = Job(0, spec, changelog, info.topic_id, 0, 9, tmp_path, 1 << 20, 100)
     said: list[Any] = []
-    worker = Worker(bench.log, job, said.append, threading.Event())
+    worker = Worker(bench.log, job, said.append, Flag())
     read = worker._read
 
     def gone(*given: Any) -> Any:

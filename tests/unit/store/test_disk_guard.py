@@ -23,6 +23,7 @@ from standfast.restore.replay.worker import Worker
 from standfast.store.buffer import WriteBuffer
 from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
+from standfast.store.process.interrupts import Flag
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.task import TaskState
 from support.disk import fill, free_bytes
@@ -334,7 +335,7 @@ def test_a_restore_waits_at_the_floor_says_why_and_goes_on(
 def test_a_worker_of_a_bulk_restore_writes_no_file_below_the_floor(small_disk: Mount, tmp_path: Path) -> None:
     root = small_disk(48)
     said: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    stop = threading.Event()
+    stop = Flag()
     source = TopicPartition("t", 0)
     with closing(open_log(f"sqlite:///{tmp_path}/log")) as log:
         topic = log.admin.create_topic("t", 1, TopicPolicy())
