@@ -32,7 +32,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic, few
-from standfast.store.process.interrupts import Flag
+from standfast.store.process.interrupts import Apart, Flag
 from standfast.store.process.parent import lent_channel
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems
@@ -183,6 +183,7 @@ class App:
         self._assembled: Assembled | None = None
         self._paused = False
         self._stop = Flag()
+        self._apart = Apart()
         # Kept from one run to the next: a thread that did not end must not get a second one beside it.
         self.source_runs = SourceRuns(self.clock, source_cancel_timeout_ms)
 
@@ -377,7 +378,13 @@ class App:
         if self.session is None:
             assembled = self.assemble(starts=True)
             log, state_dir = self.places()
-            self.session = self.open_session(assembled, log, state_dir, self.clock)
+
+            def opens() -> Session:
+                self.session = self.open_session(assembled, log, state_dir, self.clock)
+                return self.session
+
+            # Apart, with the assignment: an exception of a signal handler must not lose an open session.
+            return self._apart.run(opens)
         return self.session
 
     def assemble(self, *, starts: bool = False) -> Assembled:
@@ -514,21 +521,29 @@ class App:
                 signal.signal(number, handler)
 
     def _run_caught(self) -> None:
-        session = self.open()
-        if self.settings.get("placement") == "static" and not session.all_tasks():
-            session.close()
-            self.session = None
-            raise InvalidRequest(
-                f'application {self.name!r} has no task to run: with placement="static" name this instance\'s tasks '
-                "before run(), as in app.open().assign(active=[...], standby=[...])"
-            )
-        self._told_start(session.instance_id, session.state_path)
-        assembled = self._assembled
-        assert assembled is not None
         try:
-            with _closing(f"application {self.name}", session.close):
+            with _closing(f"application {self.name}", self._release):
+                session = self.open()
+                if self.settings.get("placement") == "static" and not session.all_tasks():
+                    raise InvalidRequest(
+                        f'application {self.name!r} has no task to run: with placement="static" name this instance\'s '
+                        "tasks before run(), as in app.open().assign(active=[...], standby=[...])"
+                    )
+                self._told_start(session.instance_id, session.state_path)
+                assembled = self._assembled
+                assert assembled is not None
                 self._work(session, assembled)
         finally:
+            try:
+                self._release()  # again, where a signal handler has broken off the first call
+            finally:
+                self.session = None
+
+    def _release(self) -> None:
+        """Close the session, also one that was opened after a signal handler had ended the wait for it."""
+        self._apart.wait()
+        if self.session is not None:
+            self.session.close()
             self.session = None
 
     def _told_start(self, instance: str, state_path: Path, workers: int = 1) -> None:
