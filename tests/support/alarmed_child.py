@@ -22,6 +22,7 @@ import standfast as sf
 
 HANG_S = 20
 AGAIN_S = 5.0
+USUAL = 50  # commits whose time says when the alarms of the others are to come
 
 
 class Limit(Exception):
@@ -49,12 +50,19 @@ def main() -> None:
     session = sf.Session("app", log=given["log"], state_dir=given["folder"], partitions=1, stores=[store])
     session.assign(active=[0])
     session.wait_ready(HANG_S)
+    times_s = []
+    for offset in range(USUAL):
+        began = time.monotonic()
+        session.task(0).store("rows").put(f"k{offset}", "v" * 5_000, timestamp=offset)
+        session.commit({source: offset + 1})
+        times_s.append(time.monotonic() - began)
+    usual_s = sorted(times_s)[USUAL // 2]
     for _ in range(given["attempts"]):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         offset = session.task(0).source_offsets().get(source, 0)
         try:
             limited.armed = True
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0002, 0.006))
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.02, 1.5) * usual_s)
             session.task(0).store("rows").put(f"k{offset}", "v" * 5_000, timestamp=offset)
             session.commit({source: offset + 1})
             limited.armed = False
