@@ -22,6 +22,7 @@ import shutil
 import tempfile
 import weakref
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -447,6 +448,7 @@ def _raw(serde: Serde[Any], given: Any) -> bytes | None:
 
 
 def _clean_up(held: list[Session | CallLoop], folder: Path) -> None:
-    for one in reversed(held):
-        one.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as last:  # in reverse; each step runs, whatever errors the earlier ones raise
+        last.callback(shutil.rmtree, folder, ignore_errors=True)
+        for one in held:
+            last.callback(one.close)
