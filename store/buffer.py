@@ -15,9 +15,10 @@
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes the taken part
-there, and a discard forgets the rest. One write enters under `latch`, or in one step of the interpreter by way of
-`hot`, which `take` empties first: so each write is wholly in one part or wholly in the next. `settle` and `put_back`
-need no latch, because a thread that keeps it may wait for the commit under way.
+there, and a discard forgets the rest. Each write is wholly in one part or wholly in the next. It enters under `latch`,
+or by way of `hot`, whose rows are entries of one step, and which `take` empties first: compiled code looks and enters
+in one step of the interpreter, and Python looks again after the entry. `settle` and `put_back` need no latch, because a
+thread that keeps it may wait for the commit under way.
 
 The buffer is bounded in bytes, the taken part included: at `bound_bytes` it is `full` (the loop commits after the
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
@@ -251,9 +252,10 @@ class WriteBuffer:
         if self._journal is not None:
             self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
             self.remember(changes, key)
-        if key in rows:
+        change = changes.get(key)  # None beside a row that `enter_again` has entered first
+        if key in rows and change is not None:
             old = rows[key]
-            added = 0 if old is None else -len(old) - len(changes[key][1] or b"")
+            added = 0 if old is None else -len(old) - len(change[1] or b"")
         else:
             added = ENTRY_BYTES + 2 * len(key)
         rows[key] = row
@@ -346,7 +348,14 @@ class WriteBuffer:
         savepoints of this thread end. InternalError while a commit is under way.
         """
         with self.latch:
-            self.hot = {}  # before anything else: by it compiled puts enter without the latch
+            hot, self.hot = self.hot, {}  # before anything else: by it puts enter without the latch
+            # Copies, each made in one step of the interpreter: a put of Python may have looked at `hot` before, and
+            # enters the old dictionary, but then it looks again.
+            for family, rows in list(hot.items()):
+                self.rows[family] = own = rows.copy()
+                for store in self.delete_times:
+                    if self.changes[store] is rows:
+                        self.changes[store] = own
             part = Part(self)
             if self.taken is not None:
                 if not self.taken.refused:
@@ -500,10 +509,9 @@ class WriteBuffer:
             rows[key] = old
             return
         del rows[key]
-        # The key was the last of the rows, so it is in the index only if the index has all of them.
         index = self.indexes.get(family)
-        if index is not None and len(index) > len(rows):
-            index.remove(key)
+        if index is not None:
+            index.discard(key)
 
     def _ended(self) -> tuple[list[Callable[[], None]], int, int]:
         if self._journal is None:

@@ -257,20 +257,26 @@ class StoreRows:
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
             self.check(key, raw, timestamp)
-        with buffer.latch:
-            rows = buffer.hot.get(family)
-            if rows is None or row is None:
+        hot = buffer.hot
+        rows = hot.get(family)
+        if rows is None or row is None:
+            with buffer.latch:
                 self.write_checked(family, key, row, raw, timestamp)
-                return
-            # As `WriteBuffer.write_headed`, without a call: aggregations write the same rows again and again.
-            self.counters.put += 1
-            if key not in rows:
-                buffer.size_bytes += ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
-            elif (old := rows[key]) is None:
-                buffer.size_bytes += 2 * len(row) - TIMESTAMP_BYTES
-            elif len(old) != len(row):
-                buffer.size_bytes += 2 * (len(row) - len(old))
-            rows[key] = row
+            return
+        # As `WriteBuffer.write_headed`, without a call: aggregations write the same rows again and again.
+        self.counters.put += 1
+        if key not in rows:
+            added = ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
+            buffer.size_bytes += added
+        elif (old := rows[key]) is None:
+            added = 2 * len(row) - TIMESTAMP_BYTES
+            buffer.size_bytes += added
+        elif len(old) != len(row):
+            added = 2 * (len(row) - len(old))
+            buffer.size_bytes += added
+        rows[key] = row
+        if buffer.hot is not hot:
+            self.enter_again(family, key, row, raw, timestamp)
 
     def write_checked(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
         """`write` after `check`. The caller holds the buffer's latch."""
@@ -279,6 +285,12 @@ class StoreRows:
         else:
             self.counters.put += 1
         self.enter(family, key, row, self.name, raw, timestamp)
+
+    def enter_again(self, family: str, key: bytes, row: bytes, raw: bytes | None, timestamp: int) -> None:
+        """Enter a row that went into `hot` rows of the buffer which are not its own any more: a commit may have taken
+        them before this row was there."""
+        with self.buffer.latch:
+            self.enter(family, key, row, self.name, raw, timestamp)
 
     def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes, timestamp: int) -> bool:
         """`write` of several values into a headed store, each row being the prefix (its timestamp) and the value, if

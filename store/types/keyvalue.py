@@ -113,25 +113,27 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         except Exception as error:  # noqa: BLE001
             raw = self._encode_again("value", value, error)
         buffer, limits = access.buffer, access.limits
+        hot = buffer.hot
+        rows = hot.get(self.name)
         size = len(raw_key) + len(raw)
-        with buffer.latch:
-            hot = buffer.hot.get(self.name)
-            size_bytes = buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES
-            if not (
-                hot is None
-                or raw_key in hot
-                or size_bytes > buffer.stop_bytes
-                or size > limits.any_bytes
-                or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
-                or access.closed
-            ):
-                # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
-                row = _pack(timestamp) + raw  # before the first change: a serde that is wrong may have returned text
-                access.counters.put += 1
-                buffer.size_bytes = size_bytes
-                hot[raw_key] = row
-                return
-        self.put_raw(raw_key, raw, timestamp)
+        added = 2 * size + ENTRY_OVERHEAD_BYTES
+        if (
+            rows is None
+            or raw_key in rows
+            or buffer.size_bytes + added > buffer.stop_bytes
+            or size > limits.any_bytes
+            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
+            or access.closed
+        ):
+            self.put_raw(raw_key, raw, timestamp)
+            return
+        # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
+        row = _pack(timestamp) + raw  # before the first change: a serde that is wrong may have returned text
+        access.counters.put += 1
+        buffer.size_bytes += added
+        rows[raw_key] = row
+        if buffer.hot is not hot:
+            access.enter_again(self.name, raw_key, row, raw, timestamp)
 
     def _encode_again(self, part: Part, given: Any, error: Exception) -> bytes:
         """Bytes of a key or value that its quick serde refused with `error`.

@@ -120,16 +120,16 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
 
     def put_row(self, row_key: bytes, end: int, raw: bytes | None, timestamp: int) -> bool:
         """`put` of bytes; False if the session is late and was refused."""
+        family = self.segments.family_for(end)
         rows = self.rows
-        with rows.buffer.latch:  # the row, and the time that it moves
-            family = self.segments.family_for(end)
-            if family is not None:
-                rows.write(family, row_key, raw, raw, timestamp)
-                rows.observe(end)
-                return True
-        rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
-        rows.counters.late_dropped += 1
-        return False
+        if family is None:
+            rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
+            rows.counters.late_dropped += 1
+            return False
+        with rows.buffer.latch:  # the row and the time that it moves go with one commit
+            rows.write(family, row_key, raw, raw, timestamp)
+            rows.observe(end)
+        return True
 
     def rows_of(self, raw_key: bytes, earliest_end: int, latest_start: int) -> Iterator[tuple[int, int, bytes]]:
         """(start, end, row) of a key with end >= earliest_end and start <= latest_start, by end, within retention."""

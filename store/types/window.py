@@ -139,18 +139,20 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
 
     def put_row(self, row_key: bytes, start: int, raw: bytes | None, timestamp: int) -> bool:
         """`put` of bytes, into a store without duplicates; False if the row is late and was refused."""
+        family = self.segments.family_for(start)
         rows = self.rows
+        if family is None:
+            rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
+            rows.counters.late_dropped += 1
+            return False
         row = TIMESTAMP.pack(timestamp) + raw if raw is not None and self._skip else raw
-        with rows.buffer.latch:  # the row, and the time that it moves
-            family = self.segments.family_for(start)
-            if family is not None:
-                rows.write(family, row_key, row, raw, timestamp)
-                if start > rows.observed_ms:
-                    rows.observed_ms = start
-                return True
-        rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
-        rows.counters.late_dropped += 1
-        return False
+        if start <= rows.observed_ms:
+            rows.write(family, row_key, row, raw, timestamp)
+            return True
+        with rows.buffer.latch:  # the row and the time that it moves go with one commit
+            rows.write(family, row_key, row, raw, timestamp)
+            rows.observe(start)
+        return True
 
     def rows_of(self, raw_key: bytes, start_from: int, start_to: int) -> Iterator[tuple[int, bytes]]:
         """(window start, row) of one key with start_from <= start <= start_to, by start, within retention."""
