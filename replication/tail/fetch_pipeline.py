@@ -26,6 +26,7 @@ condition while it waits for the hand-over, and the fetch thread never holds it.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class FetchPipeline:
         self._owners: dict[TopicPartition, Lane] = {}
         self._waiting: dict[TopicPartition, deque[Lane]] = {}
         self._moves: dict[int, tuple[TopicPartition, ...]] = {}  # requests that may still fail, by number
-        self._pumping = False
+        self._pumping = 0  # the thread that gets an item, with the condition released
         reader = log.reader()
         reader.assign({})  # so that its client connects before the first partition comes
         self._thread = FetchThread(
@@ -226,6 +227,8 @@ class FetchPipeline:
 
         After an exception of a signal handler: a batch may be lost, and the credits may be half counted.
         """
+        if self._pumping == threading.get_ident():  # broken off right before its end
+            self._pumping = 0
         before, self._owners, self._waiting, self._moves = self._owners, {}, {}, {}
         self._credits = Credits(self._limits)
         for lane in self._lanes:
@@ -253,7 +256,7 @@ class FetchPipeline:
 
     def _apart(self, get: Callable[[], Batch | Failure | None]) -> Batch | Failure | None:
         """Get an item with the condition released; no other lane gets one meanwhile, so that they keep their order."""
-        self._pumping = True
+        self._pumping = threading.get_ident()
         try:
             self.changed.release()
             return get()
@@ -262,7 +265,7 @@ class FetchPipeline:
                 self.changed.retake()
             finally:  # an exception of a signal handler may have broken the first one off
                 self.changed.retake()
-                self._pumping = False
+                self._pumping = 0
                 self.changed.notify_all()
 
     def _take_in(self, item: Batch | Failure | None) -> None:

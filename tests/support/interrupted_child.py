@@ -124,6 +124,8 @@ class Bench:
             for _ in range(200):
                 if reader.fetch(10, 50):
                     break
+            else:
+                raise Fault("the reader got no record in ten seconds")
             reader.remove([out])
             with self.session.read("counts", 0).store.all() as rows:
                 list(rows)

@@ -139,7 +139,8 @@ def _found(code: CodeType) -> _Points:
     for previous, one in pairwise(instructions):
         line = one.positions.lineno if one.positions and one.positions.lineno else line
         looks = previous.opname.startswith(LOOKS)
-        if one.offset in jumps or (looks and handler(previous.offset) == handler(one.offset)):
+        # An exception at a jump backwards belongs to the instruction in front of its target.
+        if (looks or one.offset in jumps) and handler(previous.offset) == handler(one.offset):
             before[one.offset] = Point(file, code.co_qualname, line, one.offset, after=False)
         elif looks and previous.opname.startswith("CALL"):
             after[previous.offset] = Point(file, code.co_qualname, line, previous.offset, after=True)

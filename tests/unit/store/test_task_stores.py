@@ -443,7 +443,7 @@ def test_few_rows_rows_in_memory_new_families_and_expired_ones_are_not_prepared(
 
 
 class _Meddling:
-    """Counters of a store during whose next count of a put something happens: the middle of an entry without a latch."""
+    """Counters of a store; something happens at the next count of a put, in the middle of an entry without a latch."""
 
     def __init__(self, counters: StoreCounters, act: Callable[[], object]) -> None:
         self._counters, self._acts = counters, [act]
