@@ -327,6 +327,7 @@ class WriteBuffer:
     ) -> list[tuple[bytes, bytes | None]]:
         """Buffered rows with start <= key < end in order; a copy, so that later writes do not disturb a scan."""
         with self.latch:
+            self.hot.pop(family, None)  # keys are listed in several steps, beside which no compiled put may enter
             rows = self.rows.get(family)
             found = _within(rows, self.indexes, family, start, end, reverse) if rows else []
             taken, rows = self.taken, self.taken_rows(family)
@@ -529,13 +530,12 @@ def _within(
     reverse: bool,
 ) -> list[tuple[bytes, bytes | None]]:
     # Keys are sorted only by a scan; a dict keeps insertion order, so the keys added since the last scan are its
-    # tail. Puts therefore pay nothing for the order. Its keys are listed in one step of the interpreter, beside which
-    # no compiled put can enter.
+    # tail. Puts therefore pay nothing for the order.
     index = indexes.get(family)
     if index is None:
-        index = indexes[family] = SortedList(list(rows))
+        index = indexes[family] = SortedList(rows)
     elif len(index) < len(rows):
-        index.update(list(islice(reversed(rows), len(rows) - len(index))))
+        index.update(islice(reversed(rows), len(rows) - len(index)))
     keys = index.irange(start, end, inclusive=(True, False), reverse=reverse)
     return [(key, rows[key]) for key in keys]
 
@@ -544,6 +544,8 @@ def _merged(older: Part, newer: Part) -> Part:
     """Both parts as one: the newer row of a key counts, in the order of first writes."""
     both = WriteBuffer()
     for part in (older, newer):
+        for listed in [name for name in part.changes if name in both.delete_times and name not in part.delete_times]:
+            both._list_changes(listed)  # before its rows of one family only get company
         for family, rows in part.rows.items():
             store = next((name for name in part.delete_times if part.changes[name] is rows), None)
             for key, row in rows.items():

@@ -10,6 +10,7 @@ import inspect
 import sys
 import traceback
 import weakref
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -276,6 +277,38 @@ def test_a_serde_that_uses_the_store_meanwhile_loses_nothing() -> None:
             assert store.rows.buffer.take_changes()["s"][-1][1] in (step.encode(), b"1")
         store.rows.buffer.rollback()
         assert store.get(b"k") == b"commit", "the savepoint began before the row was entered"
+
+
+def test_a_range_finds_each_row_whichever_moment_of_it_a_compiled_put_comes_at() -> None:
+    moment, passed = 0, True
+    while passed:
+        moment, passed = moment + 1, False
+        store, met = opened(), 0
+        list(store.all())  # orders the rows so far; those that come now are ordered by the next range
+        store.put(b"second", b"2")
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal met, passed
+            if frame.f_code.co_name not in {"pending", "_within", "__len__"}:
+                return None
+            frame.f_trace_opcodes = True
+            met += event == "opcode"
+            # Another thread's: as long as the buffer lets it in without the latch, which the range has.
+            if met == moment and not passed:  # noqa: B023 - within this turn
+                passed = True
+                if "s" in store.rows.buffer.hot:  # noqa: B023
+                    store.put(b"beside", b"3")  # noqa: B023
+            return trace
+
+        sys.settrace(trace)
+        try:
+            found = list(store.all())
+        finally:
+            sys.settrace(None)
+        assert {b"first", b"second"} <= {key for key, _ in found}, moment
+        store.put(b"third", b"4")
+        expected = sorted(store.rows.buffer.rows["s"])
+        assert [key for key, _ in store.all()] == expected, moment
 
 
 def test_a_store_without_timestamps_cache_or_changelog_keeps_the_python_method() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,3 +105,31 @@ def test_a_family_is_dead_from_the_very_time_that_is_given(time_ms: int, retenti
     from_ms = found.dead_from(time_ms)
     rows.observed_ms = from_ms + beside
     assert (found.family_for(time_ms) is None) == (rows.observed_ms >= from_ms)
+
+
+def test_segment_that_is_added_at_any_moment_of_a_look_is_in_the_next_one() -> None:
+    moment, passed = 0, True
+    while passed:
+        moment, passed = moment + 1, False
+        found = Segments(StoreRows("w", MemoryEngine(), WriteBuffer(), now_ms=lambda: 0), DAY_MS, HOUR_MS)
+        found.family_for(0)
+        met = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal met, passed
+            if frame.f_code is not Segments.families.__code__:
+                return None
+            frame.f_trace_opcodes = True
+            met += event == "opcode"
+            if met == moment and not passed:  # noqa: B023 - within this turn
+                passed = True
+                found.family_for(HOUR_MS)  # noqa: B023 - another thread's put
+            return trace
+
+        sys.settrace(trace)
+        try:
+            found.families()
+        finally:
+            sys.settrace(None)
+        if passed:
+            assert found.families() == ["w@0", f"w@{HOUR_MS}"], moment
