@@ -220,6 +220,54 @@ def test_discard_after_a_refused_commit_forgets_its_part_too(bench: Bench) -> No
     assert outputs_of(bench.log) == []
 
 
+@both_guarantees
+@pytest.mark.parametrize("answers", [0, 1])
+def test_discard_beside_a_commit_returns_to_the_times_of_its_rows(bench: Bench, guarantee: str, answers: int) -> None:
+    session = opened(bench, guarantee)
+    task = session.task(0)
+    write(task, 0)
+    steps = task.commit_steps({SOURCE: 1})
+    call = next(steps)
+    ended = False
+    for _ in range(answers):  # at least once, the first step has written the rows, and the second commits the offsets
+        try:
+            call = steps.send(call())
+        except StopIteration:
+            ended = True
+    write(task, 1)
+    task.discard()
+    while not ended:
+        try:
+            call = steps.send(call())
+        except StopIteration:
+            ended = True
+    assert not task.uncommitted
+    assert rows_of(task) == rows_after(bench, 0)
+    taken = clocks(session)
+    task.commit({SOURCE: 2})
+    assert clocks(session) == {**taken, "sources": {"input/0": 2}}, "no time goes back"
+
+
+def test_discard_after_a_refused_commit_returns_to_the_times_of_the_last_one(bench: Bench) -> None:
+    session = opened(bench)
+    task = session.task(0)
+    task.keeps_refused = True
+    write(task, 0)
+    task.commit({SOURCE: 1})
+    before = clocks(session)
+    write(task, 1)
+    steps = task.commit_steps({SOURCE: 2})
+    next(steps)
+    away = sf.Unavailable("the log is away")
+    away.unwritten = True
+    with pytest.raises(sf.Unavailable):
+        steps.throw(away)
+    task.discard()
+    assert not task.uncommitted
+    task.commit({SOURCE: 2})
+    assert clocks(session) == {**before, "sources": {"input/0": 2}}
+
+
 def test_failed_commit_discards_its_part_and_what_came_since(bench: Bench) -> None:
     session = opened(bench)
     task = session.task(0)
