@@ -40,7 +40,7 @@ from sortedcontainers import SortedList
 
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
-from standfast.store.errors import Backpressure, DiskFull, InternalError
+from standfast.store.errors import Backpressure, DiskFull, InternalError, InvalidRequest
 from standfast.store.value_timestamp import TIMESTAMP_BYTES, Change, RowChanges, unpack
 
 # CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
@@ -177,7 +177,14 @@ class WriteBuffer:
             raise DiskFull(self._disk.full)
 
     def check_commit(self) -> None:
-        """Raise DiskFull unless the disk has room for a commit of the buffered bytes."""
+        """Raise DiskFull unless the disk has room for a commit of the buffered bytes; InvalidRequest in a savepoint.
+
+        The caller holds the latch, so an open savepoint is its own.
+        """
+        if self.in_savepoint:
+            raise InvalidRequest(
+                "a savepoint is open, and its rollback could not undo a commit: end the savepoint first"
+            )
         if self._disk is not None:
             self._disk.check_reserve(self.held_bytes, f"a commit of {self.held_bytes} bytes")
 

@@ -412,8 +412,10 @@ class TaskStores:
             self.buffer.latch.release()
 
     def discard(self) -> None:
-        """Forget all writes that are neither committed nor taken by a commit under way."""
+        """Forget all writes that are neither committed nor taken by a commit under way. Ends savepoints."""
         with self.buffer.latch:
+            for _ in self._times_before:  # of this very thread, since it has the latch
+                self.buffer.latch.release()
             taken = self.buffer.taken
             self.buffer.discard()
             self._times_before.clear()

@@ -384,6 +384,27 @@ def savepoint(task: Task) -> Iterator[None]:
     task.release()
 
 
+def test_commit_within_a_savepoint_of_its_own_thread_is_refused_and_a_discard_ends_it(bench: Bench) -> None:
+    session = opened(bench)
+    task = session.task(0)
+    write(task, 0)
+    task.savepoint()
+    write(task, 1)
+    with pytest.raises(sf.InvalidRequest, match="savepoint"):
+        task.commit({SOURCE: 2})
+    task.rollback()
+    task.commit({SOURCE: 1})
+    assert rows_of(task) == rows_after(bench, 0)
+    assert clocks(session)["stream"] == {"input/0": START_MS}
+
+    task.savepoint()
+    task.savepoint()
+    task.discard()
+    with other_thread(lambda: write(task, 1)) as thread:
+        thread.join(PATIENCE_S)
+    assert rows_of(task) == rows_after(bench, 0, 1)
+
+
 def test_write_of_another_thread_waits_for_a_savepoint_and_is_not_rolled_back(bench: Bench) -> None:
     task = opened(bench).task(0)
     task.store("kv").put("before", "0", 1)
