@@ -17,7 +17,9 @@ import standfast as sf
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.stream.runtime.guard import Guard
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.topology.drops import Drops
 from support.serve import wait_for
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench
 
@@ -403,6 +405,30 @@ def test_commit_within_a_savepoint_of_its_own_thread_is_refused_and_a_discard_en
     with other_thread(lambda: write(task, 1)) as thread:
         thread.join(PATIENCE_S)
     assert rows_of(task) == rows_after(bench, 0, 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_attempt_whose_task_another_thread_closes_ends_with_its_own_error(bench: Bench, fails: bool) -> None:
+    task = opened(bench).task(0)
+    store = task.store("kv")
+
+    def work(_: object) -> None:
+        store.put("k", "v", 1)
+        with other_thread(task.close):
+            pass
+        if fails:
+            store.put("k", "v", 2)
+
+    guard = Guard(task, Drops(bench.clock))
+    if fails:
+        with pytest.raises(sf.Closed):
+            guard.attempt(work, None)
+    else:
+        assert guard.attempt(work, None) is None
+    with pytest.raises(sf.Closed):
+        task.commit()
+    with other_thread(lambda: task.exclusive().__enter__()):
+        pass
 
 
 def test_write_of_another_thread_waits_for_a_savepoint_and_is_not_rolled_back(bench: Bench) -> None:
