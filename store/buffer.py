@@ -16,7 +16,8 @@
 
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes the taken part
 there, and a discard forgets the rest. One write enters under `latch`, or in one step of the interpreter by way of
-`hot`, which `take` empties first: so each write is wholly in one part or wholly in the next. `settle` and `put_back`
+`hot`, which `take` empties first: so each write is wholly in one part or wholly in the next. Since such a write also
+adds to `size_bytes`, others add in one step, without a call between reading and setting it. `settle` and `put_back`
 need no latch, because a thread that keeps it may wait for the commit under way.
 
 The buffer is bounded in bytes, the taken part included: at `bound_bytes` it is `full` (the loop commits after the
@@ -219,9 +220,10 @@ class WriteBuffer:
             self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
         old = rows.get(key, rows)
         if old is rows:
-            self.size_bytes += ROW_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
+            added = ROW_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
         else:
-            self.size_bytes += (len(row) if row is not None else 0) - (len(old) if isinstance(old, bytes) else 0)
+            added = (len(row) if row is not None else 0) - (len(old) if isinstance(old, bytes) else 0)
+        self.size_bytes += added
         rows[key] = row
 
     def log(self, store: str, key: bytes, value: bytes | None, timestamp: int, *, latest_only: bool) -> None:
@@ -265,7 +267,9 @@ class WriteBuffer:
             added = ENTRY_BYTES + 2 * len(key)
         rows[key] = row
         changes[key] = (key, value, timestamp, ())
-        self.size_bytes += added if row is None or value is None else added + len(row) + len(value)
+        if row is not None and value is not None:
+            added += len(row) + len(value)
+        self.size_bytes += added
 
     def write_each(
         self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
@@ -299,9 +303,11 @@ class WriteBuffer:
         size = 0 if row is None else 2 * len(row) - TIMESTAMP_BYTES
         if key in rows:
             old = rows[key]
-            self.size_bytes += size if old is None else size - 2 * len(old) + TIMESTAMP_BYTES
+            if old is not None:
+                size -= 2 * len(old) - TIMESTAMP_BYTES
         else:
-            self.size_bytes += ENTRY_BYTES + 2 * len(key) + size
+            size += ENTRY_BYTES + 2 * len(key)
+        self.size_bytes += size
         rows[key] = row
         if row is None:
             self.remember(self.delete_times[store], key)

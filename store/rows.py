@@ -265,11 +265,12 @@ class StoreRows:
             # As `WriteBuffer.write_headed`, without a call: aggregations write the same rows again and again.
             self.counters.put += 1
             if key not in rows:
-                buffer.size_bytes += ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
+                added = ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
             elif (old := rows[key]) is None:
-                buffer.size_bytes += 2 * len(row) - TIMESTAMP_BYTES
-            elif len(old) != len(row):
-                buffer.size_bytes += 2 * (len(row) - len(old))
+                added = 2 * len(row) - TIMESTAMP_BYTES
+            else:
+                added = 2 * (len(row) - len(old))
+            buffer.size_bytes += added
             rows[key] = row
 
     def write_checked(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:

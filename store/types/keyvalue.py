@@ -116,11 +116,11 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         size = len(raw_key) + len(raw)
         with buffer.latch:
             hot = buffer.hot.get(self.name)
-            size_bytes = buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES
+            added_bytes = 2 * size + ENTRY_OVERHEAD_BYTES
             if not (
                 hot is None
                 or raw_key in hot
-                or size_bytes > buffer.stop_bytes
+                or buffer.size_bytes + added_bytes > buffer.stop_bytes
                 or size > limits.any_bytes
                 or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
                 or access.closed
@@ -128,7 +128,7 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
                 # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
                 row = _pack(timestamp) + raw  # before the first change: a serde that is wrong may have returned text
                 access.counters.put += 1
-                buffer.size_bytes = size_bytes
+                buffer.size_bytes += added_bytes
                 hot[raw_key] = row
                 return
         self.put_raw(raw_key, raw, timestamp)

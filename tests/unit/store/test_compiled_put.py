@@ -17,7 +17,7 @@ import pytest
 
 from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer import ENTRY_BYTES, WriteBuffer
 from standfast.store.errors import Backpressure, Closed, Fenced, InvalidRequest, TooLarge, Unavailable
 from standfast.store.memory import MemoryEngine
 from standfast.store.rows import RowLimits, StoreRows
@@ -25,6 +25,7 @@ from standfast.store.specs import KeyValueStore
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.value_timestamp import TIMESTAMP
+from support.interruption import Point, traced
 
 MODULE = compiled().module
 BOTH = pytest.mark.parametrize("quick", [False, True], ids=["python", "compiled"])
@@ -309,6 +310,27 @@ def test_a_range_finds_each_row_whichever_moment_of_it_a_compiled_put_comes_at()
         store.put(b"third", b"4")
         expected = sorted(store.rows.buffer.rows["s"])
         assert [key for key, _ in store.all()] == expected, moment
+
+
+@pytest.mark.parametrize("given", [(b"new", b"v"), (b"first", b"longer"), (b"deleted", b"v"), (b"first", None)])
+def test_size_counts_a_compiled_put_whichever_moment_of_another_put_it_comes_at(given: tuple[bytes, Any]) -> None:
+    moment, passed = 0, True
+    while passed:
+        moment, passed = moment + 1, False
+        store, met = opened(), 0
+        store.put(b"deleted", None)
+
+        def meet(_: Point) -> None:
+            nonlocal met, passed
+            met += 1
+            if met == moment:  # noqa: B023 - within this turn
+                passed = True
+                store.put(b"beside", b"of another thread")  # noqa: B023
+
+        traced(lambda: store.put(*given, timestamp=5), meet)  # noqa: B023
+        buffer = store.rows.buffer
+        sizes = [2 * len(key) + (2 * len(row) - 8 if row else 0) for key, row in buffer.rows["s"].items()]
+        assert buffer.size_bytes == sum(ENTRY_BYTES + size for size in sizes), moment
 
 
 def test_a_store_without_timestamps_cache_or_changelog_keeps_the_python_method() -> None:
