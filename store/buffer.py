@@ -340,7 +340,6 @@ class WriteBuffer:
     ) -> list[tuple[bytes, bytes | None]]:
         """Buffered rows with start <= key < end in order; a copy, so that later writes do not disturb a scan."""
         with self.latch:
-            self.hot.pop(family, None)  # keys are listed in several steps, beside which no compiled put may enter
             rows = self.rows.get(family)
             found = _within(rows, self.indexes, family, start, end, reverse) if rows else []
             taken, rows = self.taken, self.taken_rows(family)
@@ -543,12 +542,17 @@ def _within(
     reverse: bool,
 ) -> list[tuple[bytes, bytes | None]]:
     # Keys are sorted only by a scan; a dict keeps insertion order, so the keys added since the last scan are its
-    # tail. Puts therefore pay nothing for the order.
+    # tail. Puts therefore pay nothing for the order. A compiled put may enter between any two steps.
     index = indexes.get(family)
     if index is None:
-        index = indexes[family] = SortedList(rows)
-    elif len(index) < len(rows):
-        index.update(islice(reversed(rows), len(rows) - len(index)))
+        index = indexes[family] = SortedList(list(rows))
+    while len(index) < len(rows):
+        newest = reversed(rows)
+        try:
+            index.update(list(islice(newest, len(rows) - len(index))))
+        except RuntimeError:  # another key has come since
+            continue
+        break
     keys = index.irange(start, end, inclusive=(True, False), reverse=reverse)
     return [(key, rows[key]) for key in keys]
 

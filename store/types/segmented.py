@@ -27,12 +27,13 @@ class Segments:
         self.rows = rows
         self.retention_ms = retention_ms
         self.interval_ms = interval_ms
-        self._ids: set[int] = set()
+        self._ids: frozenset[int] = frozenset()  # replaced in one step, since several threads change it
+        self._sorted: tuple[frozenset[int], list[int]] = (self._ids, [])  # the numbers, and those in order
         self._names: dict[int, str] = {}  # their names, made once: every put needs one
         for family in rows.engine.families():
             parsed = parse_family(family)
             if parsed is not None and parsed[0] == rows.name:
-                self._ids.add(parsed[1] // interval_ms)
+                self._ids |= {parsed[1] // interval_ms}
 
     def family_for(self, time_ms: int) -> str | None:
         """The family for a row of this time, or None if its segment is dead (the row is late)."""
@@ -41,7 +42,7 @@ class Segments:
             return None
         name = self._names.get(number)
         if name is None:
-            self._ids.add(number)
+            self._ids |= {number}
             name = self._names[number] = self._name(number)
         return name
 
@@ -61,9 +62,14 @@ class Segments:
         """Families that may hold rows of time_from <= time <= time_to, ascending."""
         low = None if time_from is None else segment_id(max(time_from, 0), self.interval_ms)
         high = None if time_to is None else segment_id(max(time_to, 0), self.interval_ms)
+        ids, numbers = self._sorted
+        if ids is not self._ids:
+            ids = self._ids
+            numbers = sorted(ids)
+            self._sorted = ids, numbers
         return [
             self._name(number)
-            for number in sorted(self._ids)  # few, and a put of another thread may add one at any moment
+            for number in numbers
             if (low is None or number >= low) and (high is None or number <= high)
         ]
 
