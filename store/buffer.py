@@ -17,7 +17,8 @@
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes the taken part
 there, and a discard forgets the rest. Each write is wholly in one part or wholly in the next. It enters under `latch`,
 or by way of `hot`, whose rows are entries of one step, and which `take` empties first: compiled code looks and enters
-in one step of the interpreter, and Python looks again after the entry. `settle` and `put_back` need no latch, because a
+in one step of the interpreter, and Python looks again after the entry. Since such a write also adds to `size_bytes`,
+each adds in one step, without a call between reading and setting it. `settle` and `put_back` need no latch, because a
 thread that keeps it may wait for the commit under way.
 
 The buffer is bounded in bytes, the taken part included: at `bound_bytes` it is `full` (the loop commits after the
@@ -41,7 +42,7 @@ from sortedcontainers import SortedList
 
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
-from standfast.store.errors import Backpressure, DiskFull, InternalError
+from standfast.store.errors import Backpressure, DiskFull, InternalError, InvalidRequest
 from standfast.store.value_timestamp import TIMESTAMP_BYTES, Change, RowChanges, unpack
 
 # CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
@@ -178,7 +179,14 @@ class WriteBuffer:
             raise DiskFull(self._disk.full)
 
     def check_commit(self) -> None:
-        """Raise DiskFull unless the disk has room for a commit of the buffered bytes."""
+        """Raise DiskFull unless the disk has room for a commit of the buffered bytes; InvalidRequest in a savepoint.
+
+        The caller holds the latch, so an open savepoint is its own.
+        """
+        if self.in_savepoint:
+            raise InvalidRequest(
+                "a savepoint is open, and its rollback could not undo a commit: end the savepoint first"
+            )
         if self._disk is not None:
             self._disk.check_reserve(self.held_bytes, f"a commit of {self.held_bytes} bytes")
 
@@ -213,9 +221,10 @@ class WriteBuffer:
             self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
         old = rows.get(key, rows)
         if old is rows:
-            self.size_bytes += ROW_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
+            added = ROW_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
         else:
-            self.size_bytes += (len(row) if row is not None else 0) - (len(old) if isinstance(old, bytes) else 0)
+            added = (len(row) if row is not None else 0) - (len(old) if isinstance(old, bytes) else 0)
+        self.size_bytes += added
         rows[key] = row
 
     def log(self, store: str, key: bytes, value: bytes | None, timestamp: int, *, latest_only: bool) -> None:
@@ -260,7 +269,9 @@ class WriteBuffer:
             added = ENTRY_BYTES + 2 * len(key)
         rows[key] = row
         changes[key] = (key, value, timestamp, ())
-        self.size_bytes += added if row is None or value is None else added + len(row) + len(value)
+        if row is not None and value is not None:
+            added += len(row) + len(value)
+        self.size_bytes += added
 
     def write_each(
         self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
@@ -294,9 +305,11 @@ class WriteBuffer:
         size = 0 if row is None else 2 * len(row) - TIMESTAMP_BYTES
         if key in rows:
             old = rows[key]
-            self.size_bytes += size if old is None else size - 2 * len(old) + TIMESTAMP_BYTES
+            if old is not None:
+                size -= 2 * len(old) - TIMESTAMP_BYTES
         else:
-            self.size_bytes += ENTRY_BYTES + 2 * len(key) + size
+            size += ENTRY_BYTES + 2 * len(key)
+        self.size_bytes += size
         rows[key] = row
         if row is None:
             self.remember(self.delete_times[store], key)
@@ -537,13 +550,17 @@ def _within(
     reverse: bool,
 ) -> list[tuple[bytes, bytes | None]]:
     # Keys are sorted only by a scan; a dict keeps insertion order, so the keys added since the last scan are its
-    # tail. Puts therefore pay nothing for the order. Its keys are listed in one step of the interpreter, beside which
-    # no compiled put can enter.
+    # tail. Puts therefore pay nothing for the order. A compiled put may enter between any two steps.
     index = indexes.get(family)
     if index is None:
         index = indexes[family] = SortedList(list(rows))
-    elif len(index) < len(rows):
-        index.update(list(islice(reversed(rows), len(rows) - len(index))))
+    while len(index) < len(rows):
+        newest = reversed(rows)
+        try:
+            index.update(list(islice(newest, len(rows) - len(index))))
+        except RuntimeError:  # another key has come since
+            continue
+        break
     keys = index.irange(start, end, inclusive=(True, False), reverse=reverse)
     return [(key, rows[key]) for key in keys]
 
@@ -552,6 +569,8 @@ def _merged(older: Part, newer: Part) -> Part:
     """Both parts as one: the newer row of a key counts, in the order of first writes."""
     both = WriteBuffer()
     for part in (older, newer):
+        for listed in [name for name in part.changes if name in both.delete_times and name not in part.delete_times]:
+            both._list_changes(listed)  # before its rows of one family only get company
         for family, rows in part.rows.items():
             store = next((name for name in part.delete_times if part.changes[name] is rows), None)
             for key, row in rows.items():

@@ -22,7 +22,7 @@ from standfast.store.buffer import ENTRY_BYTES, ENTRY_OVERHEAD_BYTES, WriteBuffe
 from standfast.store.clock import measured_ns
 from standfast.store.closing import Closing
 from standfast.store.engine import Engine, Row, RowScan
-from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, TooLarge
+from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, TooLarge, UnknownStore
 from standfast.store.histogram import SECONDS_PER_NS, Histogram
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 from standfast.store.value_timestamp import TIMESTAMP_BYTES
@@ -190,7 +190,10 @@ class StoreRows:
             if rows is None or key not in rows:
                 if family in self.engine.families():
                     self.counters.get += 1
-                    return self._get_stored(family, key)
+                    try:
+                        return self._get_stored(family, key)
+                    except UnknownStore:  # a commit of another thread has dropped the segment since
+                        return None
                 buffer.read_families.add(family)
                 return None
         self.counters.get += 1
@@ -337,10 +340,12 @@ class StoreRows:
         pending = self.buffer.pending(family, start, end, reverse=reverse)
         # A commit makes the families of new segments, so rows of one may be in the buffer only.
         if family not in self.engine.families():
-            return ((key, row) for key, row in pending if row is not None)
+            return merge_pending(iter(()), pending, reverse=reverse)
         started_ns = 0 if self.counters.scan & SAMPLE_MASK or self.scan_seconds is None else measured_ns()
         try:
             placed = self.engine.scan(family, start, end, reverse=reverse)
+        except UnknownStore:  # a commit of another thread has dropped the segment since
+            return merge_pending(iter(()), pending, reverse=reverse)
         except Corruption as damage:
             self._report(damage)
             raise

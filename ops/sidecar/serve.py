@@ -344,9 +344,7 @@ class Sidecar:
     def _uncommitted(self) -> bool:
         """Whether an open connection has uncommitted writes."""
         # Without a client nothing more will be committed.
-        if not self._resp.clients:
-            return False
-        return any(task.stores.buffer.rows or task.stores.buffer.changes for task in self.plane.table.now.open.values())
+        return bool(self._resp.clients) and self.plane.uncommitted
 
     def _end_in_time(self, run_info: RunInfo) -> None:
         """Enforce the stop's one deadline with a timer, because loop, pool threads and the log may all hang."""

@@ -395,8 +395,13 @@ class TaskStores:
         )
 
     def rollback(self) -> None:
-        """Undo all writes since `savepoint`: rows, changes, observed stream times, sequence numbers."""
+        """Undo all writes since `savepoint`: rows, changes, observed stream times, sequence numbers.
+
+        Nothing is left to undo once another thread has closed the stores.
+        """
         try:
+            if self.closed:
+                return
             self.buffer.rollback()
             for rows, observed_ms, sequence in self._times_before.pop():
                 rows.observed_ms, rows.sequence = observed_ms, sequence
@@ -406,14 +411,17 @@ class TaskStores:
     def release(self) -> None:
         """Keep the writes since `savepoint` and end it."""
         try:
-            self.buffer.release()
-            self._times_before.pop()
+            if not self.closed:
+                self.buffer.release()
+                self._times_before.pop()
         finally:
             self.buffer.latch.release()
 
     def discard(self) -> None:
-        """Forget all writes that are neither committed nor taken by a commit under way."""
+        """Forget all writes that are neither committed nor taken by a commit under way. Ends savepoints."""
         with self.buffer.latch:
+            for _ in self._times_before:  # of this very thread, since it has the latch
+                self.buffer.latch.release()
             taken = self.buffer.taken
             self.buffer.discard()
             self._times_before.clear()

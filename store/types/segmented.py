@@ -27,13 +27,13 @@ class Segments:
         self.rows = rows
         self.retention_ms = retention_ms
         self.interval_ms = interval_ms
-        self._ids: set[int] = set()
+        self._ids: frozenset[int] = frozenset()  # replaced in one step, since several threads change it
+        self._sorted: tuple[frozenset[int], list[int]] = (self._ids, [])  # the numbers, and those in order
         self._names: dict[int, str] = {}  # their names, made once: every put needs one
-        self._sorted: list[int] | None = []
         for family in rows.engine.families():
             parsed = parse_family(family)
             if parsed is not None and parsed[0] == rows.name:
-                self._add(parsed[1] // interval_ms)
+                self._ids |= {parsed[1] // interval_ms}
 
     def family_for(self, time_ms: int) -> str | None:
         """The family for a row of this time, or None if its segment is dead (the row is late)."""
@@ -42,7 +42,7 @@ class Segments:
             return None
         name = self._names.get(number)
         if name is None:
-            self._add(number)
+            self._ids |= {number}
             name = self._names[number] = self._name(number)
         return name
 
@@ -62,9 +62,11 @@ class Segments:
         """Families that may hold rows of time_from <= time <= time_to, ascending."""
         low = None if time_from is None else segment_id(max(time_from, 0), self.interval_ms)
         high = None if time_to is None else segment_id(max(time_to, 0), self.interval_ms)
-        numbers = self._sorted  # a put of another thread may forget it meanwhile
-        if numbers is None:
-            numbers = self._sorted = sorted(self._ids)
+        ids, numbers = self._sorted
+        if ids is not self._ids:
+            ids = self._ids
+            numbers = sorted(ids)
+            self._sorted = ids, numbers
         return [
             self._name(number)
             for number in numbers
@@ -85,7 +87,6 @@ class Segments:
         self._ids -= gone
         for number in gone:
             self._names.pop(number, None)
-        self._sorted = None
         self.rows.counters.segments_expired += len(gone)
 
     def group(self, timed: Iterable[tuple[int, bytes, bytes | None]], into: FamilyRows | None = None) -> FamilyRows:
@@ -111,10 +112,6 @@ class Segments:
     def visible_from(self) -> int:
         """Earliest time that a read returns: observed - retention + 1 (Kafka Streams: getActualFrom)."""
         return self.rows.observed_ms - self.retention_ms + 1
-
-    def _add(self, number: int) -> None:
-        self._ids.add(number)
-        self._sorted = None
 
     def _name(self, number: int) -> str:
         return family_name(self.rows.name, number * self.interval_ms)

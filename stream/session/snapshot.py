@@ -134,7 +134,7 @@ def _task(task: Task, instance: Instance, figures: LogFigures, wall_ms: int) -> 
         state=task.state.value,
         epoch=task.epoch,
         error=str(task.error or ""),
-        buffer_bytes=task.stores.buffer.size_bytes,
+        buffer_bytes=task.stores.buffer.held_bytes,
         sources=dict(task.stores.cut.sources),
         stream_times=dict(task.stream_times),
         stores=tuple(_store(task, name, instance, bounds, wall_ms) for name in task.stores.stores) if usable else (),

@@ -164,6 +164,7 @@ class Task:
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
+        self._taken_times: Times = ({}, {})  # of the commit under way, otherwise the committed ones
         self._restates = False
         self._commit_ended = Flag()
         self._commit_ended.set()
@@ -313,18 +314,17 @@ class Task:
                 self.stream_times[key] = timestamp_ms
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Keep commits, and other threads' writes, out of a `with` block: all its writes go with one commit.
+        """Keep commits, and other threads' `exclusive` blocks, out of a `with` block: its writes go with one commit.
 
-        For several threads on one task: reading a row and writing it back, and the writes of a record together with its
-        offset. A commit within the block, from its own thread, commits the writes so far.
+        For threads that read a row and write it back, or write a record with its offset: each of them in a block. A
+        commit within the block, from its own thread, commits the writes so far.
         """
         return self.stores.buffer.latch
 
     @property
     def is_exclusive(self) -> bool:
         """Whether this thread is within an `exclusive` block."""
-        owned: bool = self.stores.buffer.latch._is_owned()  # type: ignore[attr-defined]
-        return owned
+        return bool(self.stores.buffer.latch._is_owned())  # type: ignore[attr-defined]
 
     def commit(
         self, source_offsets: Mapping[tuple[str, int], int] | None = None, *, member: ConsumerMember | None = None
@@ -431,6 +431,7 @@ class Task:
         self._log_may_have_it = False
         try:
             cut = Cut(self.stores.take(), offsets, metadata, self._times())
+            self._taken_times = cut.times
             self.commit_requested = False
             return cut
         except BaseException as error:  # between its first step and its last: a cut that is half taken must not go on
@@ -461,6 +462,7 @@ class Task:
             refused = isinstance(error, Unavailable | Corruption) and error.unwritten and not self._log_may_have_it
             if refused and self.keeps_refused:
                 self.stores.buffer.put_back()
+                self._taken_times = self._committed_times
                 self.commit_requested = True
                 self.counters.commits["failed"] += 1
                 clear_frames(error)
@@ -575,10 +577,11 @@ class Task:
             self.on_outputs(written, acknowledged)
 
     def discard(self) -> None:
-        """Discard everything since the last commit: rows, outputs, stream times and progress."""
-        self.stores.discard()
-        self._marks.clear()
-        self._put_back(self._committed_times)
+        """Discard everything that no commit has taken: rows, outputs, stream times and progress."""
+        with self.stores.buffer.latch:
+            self.stores.discard()
+            self._marks.clear()
+            self._put_back(self._taken_times)
 
     def _times(self) -> Times:
         return dict(self.stream_times), dict(self.progress)
@@ -669,7 +672,7 @@ class Task:
             self.stores.close()
 
     def _keep_times(self) -> None:
-        self._committed_times = self._times()
+        self._committed_times = self._taken_times = self._times()
 
     @property
     def sources(self) -> list[TopicPartition] | None:

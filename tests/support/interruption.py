@@ -67,7 +67,7 @@ def record(act: Callable[[], Any]) -> Counter[Point]:
     def met(point: Point) -> None:
         passed[point] += 1
 
-    _traced(act, met)
+    traced(act, met)
     return passed
 
 
@@ -85,11 +85,13 @@ def broken_off(at: Point, occurrence: int, act: Callable[[], Any]) -> bool:
                 sys.setprofile(None)
                 raise Interrupted
 
-    _traced(act, met)
+    traced(act, met)
     return raised
 
 
-def _traced(act: Callable[[], Any], met: Callable[[Point], None]) -> None:
+def traced(act: Callable[[], Any], met: Callable[[Point], None]) -> None:
+    """Run `act`, and call `met` at each point: there another thread may run, too."""
+
     def local(frame: FrameType, event: str, arg: Any) -> Any:
         if event == "opcode":
             point = _points(frame.f_code).before.get(frame.f_lasti)

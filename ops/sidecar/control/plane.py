@@ -250,6 +250,11 @@ class ControlPlane:
             self.events.publish("draining", {})
             self.on_loop(self.engine.drain)
 
+    @property
+    def uncommitted(self) -> bool:
+        """Whether a task has writes that no commit has ended for; any thread may ask."""
+        return not all(task.stores.buffer.empty for task in self.table.now.open.values())
+
     def close_tasks(self) -> None:
         """Close every task cleanly and leave the group."""
         # Out of the table first, so that no call takes up a task that is about to close.
@@ -379,7 +384,7 @@ class ControlPlane:
     def _tell_pressure(self, table: Table) -> None:
         """Publish once for each task that its uncommitted writes are near the limit, above which writes are refused."""
         limit = self.config.limits.uncommitted_max_bytes
-        held = {partition: task.stores.buffer.size_bytes for partition, task in table.open.items()}
+        held = {partition: task.stores.buffer.held_bytes for partition, task in table.open.items()}
         pressed = frozenset(partition for partition, size in held.items() if size >= limit * PRESSURE)
         for partition in sorted(pressed - self._pressed):
             self.events.publish(

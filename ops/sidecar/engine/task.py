@@ -305,10 +305,9 @@ class Commit:
         started_ms = self._clock.monotonic_ms()
         task = self.held.task
         try:
-            # Counted before the commit, which empties the buffer.
-            changes = sum(map(len, task.stores.buffer.changes.values()))
+            before = _logged_records(task)
             task.commit(self.request.offsets, member=self.request.consumer)
-            self.changes = changes
+            self.changes = _logged_records(task) - before
         except BaseException as error:  # noqa: BLE001  raised again by end_commit, in the engine's thread
             self.error, self.in_doubt = error, task.in_doubt
         if self.request.checkpoint and self.error is None:
@@ -326,3 +325,7 @@ class Commit:
                 error,
                 extra=as_event("checkpoint_failed", task=self.held.task.id),
             )
+
+
+def _logged_records(task: Task) -> int:
+    return sum(store.rows.counters.logged_records for store in task.stores.stores.values())

@@ -159,7 +159,7 @@ def status(c: Connection, args: list[bytes]) -> Answer:
         "state": "COMMITTING" if held.commit is not None else "READY",
         "epoch": task.epoch,
         "stores": {name: store.spec.kind for name, store in task.stores.stores.items()},
-        "uncommitted_bytes": task.stores.buffer.size_bytes,
+        "uncommitted_bytes": task.stores.buffer.held_bytes,
         "lost": held.unread(binding) or None,
         "stream_time_ms": task.stream_times.get(CLOCK_KEY),
         "offsets": {f"{at.topic}/{at.partition}": offset for at, offset in sorted(task.source_offsets().items())},

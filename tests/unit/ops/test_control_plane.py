@@ -36,6 +36,7 @@ from standfast.replication.shapes import fit
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.task.state_dir import StateDir
+from standfast.stream.session.task import Task as OwnTask
 
 T = TypeVar("T")
 WAIT_S = 60.0  # a starved machine takes its time
@@ -85,6 +86,16 @@ class Plane:
         commit = engine.begin_commit(binding, request)
         assert isinstance(commit, Commit)
         return binding, commit
+
+
+def refused(task: OwnTask) -> None:
+    """Have the log refuse a commit before its first byte."""
+    steps = task.commit_steps()
+    next(steps)
+    away = Unavailable("the log is away")
+    away.unwritten = True
+    with pytest.raises(Unavailable, match="away"):
+        steps.throw(away)
 
 
 class CountedLock:
@@ -529,3 +540,32 @@ def test_probes_are_answered_beside_as_many_requests_as_there_may_be() -> None:
             assert (await client.get("/v1/hello")).status_code == 200
 
     asyncio.run(test())
+
+
+def test_answer_of_a_commit_counts_the_changes_of_a_refused_one_before_it(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        binding, commit = await made.committing(AT_200)
+        task = commit.held.task
+        refused(task)
+        task.stores.store("kv").put_raw(b"other", b"1", 1)
+        commit.run()
+        assert made.plane.engine.end_commit(commit).changes == 2
+        assert binding.held is commit.held
+
+    on_plane(tmp_path, test)
+
+
+def test_writes_are_shown_as_uncommitted_until_their_commit_has_ended(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        _, commit = await made.committing(AT_200)
+        task = commit.held.task
+        size_bytes = task.stores.buffer.size_bytes
+        refused(task)
+        assert made.plane.uncommitted, "a drain waits for them"
+        [shown] = (await made.call(made.plane.session.statistics)).tasks
+        assert shown.buffer_bytes == size_bytes
+        commit.run()
+        made.plane.engine.end_commit(commit)
+        assert not made.plane.uncommitted
+
+    on_plane(tmp_path, test)

@@ -187,3 +187,35 @@ def test_changes_that_were_taken_stay_as_they_were() -> None:
     assert taken == {"s": [(b"k", b"a", 1, ())]}
     assert buffer.recent == {"s": {b"k": TIMESTAMP.pack(1) + b"a"}}
     assert buffer.take_changes() == {"s": [(b"k", None, 2, ()), (b"l", b"b", 2, ())]}
+
+
+headed_writes = st.lists(
+    st.tuples(
+        st.sampled_from(["s@0", "s@1"]),
+        st.sampled_from([b"a", b"b", b"c"]),
+        st.one_of(st.none(), st.binary(max_size=3)),
+    ),
+    max_size=6,
+)
+
+
+@given(parts=st.lists(headed_writes, min_size=2, max_size=3))
+def test_parts_of_refused_commits_are_taken_as_if_written_without_a_commit(
+    parts: list[list[tuple[str, bytes, bytes | None]]],
+) -> None:
+    # The changes of a store stand in a list once its rows lie in two families: in an older part, a newer one, or both.
+    taken, plain, clock = WriteBuffer(), WriteBuffer(), 0
+    for part in parts:
+        for family, name, value in part:
+            clock += 1
+            row = None if value is None else TIMESTAMP.pack(clock) + value
+            for buffer in (taken, plain):
+                buffer.write_headed(family, name + family.encode(), row, "s", value, clock)
+        taken.take()
+        taken.put_back()
+    merged, whole = taken.take(), plain.take()
+    assert merged.rows == whole.rows
+    assert {name: list(changes) for name, changes in merged.logged().items()} == {
+        name: list(changes) for name, changes in whole.logged().items()
+    }
+    assert merged.size_bytes == whole.size_bytes

@@ -10,13 +10,14 @@ import inspect
 import sys
 import traceback
 import weakref
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer import ENTRY_BYTES, WriteBuffer
 from standfast.store.errors import Backpressure, Closed, Fenced, InvalidRequest, TooLarge, Unavailable
 from standfast.store.memory import MemoryEngine
 from standfast.store.rows import RowLimits, StoreRows
@@ -24,6 +25,7 @@ from standfast.store.specs import KeyValueStore
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.value_timestamp import TIMESTAMP
+from support.interruption import Point, traced
 
 MODULE = compiled().module
 BOTH = pytest.mark.parametrize("quick", [False, True], ids=["python", "compiled"])
@@ -276,6 +278,59 @@ def test_a_serde_that_uses_the_store_meanwhile_loses_nothing() -> None:
             assert store.rows.buffer.take_changes()["s"][-1][1] in (step.encode(), b"1")
         store.rows.buffer.rollback()
         assert store.get(b"k") == b"commit", "the savepoint began before the row was entered"
+
+
+def test_a_range_finds_each_row_whichever_moment_of_it_a_compiled_put_comes_at() -> None:
+    moment, passed = 0, True
+    while passed:
+        moment, passed = moment + 1, False
+        store, met = opened(), 0
+        list(store.all())  # orders the rows so far; those that come now are ordered by the next range
+        store.put(b"second", b"2")
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal met, passed
+            if frame.f_code.co_name not in {"pending", "_within", "__len__"}:
+                return None
+            frame.f_trace_opcodes = True
+            met += event == "opcode"
+            # Another thread's: as long as the buffer lets it in without the latch, which the range has.
+            if met == moment and not passed:  # noqa: B023 - within this turn
+                passed = True
+                if "s" in store.rows.buffer.hot:  # noqa: B023
+                    store.put(b"beside", b"3")  # noqa: B023
+            return trace
+
+        sys.settrace(trace)
+        try:
+            found = list(store.all())
+        finally:
+            sys.settrace(None)
+        assert {b"first", b"second"} <= {key for key, _ in found}, moment
+        store.put(b"third", b"4")
+        expected = sorted(store.rows.buffer.rows["s"])
+        assert [key for key, _ in store.all()] == expected, moment
+
+
+@pytest.mark.parametrize("given", [(b"new", b"v"), (b"first", b"longer"), (b"deleted", b"v"), (b"first", None)])
+def test_size_counts_a_compiled_put_whichever_moment_of_another_put_it_comes_at(given: tuple[bytes, Any]) -> None:
+    moment, passed = 0, True
+    while passed:
+        moment, passed = moment + 1, False
+        store, met = opened(), 0
+        store.put(b"deleted", None)
+
+        def meet(_: Point) -> None:
+            nonlocal met, passed
+            met += 1
+            if met == moment:  # noqa: B023 - within this turn
+                passed = True
+                store.put(b"beside", b"of another thread")  # noqa: B023
+
+        traced(lambda: store.put(*given, timestamp=5), meet)  # noqa: B023
+        buffer = store.rows.buffer
+        sizes = [2 * len(key) + (2 * len(row) - 8 if row else 0) for key, row in buffer.rows["s"].items()]
+        assert buffer.size_bytes == sum(ENTRY_BYTES + size for size in sizes), moment
 
 
 def test_a_store_without_timestamps_cache_or_changelog_keeps_the_python_method() -> None:

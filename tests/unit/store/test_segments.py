@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standfast.store import serde, window_key
 from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import InvalidRequest
 from standfast.store.memory import MemoryEngine
 from standfast.store.rows import StoreRows
+from standfast.store.specs import WindowStore
 from standfast.store.types import segments
 from standfast.store.types.segmented import Segments
+from standfast.store.types.window import WindowState
+from standfast.store.value_timestamp import TIMESTAMP
+from support.interruption import Point, traced
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
@@ -101,3 +110,61 @@ def test_a_family_is_dead_from_the_very_time_that_is_given(time_ms: int, retenti
     from_ms = found.dead_from(time_ms)
     rows.observed_ms = from_ms + beside
     assert (found.family_for(time_ms) is None) == (rows.observed_ms >= from_ms)
+
+
+def test_segment_that_is_added_at_any_moment_of_a_look_is_in_the_next_one() -> None:
+    moment, passed = 0, True
+    while passed:
+        moment, passed = moment + 1, False
+        found = Segments(StoreRows("w", MemoryEngine(), WriteBuffer(), now_ms=lambda: 0), DAY_MS, HOUR_MS)
+        found.family_for(0)
+        met = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal met, passed
+            if frame.f_code is not Segments.families.__code__:
+                return None
+            frame.f_trace_opcodes = True
+            met += event == "opcode"
+            if met == moment and not passed:  # noqa: B023 - within this turn
+                passed = True
+                found.family_for(HOUR_MS)  # noqa: B023 - another thread's put
+            return trace
+
+        sys.settrace(trace)
+        try:
+            found.families()
+        finally:
+            sys.settrace(None)
+        if passed:
+            assert found.families() == ["w@0", f"w@{HOUR_MS}"], moment
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_read_of_a_segment_that_a_commit_drops_at_any_moment_raises_nothing(ranges: bool) -> None:
+    spec = WindowStore("w", serde.bytes, serde.bytes, window_size_ms=1, retention_ms=DAY_MS)
+    moment, passed = 0, True
+    while passed:
+        moment, passed = moment + 1, False
+        engine, met = MemoryEngine(), 0
+        engine.create_family("w@0")
+        engine.write({"w@0": {window_key.pack(b"k", 5): TIMESTAMP.pack(5) + b"v"}})
+        store = WindowState(spec, StoreRows("w", engine, WriteBuffer(), now_ms=lambda: 0))
+
+        def drop(_: Point) -> None:
+            nonlocal met, passed
+            met += 1
+            if met == moment:  # noqa: B023 - within this turn
+                passed = True
+                engine.drop_family("w@0")  # noqa: B023
+
+        found: list[Any] = []
+
+        def read() -> None:
+            if ranges:
+                found.extend(value for _, value in store.fetch_range(b"k", 0, 9))  # noqa: B023
+            else:
+                found.append(store.fetch(b"k", 5))  # noqa: B023
+
+        traced(read, drop)
+        assert found in ([b"v"], [None], []), moment

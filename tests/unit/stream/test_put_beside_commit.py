@@ -17,7 +17,9 @@ import standfast as sf
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.stream.runtime.guard import Guard
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.topology.drops import Drops
 from support.serve import wait_for
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench
 
@@ -220,6 +222,54 @@ def test_discard_after_a_refused_commit_forgets_its_part_too(bench: Bench) -> No
     assert outputs_of(bench.log) == []
 
 
+@both_guarantees
+@pytest.mark.parametrize("answers", [0, 1])
+def test_discard_beside_a_commit_returns_to_the_times_of_its_rows(bench: Bench, guarantee: str, answers: int) -> None:
+    session = opened(bench, guarantee)
+    task = session.task(0)
+    write(task, 0)
+    steps = task.commit_steps({SOURCE: 1})
+    call = next(steps)
+    ended = False
+    for _ in range(answers):  # at least once, the first step has written the rows, and the second commits the offsets
+        try:
+            call = steps.send(call())
+        except StopIteration:
+            ended = True
+    write(task, 1)
+    task.discard()
+    while not ended:
+        try:
+            call = steps.send(call())
+        except StopIteration:
+            ended = True
+    assert not task.uncommitted
+    assert rows_of(task) == rows_after(bench, 0)
+    taken = clocks(session)
+    task.commit({SOURCE: 2})
+    assert clocks(session) == {**taken, "sources": {"input/0": 2}}, "no time goes back"
+
+
+def test_discard_after_a_refused_commit_returns_to_the_times_of_the_last_one(bench: Bench) -> None:
+    session = opened(bench)
+    task = session.task(0)
+    task.keeps_refused = True
+    write(task, 0)
+    task.commit({SOURCE: 1})
+    before = clocks(session)
+    write(task, 1)
+    steps = task.commit_steps({SOURCE: 2})
+    next(steps)
+    away = sf.Unavailable("the log is away")
+    away.unwritten = True
+    with pytest.raises(sf.Unavailable):
+        steps.throw(away)
+    task.discard()
+    assert not task.uncommitted
+    task.commit({SOURCE: 2})
+    assert clocks(session) == {**before, "sources": {"input/0": 2}}
+
+
 def test_failed_commit_discards_its_part_and_what_came_since(bench: Bench) -> None:
     session = opened(bench)
     task = session.task(0)
@@ -334,6 +384,51 @@ def savepoint(task: Task) -> Iterator[None]:
     task.savepoint()
     yield
     task.release()
+
+
+def test_commit_within_a_savepoint_of_its_own_thread_is_refused_and_a_discard_ends_it(bench: Bench) -> None:
+    session = opened(bench)
+    task = session.task(0)
+    write(task, 0)
+    task.savepoint()
+    write(task, 1)
+    with pytest.raises(sf.InvalidRequest, match="savepoint"):
+        task.commit({SOURCE: 2})
+    task.rollback()
+    task.commit({SOURCE: 1})
+    assert rows_of(task) == rows_after(bench, 0)
+    assert clocks(session)["stream"] == {"input/0": START_MS}
+
+    task.savepoint()
+    task.savepoint()
+    task.discard()
+    with other_thread(lambda: write(task, 1)) as thread:
+        thread.join(PATIENCE_S)
+    assert rows_of(task) == rows_after(bench, 0, 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_attempt_whose_task_another_thread_closes_ends_with_its_own_error(bench: Bench, fails: bool) -> None:
+    task = opened(bench).task(0)
+    store = task.store("kv")
+
+    def work(_: object) -> None:
+        store.put("k", "v", 1)
+        with other_thread(task.close):
+            pass
+        if fails:
+            store.put("k", "v", 2)
+
+    guard = Guard(task, Drops(bench.clock))
+    if fails:
+        with pytest.raises(sf.Closed):
+            guard.attempt(work, None)
+    else:
+        assert guard.attempt(work, None) is None
+    with pytest.raises(sf.Closed):
+        task.commit()
+    with other_thread(lambda: task.exclusive().__enter__()):
+        pass
 
 
 def test_write_of_another_thread_waits_for_a_savepoint_and_is_not_rolled_back(bench: Bench) -> None:
