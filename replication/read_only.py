@@ -31,6 +31,7 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest, StandfastError
+from standfast.store.names import few
 
 
 def _refuse(what: str) -> NoReturn:
@@ -74,7 +75,7 @@ class ReadOnlyLog:
 
     def prepare(self, transactional_ids: Iterable[str]) -> None:
         """Raise InvalidRequest, unless the ids are empty."""
-        names = ", ".join(transactional_ids)
+        names = few(transactional_ids)
         # A replica's session calls this with no ids; a refusal of that would keep it from being assigned.
         if names:
             _refuse(f"no writers {names}")

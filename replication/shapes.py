@@ -25,6 +25,8 @@ import msgspec
 from msgspec import field as field
 from msgspec.structs import replace as replace
 
+from standfast.store.names import few
+
 Count = Annotated[int, msgspec.Meta(ge=0)]
 SHOWN_MAX = 100  # characters of an error, which may repeat a value
 T = TypeVar("T")
@@ -100,7 +102,7 @@ def _choices(what: str, place: str, kind: type) -> str:
         inner = at.get("properties", {}).get(name) if name else at.get("items") or at.get("additionalProperties")
         at = _resolved(document, inner if isinstance(inner, dict) else {})
     names = at.get("properties", ()) if "unknown field" in what else at.get("enum", ())
-    return f" (there are {', '.join(map(str, names))})" if names else ""
+    return f" (there are {few(names)})" if names else ""
 
 
 def _resolved(document: dict[str, Any], at: dict[str, Any]) -> dict[str, Any]:

@@ -120,9 +120,9 @@ class ForeignOffsets:
         later = "there are some, since its changelogs are ahead of it" if behind else "if the task ran elsewhere since"
         return (
             f"task {task}: another client of group {self._app!r} committed offsets of its sources, which differ from "
-            f"the application's own record in {self._state_path / str(task)}: {'; '.join(map(str, found))}. Nothing "
+            f"the application's own record in {self._state_path / str(task)}: {few(found, '; ')}. Nothing "
             "was changed. Give that client a group.id of its own, then either go on from its offsets "
-            f"(accept_foreign_offsets=True): {', '.join(one.cost for one in found)}; or go on from the record "
+            f"(accept_foreign_offsets=True): {few(one.cost for one in found)}; or go on from the record "
             f"(`{command} --state-dir {self._state_path.parent}`): nothing is skipped, and records of commits "
             f"that are newer than the record are processed twice ({later})"
         )

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from standfast.store.errors import InvalidRequest
+from standfast.store.names import few
 
 Policy = Literal["min", "max"]
 
@@ -147,7 +148,7 @@ class TaskStreamTime:
             return self._largest[partition]
         except KeyError:
             raise InvalidRequest(
-                f"stream time: {partition!r} is not an input partition of this task ({', '.join(self._largest)}): "
+                f"stream time: {partition!r} is not an input partition of this task ({few(self._largest)}): "
                 "add it first"
             ) from None
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from standfast.store.errors import InvalidRequest
+from standfast.store.names import few
 
 PROGRESS_PREFIX = "watermark:"  # before the names of a state among a task's progress numbers
 CLOCK_KEY = "task"  # in a state: the clock itself; channels hold a slash, so none equals it
@@ -458,7 +459,7 @@ class WatermarkValve:
         try:
             return self._inputs[channel]
         except KeyError:
-            known = ", ".join(map(str, self._inputs))
+            known = few(self._inputs)
             raise InvalidRequest(
                 f"watermarks: {channel} is not an input of this task ({known}): add it first"
             ) from None

@@ -232,9 +232,7 @@ def _nearest(name: tuple[str, ...]) -> str:
     if near:
         return f", did you mean {near[0]!r}?"
     inside = [one for one in known if one.startswith(f"{section}.")]
-    return (
-        f"; there are {', '.join(inside)}" if inside else f"; the sections are {', '.join([*SECTIONS, STORES, KAFKA])}"
-    )
+    return f"; there are {few(inside)}" if inside else f"; the sections are {', '.join([*SECTIONS, STORES, KAFKA])}"
 
 
 assert {one.name for one in fields(Config)} == {*SECTIONS, STORES, KAFKA}, "a section that is not read"

@@ -49,6 +49,7 @@ from standfast.store.errors import (
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import file_error, no_descriptors, out_of_descriptors
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 
 Transaction: TypeAlias = sqlite3.Connection  # yielded by read() and write()
 
@@ -248,7 +249,7 @@ class Database:
             run.execute("PRAGMA shrink_memory")  # drops cached pages, which would hide damage of the file
             wrong = list(check_described(run.execute, self.path))
         if wrong:
-            raise _damaged(self.path, f"damaged ({'; '.join(wrong)})")
+            raise _damaged(self.path, f"damaged ({few(wrong, '; ')})")
 
     def close(self) -> None:
         """Close the connection (the last one of all processes checkpoints the WAL). Twice is fine."""
@@ -409,7 +410,7 @@ class Database:
         finally:
             self._end("COMMIT")
         if wrong:
-            raise _damaged(self.path, f"damaged ({'; '.join(wrong)})")
+            raise _damaged(self.path, f"damaged ({few(wrong, '; ')})")
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

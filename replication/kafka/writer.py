@@ -39,6 +39,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
+from standfast.store.names import few
 
 # The brokers end a transaction in the background, in a few milliseconds, after they have acknowledged its commit.
 SETTLE_MS = 50
@@ -164,7 +165,7 @@ class KafkaWriter:
             ends = self._deliver(plain, rows, meanwhile=meanwhile)
         except BaseException as error:
             self._plain = None  # its sequence numbers of records may be off
-            what = f"writing to {', '.join(map(str, rows))}"
+            what = f"writing to {few(rows)}"
             if isinstance(error, KafkaException):
                 why = self._cluster.reason(plain, error, transactional=False)
                 raise self._in_doubt(self._cluster.translate(why, what, *write_needs(rows)), what) from error

@@ -22,6 +22,7 @@ from standfast.replication.placement.programs import Shapes, difference
 from standfast.replication.placement.records import Generation, PlacementState, Report
 from standfast.replication.takeover import Traits
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 
 Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
 
@@ -58,7 +59,7 @@ class Programs:
         older = tuple(sorted(name for name, traits in members.items() if traits is None))
         if older:
             # They read no generation, so they cannot be made to give up their tasks.
-            words = f"{', '.join(older)} run a version without managed placement and share the tasks out by themselves"
+            words = f"{few(older)} run a version without managed placement and share the tasks out by themselves"
             return self._wait(older, f"{words}: this instance waits until they have stopped")
         if valid is None or self.runs(valid):
             self._replace = self._replace and valid is None  # nothing is left to replace
@@ -105,14 +106,14 @@ class Programs:
     def _words(self, valid: Generation, others: tuple[str, ...]) -> str:
         if valid.replaced == self.program:
             back = f"by instances that are expected back (restart_grace_ms={self._grace_ms})"
-            live = f"by {', '.join(others)}" if others else back
+            live = f"by {few(others)}" if others else back
             return (
                 f"the program of this instance ({self._member}) was replaced {live}, of another program "
                 f"({self.difference(valid)}): it holds no task and waits until they have stopped; start it with "
                 "--replace, App(replace=True), to take the application back"
             )
         return (
-            f"{', '.join(others)} run another program ({self.difference(valid)}): this instance ({self._member}) waits "
+            f"{few(others)} run another program ({self.difference(valid)}): this instance ({self._member}) waits "
             "until they have stopped; start it with --replace, App(replace=True), to take the application over"
         )
 

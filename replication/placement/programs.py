@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from standfast.replication.shapes import Count, Shape, dump, plain
+from standfast.store.names import few
 from standfast.store.specs import definition_changes
 
 SHAPES_BYTES_MAX = 100_000  # of the 500,000 of a generation's record
@@ -64,7 +65,7 @@ def _differences(running: Shapes, mine: Shapes) -> Iterator[str]:
     for number in sorted({*running, *mine}, key=int):
         theirs, own = running.get(number), mine.get(number)
         if theirs is None or own is None:
-            topics = ", ".join((theirs or own or GroupShape()).topics or ())
+            topics = few((theirs or own or GroupShape()).topics or ())
             yield f"group {number} (topics {topics}) is only in {'this' if theirs is None else 'the running'} program"
             continue
         for topic in sorted({*(theirs.topics or ())} ^ {*(own.topics or ())}):

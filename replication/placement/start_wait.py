@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.ranges import task_ranges
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 
 
 class StartWait:
@@ -56,7 +57,7 @@ class StartWait:
         left_ms = max(since.values()) + self._grace_ms - now_ms
         end = datetime.fromtimestamp((wall_ms + left_ms) / 1_000, UTC).isoformat(timespec="seconds")
         self.text = (
-            f"no task is here yet: {task_ranges(held)} wait for {', '.join(sorted(since))}, which stopped, to come "
+            f"no task is here yet: {task_ranges(held)} wait for {few(sorted(since))}, which stopped, to come "
             f"back until {end.replace('+00:00', 'Z')} (restart_grace_ms={self._grace_ms}): start in the state "
             "directory of that instance, or set restart_grace_ms=0 where each start has a new one"
         )

@@ -33,6 +33,7 @@ from msgspec import Meta
 from standfast.replication.shapes import Count, Shape, fit, plain
 from standfast.restore.digest import Digest
 from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.names import few
 
 FORMAT_NAME = "standfast.manifest"
 FORMAT_VERSION = 1
@@ -118,7 +119,7 @@ class Manifest(Shape, frozen=True, tag_field="format", tag=FORMAT):
         for one in self.partitions:
             if one.partition == number:
                 return one
-        have = ", ".join(str(one.partition) for one in self.partitions) or "none"
+        have = few(one.partition for one in self.partitions) or "none"
         raise InvalidRequest(
             f"the manifest of store {self.store!r} has no partition {number} (it has {have}): make it for {number} too"
         )

@@ -43,7 +43,7 @@ from standfast.restore.verify.at_rest import cut_of, definitions_of, open_task
 from standfast.restore.verify.preflight import average_bytes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
-from standfast.store.names import changelog_topic
+from standfast.store.names import changelog_topic, few
 from standfast.store.rocks.damage import noted_families
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.seal import check_seal
@@ -163,7 +163,7 @@ class Look:
             states = {name: log for name, log in logs.items() if isinstance(log, LogState)}
             absent = [str(log.topic_partition) for log in logs.values() if isinstance(log, Missing)]
             if absent:
-                return Judged(f"changelog {', '.join(absent)} does not exist in the log")
+                return Judged(f"changelog {few(absent)} does not exist in the log")
             return self._judge(snapshot, task, definitions, states, reader)
         finally:
             reader.close()

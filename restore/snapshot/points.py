@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from standfast.restore.snapshot.names import SnapshotName
+from standfast.store.names import few
 
 # Keys of the gapless part that are remembered. A later repeat of one of them is the witness; more keys find it sooner.
 ANCHORS_MAX = 100_000
@@ -158,7 +159,7 @@ def choose(point: Mapping[str, int], candidates: Sequence[Candidate]) -> Chosen 
     """The candidate with the least tail that reaches the point (offsets by store), or the reason for none."""
     usable = [one for one in candidates if not one.reason]
     if missing := {store for one in usable for store in point.keys() ^ one.own.keys()}:
-        return Refused(f"a point needs one offset of each changelog, and {', '.join(sorted(missing))} differs")
+        return Refused(f"a point needs one offset of each changelog, and {few(sorted(missing))} differs")
     reaching = [one for one in usable if one.reaches(point)]
     if reaching:
         best = min(reaching, key=lambda one: (_tail(point, one), one.name))
@@ -200,5 +201,5 @@ def _why(point: Mapping[str, int], candidates: Sequence[Candidate]) -> str:
     if before:
         names = ", ".join(str(one.name) for one in before[:3])
         return f"{wanted} cannot be proved: compaction may have removed records that it needs behind snapshot {names}"
-    unusable = "; ".join(f"{one.name}: {one.reason}" for one in candidates if one.reason)
+    unusable = few((f"{one.name}: {one.reason}" for one in candidates if one.reason), "; ")
     return f"no usable snapshot lies at or below {wanted}" + (f" ({unusable})" if unusable else "")

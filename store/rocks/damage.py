@@ -25,6 +25,7 @@ from typing import NamedTuple
 from standfast.store.errors import Corruption
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.rocks.errors import damaged_file, damaged_place
 
 DAMAGED = "DAMAGED"
@@ -115,7 +116,7 @@ def refuse_noted(directory: Path, families_of: Callable[[str], frozenset[str]]) 
         with told("removing noted damage of", directory):
             keep_noted(directory, damaged)
     if damaged:
-        files = ", ".join(sorted({one.file for one in damaged}))
+        files = few(sorted({one.file for one in damaged}))
         found = Corruption(
             f"opening {directory}: stored bytes of {files} are damaged, as an earlier read found (file {DAMAGED}): "
             "restore this task from its log"

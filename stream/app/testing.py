@@ -278,7 +278,7 @@ class Driver(Closing):
             failed = next((task.error for task in held if task.error is not None), None)
             if failed is not None:
                 raise failed
-            raise InternalError(f"driver: tasks of {self.app.name!r} do not run: {'; '.join(self._session.missing())}")
+            raise InternalError(f"driver: tasks of {self.app.name!r} do not run: {few(self._session.missing(), '; ')}")
         # Between two records no time passes here by itself, so that periodic watermarks would never be asked for.
         settings = replace(self.app.runner_settings(self._assembled, self.clock), watermark_interval_ms=0)
         self._held.append(settings.calls)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from standfast.store.arguments import check_functions, refuse
 from standfast.store.errors import BadConfig
-from standfast.store.names import check_name
+from standfast.store.names import check_name, few
 from standfast.store.serde import Serde, serde_problems
 from standfast.stream.signatures import spelled_out
 from standfast.stream.topology.calls import (
@@ -496,7 +496,7 @@ def store_of_kind(builder: TopologyBuilder, name: str, kinds: Sequence[type], wh
     """The declared store that a step names; BadConfig if it is absent or of another kind."""
     spec = builder.specs.get(name) if isinstance(name, str) else None
     if spec is None:
-        declared = ", ".join(builder.specs) or "none"
+        declared = few(builder.specs) or "none"
         raise BadConfig([f"{what}: store {name!r:.100} is not declared (declared: {declared}): add it to stores=[...]"])
     if not isinstance(spec, tuple(kinds)):
         wanted = " or ".join(kind.__name__ for kind in kinds)

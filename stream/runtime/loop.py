@@ -41,6 +41,7 @@ from standfast.store.errors import (
     is_of_serde,
 )
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.commit_pace import CommitPace
 from standfast.stream.runtime.commits import Commits, groups_before
@@ -781,4 +782,4 @@ class Loop:
 
 
 def _offsets(positions: Mapping[TopicPartition, int]) -> str:
-    return ", ".join(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))
+    return few(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from standfast.replication.log import Record
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
+from standfast.store.names import few
 from standfast.stream.runtime.holds import Hold
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
@@ -51,7 +52,7 @@ class RunningTask:
 def offsets_text(task: Task) -> str:
     """The source offsets of a task's last commit, as text; of a failed task, too."""
     offsets = sorted(task.stores.cut.sources.items())
-    return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
+    return few(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
 
 
 def wait_for_task(session: Session, clock: Clock, timeout_ms: int) -> None:

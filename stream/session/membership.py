@@ -27,6 +27,7 @@ from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Process
 from standfast.store.errors import BadConfig, Fenced, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 from standfast.store.task.state_dir import MARKER, LostInstance, StateDir
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
@@ -174,7 +175,7 @@ def naming_former_id(app: str, address: str, kafka: Mapping[str, Any] | None = N
         except StandfastError as away:
             known = f"the log could not be asked for that id: {away}"
         else:
-            ids = "; ".join(f"{one!r} of task {', '.join(tasks)}" for one, tasks in sorted(found.items()))
+            ids = few((f"{one!r} of task {few(tasks)}" for one, tasks in sorted(found.items())), "; ")
             known = f"last owner by the log: {ids}" if ids else "the log knows no owner of its tasks"
             if len(found) > 1:
                 known += " (where this instance had a standby, the owner is another one)"

@@ -301,7 +301,7 @@ class Mender:
     def _refused(self, task: TaskId, names: Collection[str], gaps: Collection[str]) -> StateLost:
         directory = self._state_dir.task_path(str(task))
         return StateLost(
-            f"task {task}: store {', '.join(map(repr, sorted(names)))} has no changelog (logging=False), and part of "
+            f"task {task}: store {few(map(repr, sorted(names)))} has no changelog (logging=False), and part of "
             f"its rows in {directory} cannot be read: {few(gaps, '; ')}. Nothing was changed. Put a copy of the "
             "directory back, or copy it away and accept the loss (accept_unreadable_rows): the rows that can be read "
             "are then kept, the others given up, and stores with a changelog are restored from it",
@@ -325,7 +325,7 @@ def _readable(engine: RocksEngine, family: str) -> bool:
 
 
 def _listed(lost: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({why})" for name, why in sorted(lost.items()))
+    return few(f"{name} ({why})" for name, why in sorted(lost.items()))
 
 
 def flush(task: TaskId, stores: TaskStores) -> None:

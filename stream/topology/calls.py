@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypedDict
 from standfast.replication.log import Headers
 from standfast.store.arguments import is_whole, refuse
 from standfast.store.errors import InvalidRequest
+from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.record import Record
 from standfast.stream.topology.policy import OnError, StepOptions
@@ -315,7 +316,7 @@ def async_problem(given: type[Processor], stores: Collection[str], step: str) ->
     if calls is not None and not isinstance(calls, Calls):
         return f"{step}: {name}.calls must be settings such as standfast.Calls(parallel=32), not {calls!r:.100}"
     if stores:
-        listed = ", ".join(stores)
+        listed = few(stores)
         return (
             f"{step}: the process of {name} is async def, so that it has no stores ({listed}): read them in a step "
             "before it and write them in a step after it, which see the records in the same order"

@@ -52,7 +52,7 @@ def problems(path: str, text: str) -> Iterator[str]:
 
 
 def _kinds(text: str) -> dict[str, str]:
-    """The classes of clients under their names in this file, with what they are: binding's own, or ours."""
+    """The classes of clients under their names in this file, with their kind: binding's own, or ours."""
     found = {}
     for node in nodes(text):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "confluent_kafka":

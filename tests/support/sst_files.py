@@ -85,5 +85,5 @@ def other_comparator(path: Path) -> None:
 
 
 def lying_filter(path: Path) -> None:
-    """Each bit of the filter is the opposite of what it was: no key that the file has is in it."""
+    """Each bit of the filter is the opposite of its former value: no key that the file has is in it."""
     rewrite(path, FILTER, lambda block: bytes(255 - one for one in block[:-FILTER_TAIL]) + block[-FILTER_TAIL:])

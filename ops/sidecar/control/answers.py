@@ -23,6 +23,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.store.errors import StandfastError, UnknownStore
+from standfast.store.names import few
 from standfast.store.specs import TRAITS
 from standfast.stream.session.task import Task
 
@@ -188,7 +189,7 @@ class Answers:
         thread."""
         plane = self._plane
         if store is not None and store not in {spec.name for spec in plane.specs}:
-            known = ", ".join(spec.name for spec in plane.specs) or "none"
+            known = few(spec.name for spec in plane.specs) or "none"
             raise UnknownStore(f"no store {store!r}: there are {known}")
         session, now_ms = plane.session.session, plane.clock.wall_ms()
         jobs = []

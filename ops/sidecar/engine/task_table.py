@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from standfast.ops.shared.error_codes import FENCED, NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.store.errors import StandfastError
+from standfast.store.names import few
 from standfast.stream.session.task import Task
 
 
@@ -55,7 +56,7 @@ class TaskTable:
             raise Refused(FENCED, f"partition {partition}: {table.fenced[partition]}")
         state = table.states.get(partition)
         if state is None:
-            held = ", ".join(map(str, sorted(table.states))) or "none"
+            held = few(sorted(table.states)) or "none"
             why = f": {table.idle}, assign it under a larger one" if table.idle else ""
             raise Refused(
                 NOT_ASSIGNED, f"partition {partition} is not assigned to this instance (it holds: {held}){why}"

@@ -1,4 +1,4 @@
-"""A storage of snapshots that damages what is read: as one that is away, with the true reason, and never written to.
+"""A storage of snapshots that damages the bytes of reads counts as away, with the true reason, and takes no writes.
 
 Rules of this file: the library below the storage gives wrong bytes; everything of ours is real.
 """
@@ -43,7 +43,7 @@ def same_form(content: bytes) -> bytes:
 
 
 class Line:
-    """The library, over a line that damages what it brings while `damage` is set."""
+    """The library, over a line that damages the bytes of its answers while `damage` is set."""
 
     def __init__(self) -> None:
         self.damage: Callable[[bytes], bytes] | None = None
