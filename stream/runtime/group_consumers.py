@@ -14,9 +14,9 @@ from standfast.replication.log import LogAdmin
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Held, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.names import few
 
 LOOK_MS = 60_000
-NAMES_MAX = 5
 
 
 class GroupConsumers:
@@ -66,8 +66,7 @@ class GroupConsumers:
             return ""
         if not found:
             return ""
-        more = f" and {len(found) - NAMES_MAX} more" if len(found) > NAMES_MAX else ""
         return (
             f"group {self._app!r} is that of this application, and has a live consumer of another program "
-            f"({', '.join(found[:NAMES_MAX])}{more}), which takes no records from it but commits its offsets"
+            f"({few(found)}), which takes no records from it but commits its offsets"
         )

@@ -506,7 +506,8 @@ class Session(Closing):
         """Commit every active task of group 0, and those of other groups with offsets given, each with its own.
 
         Stops at the first that fails; offsets of the tasks after it go with the next commit, as their rows do. So do
-        the offsets of a task for which there is too little space (DiskFull).
+        the offsets of a task for which there is too little space (DiskFull). Within a block of `task.exclusive()` it
+        commits the tasks of this thread's blocks alone, and refuses offsets of others (InvalidRequest).
         Raises Fenced, after the other tasks are committed, if another instance took a task over without a revocation:
         from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
         its partition. Raises InvalidRequest for offsets of a task that is not assigned here, or that it would refuse,

@@ -6,7 +6,7 @@ Rules of this file: looks things up in the groups of a session and raises errors
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -132,6 +132,7 @@ def planned_commit(
     given: dict[TaskId, dict[tuple[str, int], int]] = {}
     for at, offset in checked_shape(offsets).items():
         given.setdefault(task_of_source(at, groups), {})[at] = offset
+    tasks = _in_reach(tasks, given)
     for task_id, task in tasks.items():
         if isinstance(task.error, Fenced):  # the instance notices it only in its next round
             instance.ownership.lose(task_id, str(task.error))
@@ -145,6 +146,21 @@ def planned_commit(
     waiting |= dict.fromkeys(instance.absent(), "not open yet")
     again = [task_id for task_id in due if read(tasks[task_id])]
     return plan_commit(given, due, waiting, instance.ownership, again=again, replayed=replayed)
+
+
+def _in_reach(tasks: Mapping[TaskId, Task], given: Collection[TaskId]) -> Mapping[TaskId, Task]:
+    """The tasks that a commit of this thread takes: within `exclusive` blocks those of its blocks alone.
+
+    It would wait for another thread's block on another task, and that thread perhaps for this one's block.
+    """
+    own = {task_id: task for task_id, task in tasks.items() if task.is_exclusive}
+    others = sorted(task_id for task_id in given if task_id in tasks and task_id not in own)
+    if own and others:
+        raise InvalidRequest(
+            f"a commit within a block of task.exclusive() takes the tasks of its blocks ({few(own)}), and was given "
+            f"offsets of task {few(others)}: commit these after the block; nothing was committed"
+        )
+    return own or tasks
 
 
 def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:

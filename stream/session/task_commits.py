@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import DiskFull
 from standfast.store.log import as_event, logger
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.steps import NotBegun, run_steps
 
 Offsets = Mapping[tuple[str, int], int]
@@ -37,7 +37,10 @@ class TaskCommits:
             if task.state is TaskState.RUNNING and not task.dropped:  # the others raise their own error in commit
                 task.checked_offsets(own)
         if self._unreached is unreached:  # else a commit of another thread has failed meanwhile
-            self._unreached = {}
+            # Those of tasks that this commit does not take, as within an `exclusive` block, are left for the next one.
+            self._unreached = {
+                task_id: one for task_id, one in unreached.items() if task_id not in due and one[0].state not in GONE
+            }
         for task_id in list(left):
             task, own = left.pop(task_id)
             try:

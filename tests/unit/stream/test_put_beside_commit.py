@@ -454,6 +454,42 @@ def test_commit_within_an_exclusive_block_commits_the_writes_so_far(bench: Bench
     assert task.stores.committed_view("kv").get("b") == "2"
 
 
+def test_session_commits_within_blocks_of_two_tasks_do_not_wait_for_each_other(bench: Bench) -> None:
+    session = bench.active("a", (0, 1), stores=stores())
+    both = threading.Barrier(2)
+
+    def work(partition: int) -> None:
+        task = session.task(partition)
+        with task.exclusive():
+            task.store("kv").put("k", "v", 1)
+            both.wait(PATIENCE_S)
+            session.commit({("input", partition): 1})
+
+    threads = [threading.Thread(target=work, args=(partition,), daemon=True) for partition in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S / 3)
+    assert not any(thread.is_alive() for thread in threads)
+    for partition in (0, 1):
+        assert session.task(partition).stores.committed_view("kv").get("k") == "v"
+        assert session.task(partition).source_offsets() == {("input", partition): 1}
+
+
+def test_session_commit_within_a_block_leaves_the_other_tasks_to_a_later_commit(bench: Bench) -> None:
+    session = bench.active("a", (0, 1), stores=stores())
+    for partition in (0, 1):
+        session.task(partition).store("kv").put("k", "v", 1)
+    with session.task(0).exclusive():
+        with pytest.raises(sf.InvalidRequest, match=r"task\.exclusive\(\).*offsets of task 0_1"):
+            session.commit({SOURCE: 1, ("input", 1): 1})
+        assert session.task(0).uncommitted  # nothing was committed
+        session.commit({SOURCE: 1})
+    assert not session.task(0).uncommitted and session.task(1).uncommitted
+    session.commit({("input", 1): 1})
+    assert session.task(1).source_offsets() == {("input", 1): 1}
+
+
 @both_guarantees
 def test_sums_of_four_threads_are_exact_with_exclusive_blocks(bench: Bench, guarantee: str) -> None:
     sums = [sf.KeyValueStore("sums", TEXT, INT)]
