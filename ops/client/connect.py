@@ -38,6 +38,7 @@ from standfast.store.errors import (
 )
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.process.interrupts import Flag
 from standfast.store.specs import StoreSpec
 
 TIMEOUT_S = 120.0  # above WAIT_MS: the server answers a long wait by itself
@@ -177,7 +178,7 @@ class SidecarClient(Closing):
         self._specs = {spec.name: spec for spec in stores}
         self._tasks: dict[int, SidecarTask] = {}
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._beats: threading.Thread | None = None
         self._generation = -1
         shapes = [shape_of(spec) for spec in stores]

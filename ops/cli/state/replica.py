@@ -12,7 +12,6 @@ import argparse
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from standfast.ops.cli.arguments import log_of, prints, settings_of
 from standfast.store.errors import InvalidRequest
+from standfast.store.process.interrupts import Flag
 
 if TYPE_CHECKING:
     from standfast.ops.config.store_argument import StoreArgument
@@ -87,10 +87,11 @@ def run_replica(args: argparse.Namespace, out: Output) -> int:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set."""
-    # An event and no exception, which could be raised in the middle of an apply.
-    stop = threading.Event()
+def _stop_signals() -> Iterator[Flag]:
+    """A flag that SIGTERM and Ctrl-C set."""
+    # A flag and no exception, which could be raised in the middle of an apply. A handler that sets an Event of the
+    # standard library waits for ever where it comes in the middle of that event's wait.
+    stop = Flag()
     before = {
         number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
     }
@@ -101,7 +102,7 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _follow(replica: Replica, address: str, state_dir: Path, stop: threading.Event, out: Output) -> None:
+def _follow(replica: Replica, address: str, state_dir: Path, stop: Flag, out: Output) -> None:
     told = False
     while not stop.wait(LOOK_S):
         ready = replica.ready  # raises the error that stopped the background work
