@@ -255,8 +255,7 @@ class WriteBuffer:
         try:
             rows, changes = self.rows[family], self.changes[store]
         except KeyError:
-            self.put(family, key, row)
-            self.log(store, key, value, timestamp, latest_only=True)
+            self.enter(family, {key: row}, store, key, value, timestamp, latest_only=True)
             return
         if self._journal is not None:
             self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
@@ -276,9 +275,41 @@ class WriteBuffer:
     def write_each(
         self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
     ) -> None:
-        """`put` and `log` of every change."""
-        self.put(family, key, row)
-        self.log(store, key, value, timestamp, latest_only=False)
+        """`put` and `log` of every change, in one step."""
+        self.enter(family, {key: row}, store, key, value, timestamp, latest_only=False)
+
+    def enter(
+        self,
+        family: str,
+        entered: Mapping[bytes, bytes | None],
+        store: str,
+        key: bytes,
+        value: bytes | None,
+        timestamp: int,
+        *,
+        latest_only: bool,
+    ) -> None:
+        """Rows and the change of one write, in one step: an exception of a signal handler leaves both or neither."""
+        rows, changes = self.rows.get(family), self.changes.get(store)
+        if rows is None:
+            rows = self._new_rows(family)
+        if changes is None:
+            self.remember(self.changes, store)
+            changes = self.changes[store] = {}
+        slot: object = key if latest_only else len(changes)
+        if self._journal is not None:
+            self._journal += [partial(self._undo_row, family, one, rows.get(one, _ABSENT)) for one in entered]
+            self.remember(changes, slot)
+        replaced, added = changes.get(slot), 0
+        for one, row in entered.items():
+            old = rows.get(one, rows)
+            added += (ROW_OVERHEAD_BYTES + len(one) if old is rows else -len(old or b"")) + len(row or b"")
+        added += CHANGE_OVERHEAD_BYTES + len(key) if replaced is None else -len(replaced[1] or b"")
+        added += len(value or b"")
+        # No call from here on: a call is followed by a look for signals.
+        rows |= entered
+        changes[slot] = (key, value, timestamp, ())
+        self.size_bytes += added
 
     def write_unlogged(
         self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
@@ -309,11 +340,11 @@ class WriteBuffer:
                 size -= 2 * len(old) - TIMESTAMP_BYTES
         else:
             size += ENTRY_BYTES + 2 * len(key)
-        self.size_bytes += size
-        rows[key] = row
-        if row is None:
+        if row is None:  # its time first, without which a delete cannot be logged
             self.remember(self.delete_times[store], key)
             self.delete_times[store][key] = timestamp
+        self.size_bytes += size
+        rows[key] = row
 
     def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes) -> None:
         """`write_headed` for several pairs, each row being the prefix and the value: a third of their time."""

@@ -11,7 +11,7 @@ metering, limits and bounded iterators.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -318,18 +318,21 @@ class StoreRows:
             buffer.write_all(family, pairs, prefix)
         return True
 
-    def put(self, family: str, key: bytes, row: bytes | None) -> None:
-        """Buffer a row; the caller must have called `check`, and holds the buffer's latch with the row's `log`."""
-        if row is None:
-            self.counters.delete += 1
-        else:
-            self.counters.put += 1
-        self.buffer.put(family, key, row)
+    def put(
+        self, family: str, entered: Mapping[bytes, bytes | None], key: bytes, value: bytes | None, timestamp: int
+    ) -> None:
+        """Buffer the rows of one write and, if the store is logged, its change, in one step.
 
-    def log(self, key: bytes, value: bytes | None, timestamp: int) -> None:
-        """Buffer the change for the changelog, if the store is logged."""
+        The caller must have called `check`, and holds the buffer's latch.
+        """
+        deletes = sum(row is None for row in entered.values())
+        self.counters.delete += deletes
+        self.counters.put += len(entered) - deletes
         if self.logging:
-            self.buffer.log(self.name, key, value, timestamp, latest_only=self.caching)
+            self.buffer.enter(family, entered, self.name, key, value, timestamp, latest_only=self.caching)
+        else:
+            for row_key, row in entered.items():
+                self.buffer.put(family, row_key, row)
 
     def scan(
         self, family: str, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False

@@ -30,17 +30,18 @@ from standfast.store.versioned_row import (
 )
 
 
-class _BufferedSpace:
-    """Rows of the store through the task's write buffer."""
+class _PendingSpace:
+    """Rows of one put that are not entered yet, over those that the task sees."""
 
     def __init__(self, rows: StoreRows) -> None:
         self._rows = rows
+        self.rows: dict[bytes, bytes | None] = {}
 
     def get(self, row_key: bytes) -> bytes | None:
-        return self._rows.get(self._rows.name, row_key)
+        return self.rows[row_key] if row_key in self.rows else self._rows.get(self._rows.name, row_key)
 
     def put(self, row_key: bytes, row: bytes | None) -> None:
-        self._rows.put(self._rows.name, row_key, row)
+        self.rows[row_key] = row
 
 
 class _OverlaySpace:
@@ -119,7 +120,7 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
     def __init__(self, spec: VersionedStore, rows: StoreRows) -> None:
         super().__init__(spec, rows)
         self._interval_ms = versioned_segment_interval_ms(spec.history_retention_ms)
-        self._space = _BufferedSpace(rows)
+        self._space = _PendingSpace(rows)  # without any: for reads
         self._cleaned_to = 0  # not stored: the first cleanup of an opening covers dead segments again, in one range
 
     def put(self, key: K, value: V | None, timestamp: int | None = None) -> int:
@@ -134,15 +135,15 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
         stamp = self._timestamp(timestamp)
         with self.rows.buffer.latch:  # several rows, the change and the time that it moves
             self.rows.check(raw_key, raw, stamp)
-            valid_to = PUT_NOT_VALID
+            space, valid_to = _PendingSpace(self.rows), PUT_NOT_VALID
             # A late put must not move the stream time, as in Kafka Streams; it is counted below.
             if stamp >= self._history_from():
                 self.rows.observe(stamp)
-                valid_to = put_version(self._space, self._history(), raw_key, raw, stamp)
+                valid_to = put_version(space, self._history(), raw_key, raw, stamp)
             if valid_to == PUT_NOT_VALID:
                 self.rows.counters.late_dropped += 1
             else:
-                self.rows.log(raw_key, raw, stamp)
+                self.rows.put(self.name, space.rows, raw_key, raw, stamp)
             return valid_to
 
     def delete(self, key: K, timestamp: int | None = None) -> VersionedRecord[V] | None:

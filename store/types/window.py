@@ -74,8 +74,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
             rows.observe(start)
             # Only now: a put that was refused or late must not use up a number.
             rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
-            rows.put(family, row_key, self._pack(stamp, raw))
-            rows.log(row_key, raw, stamp)
+            rows.put(family, {row_key: self._pack(stamp, raw)}, row_key, raw, stamp)
 
     def fetch(self, key: K, window_start: int) -> V | None:
         """The value of the window of a key that starts at `window_start` (ms), or None. One look-up."""

@@ -81,7 +81,7 @@ class ThreadsCrash:
                 self.plain[int(life)] = int(number)
         return child.returncode == 0
 
-    def look(self, directory: str) -> dict[tuple[str, int], int]:
+    def look(self, directory: str) -> dict[TopicPartition, int]:
         """Compare the state with its own offsets; returns these."""
         session = open_session(self.settings, str(self.root / directory))
         try:
@@ -144,7 +144,7 @@ def test_state_is_one_cut_after_kills_of_a_session_that_threads_share(tmp_path: 
     seed = seed_of_run()
     crash = ThreadsCrash(tmp_path, seed, "at_least_once" if number % 2 else "exactly_once")
     print(f"run {number}: seed {seed}", end="", flush=True)
-    ended = False
+    ended, offsets = False, dict[TopicPartition, int]()
     while not ended:
         assert crash.lives < LIVES_MAX
         ended = crash.live(FAILPOINTS[(number + crash.lives) % len(FAILPOINTS)] if crash.lives < 6 else UNHARMED)

@@ -60,7 +60,7 @@ def test_damage_of_the_directory_itself_restores_what_has_a_log_and_copies_what_
     whole(bench.active(stores=STORES, guarantee=guarantee), ROWS + 100)
 
 
-MARKER: dict[str, Callable[[Path], None]] = {
+MARKER: dict[str, Callable[[Path], object]] = {
     "flipped": lambda at: flip(at / "STANDFAST", 2),
     "cut to a half": lambda at: half(at / "STANDFAST"),
     "emptied": lambda at: cut(at / "STANDFAST", 0),

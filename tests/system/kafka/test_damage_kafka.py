@@ -17,7 +17,7 @@ ROWS = 2_000
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_reopened_right_after_damage_and_refused_with_the_former_id(
-    kafka_address: str, tmp_path: Path, guarantee: str
+    kafka_address: str, tmp_path: Path, guarantee: Any
 ) -> None:
     app = f"app-{uuid.uuid4().hex[:8]}"
 

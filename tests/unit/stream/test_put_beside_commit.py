@@ -52,7 +52,8 @@ def opened(bench: Bench, guarantee: str = "exactly_once", directory: str = "a", 
     with closing(open_log(settings.get("log", bench.address), clock=bench.clock)) as log:
         if log.admin.describe_topic("out") is None:
             log.admin.create_topic("out", 1, TopicPolicy())
-    return bench.active(directory, **{"stores": stores(), "guarantee": guarantee, **settings})
+    given: dict[str, Any] = {"stores": stores(), "guarantee": guarantee, **settings}
+    return bench.active(directory, **given)
 
 
 def write(task: Task, number: int) -> None:
