@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from system.crash.test_damaged_store import TEXT, files_of, middle
