@@ -31,6 +31,7 @@ from standfast.replication.embedded.watch import held_by_program, sqlite_writer
 from standfast.replication.log import LockHolder
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
+from standfast.store.file_errors import NO_DESCRIPTORS, no_descriptors
 from standfast.store.log import as_event, logger
 
 STUCK_MS = 1_000
@@ -90,6 +91,8 @@ class LogLock:
         try:
             return io.FileIO(self._path, "r+")
         except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise no_descriptors(f"opening {self._path}") from error
             raise Unavailable(
                 f"the lock of log {self._log} cannot be opened ({error}): if it was removed, end every process that "
                 "uses the log, and start them again"

@@ -10,6 +10,7 @@ Rules of this file: the name of the topic, the content of the mark, and the chec
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 
 from standfast.replication.log import Log, LogAdmin, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
@@ -63,6 +64,13 @@ def refuse_restoring(admin: LogAdmin, app: str) -> None:
 def as_record(mark: Restoring, now_ms: int) -> Outgoing:
     """The record of a mark."""
     return Outgoing(KEY, dump(mark), now_ms)
+
+
+def is_written(log: Log, app: str) -> bool:
+    """Whether a run has written its mark, also one whose transaction readers do not see yet."""
+    where = mark_of(app)
+    with closing(log.reader()) as reader:
+        return reader.written_ends([where])[where] > reader.bounds([where])[where].begin
 
 
 def read_mark(log: Log, app: str) -> Restoring | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from standfast.replication.topics.restoring import (
     RestoredPosition,
     Restoring,
     as_record,
+    is_written,
     mark_of,
     read_mark,
 )
@@ -180,8 +181,9 @@ class _Run:
             refuse_used(self._log, self._plan, self._state.path.parent)
         except InvalidRequest as error:
             # Another run writes its record before it creates a topic: then the mark is that run's.
-            if read_mark(self._log, self._plan.name) is None:
-                self._log.admin.delete_topic(where.topic)
+            with suppress(UnknownStore):  # it has removed the mark
+                if not is_written(self._log, self._plan.name):
+                    self._log.admin.delete_topic(where.topic)
             raise InvalidRequest(
                 f"{error}; another restore as {self._plan.name!r} has completed meanwhile, or an instance has started"
             ) from error

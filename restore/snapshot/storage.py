@@ -57,6 +57,7 @@ PATIENCE_S = 60
 PROBE_BYTES = 16 << 10
 FIRST, SECOND = b"first", b"second"
 SHOWN_MAX = 400
+REFUSED = "non-2xx status"  # in the text of an error of obstore: the service has answered
 CHECK = "check address, network, rights and credentials"
 CREDENTIALS = {
     S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -274,7 +275,13 @@ class Storage:
         """An object's size and time; None if there is none."""
         with self._told(f"looking at {key} of"):
             try:
-                return _stored(obstore.head(self._store, key))
+                try:
+                    return _stored(obstore.head(self._store, key))
+                except BaseError as error:
+                    if REFUSED not in str(error):
+                        raise
+                    # An answer to this request has no body, which says why it is refused: one to the other request has.
+                    return _stored(obstore.get(self._store, key).meta)
             except FileNotFoundError as error:
                 _absent(error)
                 return None

@@ -265,8 +265,8 @@ def test_log_that_is_not_in_its_place_any_more_takes_no_write(tmp_path: Path, ho
         else:
             {"removed": path, "lock": Path(f"{path}.lock")}.get(how, Path(f"{path}-{how}")).unlink()
         if how not in ("wal", "shm"):  # those are checked from time to time
-            with pytest.raises(sf.Corruption, match="while it was open") as found, database.write():
-                pass
+            with pytest.raises(sf.Corruption, match="while it was open") as found:
+                database.lock()
             assert found.value.of_log and found.value.unwritten
         assert "while it was open" in str(log.trouble())
         with pytest.raises(sf.Corruption, match="while it was open"):
