@@ -13,11 +13,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 import standfast as sf
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.topics.restoring import POLICY, is_written, mark_of, read_mark
 from standfast.restore.snapshot.at_point import ONLY, Wanted, choose_task, restore_folder
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.clone import clone_app
@@ -314,3 +316,21 @@ def remove(log: KafkaLog, where: TopicPartition, before: int) -> None:
         except sf.StandfastError:
             assert time.monotonic() < ends_at
             time.sleep(0.2)
+
+
+def test_mark_of_another_run_whose_transaction_is_open_counts_as_written(kafka_address: str) -> None:
+    app = f"clone-{uuid.uuid4().hex[:8]}"
+    where = mark_of(app)
+    with closing(KafkaLog(f"kafka://{kafka_address}")) as log:
+        log.admin.create_topic(where.topic, 1, POLICY)
+        assert not is_written(log, app)
+        producer = Producer(
+            {"bootstrap.servers": kafka_address, "transactional.id": f"mark-{app}", "transaction.timeout.ms": 60_000}
+        )
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(where.topic, b"{}", b"mark", partition=0)
+        assert producer.flush(30) == 0
+        assert read_mark(log, app) is None
+        assert is_written(log, app)
+        producer.abort_transaction(30)
