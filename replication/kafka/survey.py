@@ -61,8 +61,8 @@ def consumer_groups(cluster: Cluster) -> list[str]:
         with client_errors():
             listing = cluster.admin.list_consumer_groups(request_timeout=left_s)
         listed = cluster.answer(listing)
-        if listed.errors:  # the groups of a broker that did not answer are missing
-            raise listed.errors[0]
+        for error in listed.errors:  # the groups of a broker that did not answer are missing
+            raise error if isinstance(error, KafkaException) else KafkaException(error)
         return listed.valid
 
     return sorted(group.group_id for group in cluster.reading(what, ask, renews=True))
