@@ -81,6 +81,7 @@ class _Waiting:
     records: Counter[TopicPartition] = field(default_factory=Counter)
     skipped: Counter[TopicPartition] = field(default_factory=Counter)
     timestamps: dict[TopicPartition, int] = field(default_factory=dict)
+    caught_up_ms: dict[TopicPartition, int] = field(default_factory=dict)  # of those read to their end
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,8 @@ class Tailer:
             tailed.records += records
             self.applied_records[tailed.store, changelog.partition] += records
             tailed.record_timestamp_ms = waiting.timestamps[changelog]
+        for changelog, caught_up_ms in waiting.caught_up_ms.items():
+            self.changelogs[changelog].caught_up_ms = caught_up_ms
         for changelog, tailed, records in applied:  # after all counts, as a listener may raise
             position = tailed.machine.position
             self._listener.on_standby_batch(task, tailed.store, changelog, position, records, tailed.end)
@@ -317,8 +320,16 @@ class Tailer:
         step = tailed.machine.update(batch.records, batch.next_offset)
         taken = self._carry_out(batch.source, tailed, step, now_ms)
         if batch.at_end and tailed.machine.position >= tailed.reachable:
-            tailed.caught_up_ms = now_ms
+            self._note_end(batch.source, tailed, now_ms)
         return taken
+
+    def _note_end(self, changelog: TopicPartition, tailed: TailedChangelog, now_ms: int) -> None:
+        """It is read to its end; a task whose rows wait for their write has caught up with that."""
+        waiting = self._waiting.get(tailed.task)
+        if waiting is None:
+            tailed.caught_up_ms = now_ms
+        else:
+            waiting.caught_up_ms[changelog] = now_ms
 
     def _carry_out(self, changelog: TopicPartition, tailed: TailedChangelog, step: Step, now_ms: int) -> int:
         stored = tailed.applier.position(changelog)
@@ -345,7 +356,7 @@ class Tailer:
             self._reader.resume([changelog])
             tailed.paused = False
         if step.position >= tailed.reachable:
-            tailed.caught_up_ms = now_ms
+            self._note_end(changelog, tailed, now_ms)
         return len(step.apply)
 
     def _refresh_limits(self, limited: Collection[TopicPartition]) -> None:

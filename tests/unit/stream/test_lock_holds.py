@@ -15,6 +15,7 @@ from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.tail.pace import BATCH_BYTES, BATCH_ROWS, HOLD_MS, LEAST, READ_MS, WRITE_MS, Pace
 from standfast.store.clock import ManualClock, SystemClock
 from support.sessions import Bench
+from support.sessions import filled as filled_rows
 
 BYTES = sf.serde.bytes
 STORES = [sf.KeyValueStore("kv", BYTES, BYTES)]
@@ -198,3 +199,16 @@ def test_pace_shrinks_with_slow_writes_and_grows_again(clock: ManualClock) -> No
     for _ in range(10):
         write(10_000)
     assert pace.rows(BATCH_ROWS) == BATCH_ROWS // LEAST and pace.rows(1) == 1
+
+
+def test_copy_has_caught_up_once_its_rows_are_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+    bench.fill(stores, tasks=2, records=50)
+    monkeypatch.setattr(Pace, "wrote_enough", property(lambda _: True))  # one task a round
+    with sf.Replica(
+        "app", log=bench.address, state_dir=bench.root / "replica", stores=stores, background=False, clock=bench.clock
+    ) as replica:
+        replica.wait_ready(30)
+        for partition in (0, 1):
+            with replica.read("kv", partition).store.all() as rows:
+                assert dict(rows) == filled_rows(partition, 50)
