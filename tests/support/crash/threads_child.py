@@ -10,6 +10,7 @@ Rules of this file: started by `test_crash_threads.py` with its settings as JSON
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import threading
@@ -35,6 +36,11 @@ def stores() -> list[Any]:
         sf.WindowStore("windows", TEXT, INT, **times),
         sf.WindowStore("duplicates", TEXT, INT, **times, retain_duplicates=True),
     ]
+
+
+def say(line: str) -> None:
+    """Print a line in one write: two threads print."""
+    os.write(1, f"{line}\n".encode())
 
 
 def open_session(settings: dict[str, Any], directory: str) -> sf.Session:
@@ -81,7 +87,7 @@ def put_plainly(
             session.task(0).store("rows").put(f"plain-{life}-{row}", row, START_MS)
         with session.task(0).exclusive():  # the records' rows so far go with this commit, and so must their offsets
             session.commit(dict(read))
-        print(f"plain {life} {number}", flush=True)
+        say(f"plain {life} {number}")
 
 
 def main() -> None:
@@ -99,13 +105,13 @@ def main() -> None:
     )
     for thread in (*threads, beside):
         thread.start()
-    print("begun", flush=True)
+    say("begun")
     for thread in threads:
         thread.join()
     ended.set()
     beside.join()
     session.close()
-    print("done", flush=True)
+    say("done")
 
 
 if __name__ == "__main__":
