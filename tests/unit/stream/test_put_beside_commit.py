@@ -19,6 +19,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.stream.runtime.guard import Guard
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.steps import Steps
 from standfast.stream.topology.drops import Drops
 from support.serve import wait_for
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench
@@ -111,6 +112,13 @@ def clocks(session: sf.Session) -> dict[str, Any]:
     }
 
 
+def go_on(steps: Steps[bool], answer: Any) -> None:
+    """Bring a commit to its end from the answer of its last call on."""
+    with pytest.raises(StopIteration):
+        while True:
+            answer = steps.send(answer)()
+
+
 @both_guarantees
 def test_writes_that_come_while_the_log_has_a_commit_belong_to_the_next_one(bench: Bench, guarantee: str) -> None:
     session = opened(bench, guarantee)
@@ -127,12 +135,7 @@ def test_writes_that_come_while_the_log_has_a_commit_belong_to_the_next_one(benc
     assert task.store("kv").get("last") == "v1"
     answer = call()
     write(task, 2)
-    ended = False
-    while not ended:
-        try:
-            answer = steps.send(answer)()
-        except StopIteration:
-            ended = True
+    go_on(steps, answer)
     assert clocks(session) == clocks(reference), "the times of the cut are those of its rows"
     assert outputs_of(bench.log) == [b"v0"]
     expected = rows_after(bench, 0, 1, 2)
@@ -162,9 +165,7 @@ def test_what_is_not_taken_is_gone_with_a_crash_and_the_taken_part_is_whole(benc
     steps = task.commit_steps({SOURCE: 1})
     answer = next(steps)()
     write(task, 1)
-    with pytest.raises(StopIteration):
-        while True:
-            answer = steps.send(answer)()
+    go_on(steps, answer)
     session.close()  # as a kill: nothing is committed on the way out
     again = opened(bench, guarantee)
     assert rows_of(again.task(0)) == rows_after(bench, 0)
@@ -197,9 +198,7 @@ def test_refused_commit_leaves_its_part_under_the_writes_that_came_since(bench: 
     logged = [change[0] for change in task.stores.buffer.taken.logged()["kv"]]  # type: ignore[union-attr]
     assert logged == [b"k0", b"last", b"k1", b"k2"], "in the order of first writes"
     answer = call()
-    with pytest.raises(StopIteration):
-        while True:
-            answer = steps.send(answer)()
+    go_on(steps, answer)
     assert outputs_of(bench.log) == [b"v0", b"v1", b"v2"]
     assert rows_of(task) == expected
     session.close()
@@ -312,9 +311,7 @@ def test_commit_within_a_commit_of_the_same_thread_is_refused_and_harms_neither(
     with pytest.raises(sf.InvalidRequest, match="in the middle of a commit"):
         task.commit()
     assert task.committing
-    with pytest.raises(StopIteration):
-        while True:
-            answer = steps.send(answer)()
+    go_on(steps, answer)
     assert (task.committing, task.source_offsets()) == (False, {SOURCE: 1})
 
 
@@ -357,9 +354,7 @@ def test_commit_of_a_second_thread_waits_for_the_first_and_has_its_own_rows(benc
     with other_thread(lambda: (write(task, 1), task.commit({SOURCE: 2}))) as second:
         wait_for(lambda: waits_in(second, "_take"), PATIENCE_S)
         assert task.source_offsets() == {}
-        with pytest.raises(StopIteration):
-            while True:
-                answer = steps.send(answer)()
+        go_on(steps, answer)
     assert task.source_offsets() == {SOURCE: 2}
     assert rows_of(task) == rows_after(bench, 0, 1)
     assert outputs_of(bench.log) == [b"v0", b"v1"]
