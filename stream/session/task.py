@@ -309,12 +309,9 @@ class Task:
                 f"task {self.id}: timestamp {timestamp_ms!r:.100} of {topic}-{partition} is not a time: give whole "
                 "milliseconds since the epoch, up to 2**63-1"
             )
-        times = self.stream_times
-        if key not in times:
-            times.setdefault(key, -1)
-        # No call between: another thread's time must not come in between. A latch would cost each record 100 ns.
-        if timestamp_ms > times[key]:
-            times[key] = timestamp_ms
+        with self.stores.buffer.latch:
+            if timestamp_ms > self.stream_times.get(key, -1):
+                self.stream_times[key] = timestamp_ms
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Keep commits, and other threads' `exclusive` blocks, out of a `with` block: its writes go with one commit.
