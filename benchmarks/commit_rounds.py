@@ -36,8 +36,8 @@ from confluent_kafka.cimpl import NewTopic
 
 import standfast as sf
 from standfast.ops.tools.broker import Broker
-from standfast.stream.session.task import Task
 from standfast.stream.steps import Steps
+from standfast.stream.task.task import Task
 
 WARM_S = 5.0
 KEYS = 1_000

@@ -38,7 +38,7 @@ from standfast.ops.bench.step import KEY_BYTES, STORE, VALUE_BYTES, Step, key_of
 from standfast.ops.tools.broker import Broker
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
-from standfast.stream.session.settings import RESTORE_MEMORY_DEFAULT_BYTES
+from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 VERSIONS = 4
 LOG_BYTES = KEY_BYTES + VALUE_BYTES + 20  # of a record in the broker's files, with its share of a batch

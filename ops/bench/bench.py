@@ -161,7 +161,7 @@ def _settings(args: argparse.Namespace) -> Json:
     from standfast.store.errors import InvalidRequest
     from standfast.store.rocks.engine import MEMORY_BYTES_MIN
     from standfast.store.rows import VALUE_MAX_BYTES
-    from standfast.stream.session.settings import LEASE_MIN_MS, RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
+    from standfast.stream.task.settings import LEASE_MIN_MS, RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
     from standfast.stream.workers.counts import cores
 
     problems = []

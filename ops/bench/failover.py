@@ -34,7 +34,7 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
 from standfast.stream.app.app import App
 from standfast.stream.record import Record
-from standfast.stream.session.settings import LEASE_DEFAULT_MS
+from standfast.stream.task.settings import LEASE_DEFAULT_MS
 from standfast.stream.topology.processor import Context, Processor
 
 Json: TypeAlias = dict[str, Any]

@@ -144,7 +144,7 @@ class Bench:
     def failover(self) -> tuple[list[Json], list[Json]]:
         """Kill an application process, again and again."""
         from standfast.ops.bench.failover import measures, rounds
-        from standfast.stream.session.settings import LEASE_DEFAULT_MS
+        from standfast.stream.task.settings import LEASE_DEFAULT_MS
 
         runs, lease_ms = self.settings["runs"], self.step.lease_ms or LEASE_DEFAULT_MS
         with self.out.progress(f"kill the owner {runs} times, lease {lease_ms} ms", runs) as bar:

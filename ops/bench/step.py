@@ -22,7 +22,7 @@ from standfast.store.names import changelog_topic
 from standfast.store.process.child import ChildProcess, json_object
 from standfast.store.specs import KeyValueStore
 from standfast.stream.session.session import Session
-from standfast.stream.session.settings import RESTORE_MEMORY_DEFAULT_BYTES
+from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 APP = "bench"
 STORE = "store"

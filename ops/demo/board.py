@@ -31,8 +31,8 @@ from standfast.stream.app.app import App
 from standfast.stream.emit import ON_WINDOW_CLOSE
 from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME
 from standfast.stream.record import Record
-from standfast.stream.session.groups import TaskGroup, all_specs
-from standfast.stream.session.settings import Guarantee
+from standfast.stream.task.groups import TaskGroup, all_specs
+from standfast.stream.task.settings import Guarantee
 from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.windows import HoppingWindows, TumblingWindows
 

@@ -37,8 +37,8 @@ from standfast.replication.log import Log
 from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.verify import verify_task
 from standfast.store.clock import Clock
-from standfast.stream.session.groups import all_task_ids
 from standfast.stream.session.session import Session
+from standfast.stream.task.groups import all_task_ids
 
 COLD_TIMEOUT_S = 120.0
 

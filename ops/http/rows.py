@@ -33,7 +33,8 @@ from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.session import Session
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 
 QUERY_FIELDS_MAX = 20
 ROW_PATHS = tuple(f"/v1/stores/NAME/{verb}" for verb in VERBS)

@@ -36,7 +36,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger
 from standfast.stream.session.session import Session
-from standfast.stream.session.statistics import SessionStatistics
+from standfast.stream.task.statistics import SessionStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 CACHE_MS = 1_000  # a reading takes the session's lock, however many scrapers there are

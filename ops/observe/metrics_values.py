@@ -24,7 +24,9 @@ from standfast.restore.plan import (
 )
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.punctuation import PunctuationType
-from standfast.stream.session.statistics import (
+from standfast.stream.snapshots.counts import ABANDONED, COMPLETE
+from standfast.stream.stream_time import CLOCK_KEY
+from standfast.stream.task.statistics import (
     CALL_OUTCOMES,
     LEASE_LATE,
     LEASE_STALLED,
@@ -34,8 +36,6 @@ from standfast.stream.session.statistics import (
     StoreStatistics,
     TaskStatistics,
 )
-from standfast.stream.snapshots.counts import ABANDONED, COMPLETE
-from standfast.stream.stream_time import CLOCK_KEY
 
 Labels: TypeAlias = tuple[str, ...]
 MS = 1_000

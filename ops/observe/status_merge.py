@@ -22,7 +22,8 @@ from standfast.replication.log import LockHolder
 from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState, Space
 from standfast.store.histogram import Histogram, Histograms
-from standfast.stream.session.statistics import (
+from standfast.stream.snapshots.counts import DownloadStatistics, SnapshotCounts, StoredSnapshot
+from standfast.stream.task.statistics import (
     CALL_OUTCOMES,
     RestoreStatistics,
     SessionCounters,
@@ -31,7 +32,6 @@ from standfast.stream.session.statistics import (
     StoreStatistics,
     TaskStatistics,
 )
-from standfast.stream.snapshots.counts import DownloadStatistics, SnapshotCounts, StoredSnapshot
 
 Json = Mapping[str, Any]
 _LAST = {"gate_last_wait_ms", "promotion_last_ms", "lease_gap_ms"}  # durations of single events: no sums, the largest

@@ -47,15 +47,15 @@ from standfast.stream.runtime.runner import RunnerSettings
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import CANCEL_TIMEOUT_MS, SourceRuns
 from standfast.stream.session.session import Session
-from standfast.stream.session.settings import (
+from standfast.stream.signatures import spelled_out
+from standfast.stream.source import Source
+from standfast.stream.stream_time import Policy
+from standfast.stream.task.settings import (
     DISCOVERY_DEFAULT_MS,
     LEASE_DEFAULT_MS,
     SessionOptions,
     SessionSettings,
 )
-from standfast.stream.signatures import spelled_out
-from standfast.stream.source import Source
-from standfast.stream.stream_time import Policy
 from standfast.stream.topology.assembly import Assembled, assemble, create_absent, external_topics
 from standfast.stream.topology.calls import async_problem, is_async
 from standfast.stream.topology.drops import Drops

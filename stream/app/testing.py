@@ -47,8 +47,8 @@ from standfast.stream.runtime.call_loop import CallLoop
 from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
-from standfast.stream.session.task import TaskState
 from standfast.stream.source import SourceContext
+from standfast.stream.task.states import TaskState
 from standfast.stream.topology.assembly import Assembled, assemble, external_topics
 from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SourceNode
 from standfast.stream.topology.sinks import partition_of

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from standfast.store.errors import InvalidRequest, StandfastError, is_of_serde
 from standfast.stream.runtime.task_calls import TaskCalls
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from standfast.stream.topology.drops import Drops
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.checkpoint import Order, OrderState
 from standfast.store.clock import Clock
 from standfast.stream.runtime.runner import TaskRunner
-from standfast.stream.session.task import Task
 from standfast.stream.snapshots.parts import CheckpointParts
+from standfast.stream.task.task import Task
 
 Taken = tuple[Sequence[Record], int, bool]  # records, next offset, whether that is the end
 

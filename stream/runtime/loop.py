@@ -53,7 +53,8 @@ from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import SourceRuns
 from standfast.stream.runtime.starts import Starts
 from standfast.stream.session.session import SOURCE_READER, Session
-from standfast.stream.session.task import GONE, Outputs, Task, TaskState
+from standfast.stream.task.states import GONE, TaskState
+from standfast.stream.task.task import Outputs, Task
 from standfast.stream.topology.topology import Topology
 
 FETCH_RECORDS_MAX = LIMITS.loop_fetch_records

@@ -54,9 +54,9 @@ from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.runtime.task_calls import TaskCalls
 from standfast.stream.runtime.task_status import InputStatus, TaskStatus
 from standfast.stream.runtime.timers import Timers
-from standfast.stream.session.task import Task
 from standfast.stream.steps import Steps, run_steps
 from standfast.stream.stream_time import Policy, TaskStreamTime
+from standfast.stream.task.task import Task
 from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer, TimerKind
 from standfast.stream.topology.calls import AsyncContext, Call
 from standfast.stream.topology.drops import Drops

@@ -15,7 +15,8 @@ from standfast.store.names import few
 from standfast.stream.runtime.holds import Hold
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 
 RESTORING_WAIT_MS = 5
 

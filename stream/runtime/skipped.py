@@ -28,7 +28,7 @@ from standfast.store.timestamps import writable
 from standfast.stream.record import Record
 from standfast.stream.runtime.guard import Guard
 from standfast.stream.runtime.inputs import Input, RecordFailed
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from standfast.stream.topology.nodes import Serdes
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import InHand

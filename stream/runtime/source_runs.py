@@ -24,7 +24,7 @@ from standfast.store.process.interrupts import Flag
 from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.runtime.source_run import RunState, SourceRun
-from standfast.stream.session.statistics import SessionCounters, SourceStatistics
+from standfast.stream.task.statistics import SessionCounters, SourceStatistics
 from standfast.stream.topology.nodes import SourceNode
 
 INPUT_RECORDS_MAX = 500  # taken and not processed; more wait in the run's queue, whose bound stops the source

@@ -28,7 +28,7 @@ from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, NS_PER_MS, CallLoop
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from standfast.stream.topology.calls import AsyncContext, Call, Calls, CallStep, Origin
 from standfast.stream.topology.processor import Forward, InHand, Processor
 

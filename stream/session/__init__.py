@@ -1,1 +1,1 @@
-"""Hosting of tasks: sessions, ownership, opening, commits."""
+"""Sessions: assignment of tasks, instances of a group, ownership and take-overs."""

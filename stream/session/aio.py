@@ -28,10 +28,10 @@ from standfast.replication.offsets import TaskId
 from standfast.store.errors import Closed, InvalidRequest
 from standfast.stream.session.session import Session as BlockingSession
 from standfast.stream.session.session_tasks import source_partitions
-from standfast.stream.session.task import Task
-from standfast.stream.session.task_commits import Offsets
 from standfast.stream.source_offsets import checked_shape
 from standfast.stream.steps import NotBegun
+from standfast.stream.task.task import Task
+from standfast.stream.task.task_commits import Offsets
 from standfast.stream.thread_calls import Caller, ThreadCalls
 
 P = ParamSpec("P")

@@ -21,15 +21,15 @@ from standfast.restore.replay.restorer import Restorer
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.groups import TaskGroup
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.opener import TaskOpener
-from standfast.stream.session.readiness import Readiness
-from standfast.stream.session.settings import SessionSettings
-from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.counts import Downloads
+from standfast.stream.task.groups import TaskGroup
+from standfast.stream.task.opener import TaskOpener
+from standfast.stream.task.readiness import Readiness
+from standfast.stream.task.settings import SessionSettings
+from standfast.stream.task.statistics import SessionCounters
 
 
 def without_caches(groups: dict[int, TaskGroup]) -> None:

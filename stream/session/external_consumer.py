@@ -24,9 +24,9 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InvalidRequest, NotReady, Unavailable
 from standfast.store.log import as_event, logger
-from standfast.stream.session.task import Task
 from standfast.stream.source_gate import OpenTask, SourceGate
 from standfast.stream.source_offsets import checked_shape
+from standfast.stream.task.task import Task
 
 OPEN_WAIT_S = 0.5  # how long an assignment waits for the gate: a warm standby opens within it
 LOOK_MS = 250

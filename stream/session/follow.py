@@ -16,10 +16,10 @@ from standfast.replication.placement.group_standbys import may_release, place_st
 from standfast.replication.takeover import MemberPlan, plans
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
-from standfast.stream.session.settings import WARM_LAG_RECORDS
 from standfast.stream.session.take_over import Holder
-from standfast.stream.session.task import GONE, TaskState
-from standfast.stream.session.waiting import WAITS
+from standfast.stream.task.settings import WARM_LAG_RECORDS
+from standfast.stream.task.states import GONE, TaskState
+from standfast.stream.task.waiting import WAITS
 
 FOLLOW_TICK_MS = 500
 RETAKE_MS = 2_000  # an owner that is alive and has not run its task for so long counts as having given it up

@@ -43,21 +43,22 @@ from standfast.store.log import as_event, logger
 from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
-from standfast.stream.session.groups import all_task_ids, program_of, shapes_of
 from standfast.stream.session.managed import LocalPart, ManagedPlacement
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.mending import Loss, flush, is_lost, reported_loss
-from standfast.stream.session.opener import NOTHING, Opened, Ranges, TaskOpener
-from standfast.stream.session.ownership import lost_task
-from standfast.stream.session.readiness import PROMOTE, Readiness
-from standfast.stream.session.settings import SessionSettings
-from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import TakeOver
-from standfast.stream.session.task import GONE, Task, TaskState
-from standfast.stream.session.waiting import WAITS
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
+from standfast.stream.task.groups import all_task_ids, program_of, shapes_of
+from standfast.stream.task.mending import Loss, flush, is_lost, reported_loss
+from standfast.stream.task.opener import NOTHING, Opened, Ranges, TaskOpener
+from standfast.stream.task.ownership import lost_task
+from standfast.stream.task.readiness import PROMOTE, Readiness
+from standfast.stream.task.settings import SessionSettings
+from standfast.stream.task.states import GONE, TaskState
+from standfast.stream.task.statistics import SessionCounters
+from standfast.stream.task.task import Task
+from standfast.stream.task.waiting import WAITS
 
 TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log

@@ -24,7 +24,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
-from standfast.stream.session.statistics import SessionCounters
+from standfast.stream.task.statistics import SessionCounters
 
 
 class LeaseHolder(Protocol):

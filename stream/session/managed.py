@@ -41,11 +41,12 @@ from standfast.store.clock import Clock, boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.take_over import Holder
-from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.coordinator import Coordinator, Lead
+from standfast.stream.task.states import GONE, TaskState
+from standfast.stream.task.statistics import SessionCounters
+from standfast.stream.task.task import Task
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere

@@ -30,7 +30,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.task.state_dir import MARKER, LostInstance, StateDir
 from standfast.stream.session.lease import LeaseKeeper
-from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
+from standfast.stream.task.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
 
 WHERE_CHARS = 120  # the metadata of a member has 4,096 bytes in all
 

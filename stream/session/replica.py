@@ -28,12 +28,12 @@ from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
-from standfast.stream.session.groups import TaskGroup, all_task_ids
 from standfast.stream.session.session import Session
 from standfast.stream.session.session_tasks import ReadView
-from standfast.stream.session.settings import SessionSettings
-from standfast.stream.session.task import GONE
 from standfast.stream.signatures import spelled_out
+from standfast.stream.task.groups import TaskGroup, all_task_ids
+from standfast.stream.task.settings import SessionSettings
+from standfast.stream.task.states import GONE
 
 LOOK_AGAIN_S = 1.0
 LOOK_AGAIN_S_MAX = 60.0

@@ -43,7 +43,6 @@ from standfast.store.tracebacks import letting_go
 from standfast.stream.http_port import HttpPort
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
-from standfast.stream.session.groups import TaskGroup, all_specs
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.membership import Membership, own_directory
@@ -64,23 +63,25 @@ from standfast.stream.session.session_tasks import (
     task_of_source,
     tasks_grown,
 )
-from standfast.stream.session.settings import (
-    CACHE_DEFAULT_BYTES,
-    CACHE_MIN_BYTES,
-    Guarantee,
-    SessionOptions,
-    SessionSettings,
-)
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
-from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
-from standfast.stream.session.task import Task, TaskState
-from standfast.stream.session.task_commits import TaskCommits
 from standfast.stream.signatures import spelled_out
 from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 from standfast.stream.source_gate import OpenTask
 from standfast.stream.source_offsets import checked_shape
+from standfast.stream.task.groups import TaskGroup, all_specs
+from standfast.stream.task.settings import (
+    CACHE_DEFAULT_BYTES,
+    CACHE_MIN_BYTES,
+    Guarantee,
+    SessionOptions,
+    SessionSettings,
+)
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
+from standfast.stream.task.task import Task
+from standfast.stream.task.task_commits import TaskCommits
 
 IDLE_WAIT_S = 0.01
 SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait

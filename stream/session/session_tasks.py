@@ -16,12 +16,13 @@ from standfast.store.arguments import is_whole
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, NotReady, StandfastError, UnknownStore
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
-from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.session.instance import Instance
-from standfast.stream.session.ownership import CommitPlan, lost_task, plan_commit
-from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.source_gate import OpenTask
 from standfast.stream.source_offsets import checked_shape
+from standfast.stream.task.groups import TaskGroup, all_specs, all_task_ids
+from standfast.stream.task.ownership import CommitPlan, lost_task, plan_commit
+from standfast.stream.task.states import GONE, TaskState
+from standfast.stream.task.task import Task
 
 
 class ReadView(NamedTuple):

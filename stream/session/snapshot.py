@@ -14,15 +14,16 @@ from standfast.store.errors import Corruption, Unavailable, UnknownStore
 from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.session.instance import Instance
-from standfast.stream.session.statistics import (
+from standfast.stream.snapshots.counts import DownloadStatistics
+from standfast.stream.task.states import GONE
+from standfast.stream.task.statistics import (
     RestoreStatistics,
     SessionStatistics,
     SourceStatistics,
     StoreStatistics,
     TaskStatistics,
 )
-from standfast.stream.session.task import GONE, Task
-from standfast.stream.snapshots.counts import DownloadStatistics
+from standfast.stream.task.task import Task
 
 
 class LogFigures:

@@ -16,10 +16,10 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.pauses import Left
 from standfast.replication.takeover import decide, plans, standby_wanted
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.readiness import Readiness
-from standfast.stream.session.task import Task
-from standfast.stream.session.waiting import WaitingTasks
 from standfast.stream.session.writers import Writers
+from standfast.stream.task.readiness import Readiness
+from standfast.stream.task.task import Task
+from standfast.stream.task.waiting import WaitingTasks
 
 
 class Holder(Protocol):

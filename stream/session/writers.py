@@ -17,8 +17,9 @@ from collections.abc import Collection, Iterable, Mapping
 from standfast.replication.log import Group, Log, LogWriter
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import Fenced
-from standfast.stream.session.ownership import Ownership
-from standfast.stream.session.task import GONE, Task
+from standfast.stream.task.ownership import Ownership
+from standfast.stream.task.states import GONE
+from standfast.stream.task.task import Task
 
 
 class Writers:

@@ -16,7 +16,7 @@ from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.rules import errors, repartition_policy
 from standfast.replication.topics.settings import OWN_TIMESTAMPS
 from standfast.store.errors import BadConfig
-from standfast.stream.session.groups import TaskGroup
+from standfast.stream.task.groups import TaskGroup
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.topology.unclaimed import unclaimed
 

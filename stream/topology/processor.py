@@ -17,7 +17,7 @@ from standfast.store.specs import StoreSpec, store_name
 from standfast.store.types.kinds import gives_stores
 from standfast.stream.punctuation import Callback, Cancellable, PunctuationType
 from standfast.stream.record import Record
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from standfast.stream.timer import EVENT_TIME, Timer, TimerKind
 from standfast.stream.trace import Inject
 

@@ -17,7 +17,7 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
 from standfast.store.serde import Serde, beyond_record
 from standfast.stream.record import Record
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from standfast.stream.topology.nodes import Partitioner, SinkNode
 from standfast.stream.topology.processor import Forward
 from standfast.stream.trace import Inject

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from standfast.store.arguments import is_whole, refuse
-from standfast.stream.session.settings import (
+from standfast.stream.task.settings import (
     CACHE_DEFAULT_BYTES,
     MEMORY_MIN_BYTES,
     RESTORE_MEMORY_MIN_BYTES,

@@ -28,8 +28,8 @@ from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.managed import Facts, note_pause
-from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.orders import ACTIVE, RUNNING, Orders
 from standfast.stream.workers.parts import PoolParts

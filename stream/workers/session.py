@@ -26,7 +26,8 @@ from standfast.stream.session.instance import Instance
 from standfast.stream.session.managed import LocalPart
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.session import Session
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 from standfast.stream.workers.orders import ACTIVE, LOST, HeldTask, Order
 
 SETTLED = frozenset({TaskState.RUNNING, TaskState.STANDBY, TaskState.FAILED})  # no state on the way to another one

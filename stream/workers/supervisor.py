@@ -40,14 +40,14 @@ from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.session.groups import TaskGroup, all_task_ids, program_of, shapes_of
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership, naming_former_id
-from standfast.stream.session.settings import MEMORY_MIN_BYTES, SessionOptions, SessionSettings
-from standfast.stream.session.statistics import SessionCounters
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.counts import MADE, SnapshotCounts
+from standfast.stream.task.groups import TaskGroup, all_task_ids, program_of, shapes_of
+from standfast.stream.task.settings import MEMORY_MIN_BYTES, SessionOptions, SessionSettings
+from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.pool import Pool, PoolSettings

@@ -30,7 +30,7 @@ from standfast.store.process.interrupts import Flag
 from standfast.store.process.parent import Channel, Parent
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.runtime.loop import Loop
-from standfast.stream.session.groups import program_of
+from standfast.stream.task.groups import program_of
 from standfast.stream.topology.assembly import Assembled
 from standfast.stream.workers.orders import HeldTask
 from standfast.stream.workers.protocol import (

@@ -23,7 +23,7 @@ from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.serde import Serde
 from standfast.stream.runtime.loop import Loop
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 from standfast.stream.topology.assembly import assemble
 from support.closing import Given, Seen
 from support.closing_app import IDLE_MS, KEYS, LATE, SILENT_MS, Model, Plan, application, edge_of, mark_of, stamp_of

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from standfast.ops.shared.error_codes import NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.session import Session
-from standfast.stream.session.task import GONE, Task, TaskState
+from standfast.stream.task.states import GONE, TaskState
+from standfast.stream.task.task import Task
 
 # State of a partition that this session does not hold, as another process knows it: "standby", "restoring: 41 %", None.
 Elsewhere = Callable[[int], str | None]

@@ -18,7 +18,7 @@ from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Log
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

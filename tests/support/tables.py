@@ -13,8 +13,8 @@ import standfast as sf
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
-from standfast.stream.session.statistics import StoreStatistics
-from standfast.stream.session.task import Task
+from standfast.stream.task.statistics import StoreStatistics
+from standfast.stream.task.task import Task
 from support.sessions import Bench
 
 COMPACT = TopicPolicy(frozenset({"compact"}))

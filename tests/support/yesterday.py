@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import standfast as sf
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from support.apps import Running, create, write
 from support.crash.oracle import read_back
 from support.places import TESTS

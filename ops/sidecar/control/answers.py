@@ -25,7 +25,7 @@ from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.names import few
 from standfast.store.specs import TRAITS
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 
 Json = dict[str, Any]
 PROTOCOL = 1

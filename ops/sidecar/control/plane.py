@@ -51,7 +51,8 @@ from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.task import GONE, Task
+from standfast.stream.task.states import GONE
+from standfast.stream.task.task import Task
 
 T = TypeVar("T")
 TICK_MS = 20

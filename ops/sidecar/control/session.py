@@ -46,8 +46,9 @@ from standfast.store.errors import (
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import MARKER, StateDir, write_marker
-from standfast.stream.session.statistics import SessionCounters, SessionStatistics
-from standfast.stream.session.task import GONE, Task
+from standfast.stream.task.states import GONE
+from standfast.stream.task.statistics import SessionCounters, SessionStatistics
+from standfast.stream.task.task import Task
 
 Partitions = frozenset[int]
 SNAPSHOTS = "snapshots"

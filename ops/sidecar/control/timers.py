@@ -27,8 +27,8 @@ from standfast.stream.punctuation import (
     PunctuationType,
     first_due,
 )
-from standfast.stream.session.statistics import SessionCounters
-from standfast.stream.session.task import Task
+from standfast.stream.task.statistics import SessionCounters
+from standfast.stream.task.task import Task
 
 SCHEDULES_MAX = 1_000
 

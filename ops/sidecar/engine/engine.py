@@ -26,7 +26,8 @@ from standfast.ops.sidecar.engine.task import DISCARDED, TAKEN_UP, Binding, Comm
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.types.keyvalue import KeyValueState
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from standfast.ops.sidecar.engine.task import Commit
 from standfast.store.histogram import Histogram
-from standfast.stream.session.statistics import COMMIT_BUCKETS_S
+from standfast.stream.task.statistics import COMMIT_BUCKETS_S
 
 SAMPLE_EVERY = 64
 CALL_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0)

@@ -23,7 +23,8 @@ from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommitReque
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 
 READ_ON = "read the source offsets (SF.OFFSETS) and go on from there"
 DISCARDED = f"uncommitted writes were discarded when the connection that made them ended: {READ_ON}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from standfast.ops.shared.error_codes import FENCED, NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.store.errors import StandfastError
 from standfast.store.names import few
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from standfast.store.errors import StandfastError, is_of_log
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.session import Session
 from standfast.stream.session.snapshot import restores_of
-from standfast.stream.session.statistics import RestoreStatistics
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.statistics import RestoreStatistics
+from standfast.stream.task.task import Task
 
 
 class HeldTask(NamedTuple):

@@ -25,7 +25,7 @@ FENCED = "fenced"
 
 
 class Holding(Shape, frozen=True):
-    """A task as a process holds it. `state` as in stream/session/task.py, or FENCED; `remaining`: records to replay."""
+    """A task as a process holds it. `state` as in stream/task/states.py, or FENCED; `remaining`: records to replay."""
 
     role: str
     state: str

@@ -37,7 +37,7 @@ from standfast.store.log import as_event, logger, print_as_parent
 from standfast.store.process.parent import Parent
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.session import Session
-from standfast.stream.session.statistics import SessionStatistics
+from standfast.stream.task.statistics import SessionStatistics
 
 LOOK_MS = 20
 STATUS_MS = 500

@@ -20,7 +20,7 @@ from standfast.ops.client.connect import SidecarClient, SidecarTask
 from standfast.replication.log import Group, Log, LogAdmin, LogReader, LogWriter
 from standfast.stream.app.producer import Producer
 from standfast.stream.session.session_tasks import ReadView
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 
 RETURNED: tuple[type, ...] = (
     Task,

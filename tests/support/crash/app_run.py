@@ -39,7 +39,8 @@ from standfast.store.names import changelog_topic
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.runtime import event_time
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 from standfast.stream.topology.assembly import Assembled, assemble
 from support.crash.app_child import APP, INPUTS, INTERNAL, MEMORY_BYTES, NOTES, TASKS, TOPICS, make_app
 from support.crash.app_oracle import Expected, Inputs, Outputs, Stores, compare, expect, make_inputs, outgoing, read_row

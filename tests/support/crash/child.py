@@ -50,10 +50,11 @@ from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task import task_stores
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.session import task as task_module
 from standfast.stream.session.session import Session
-from standfast.stream.session.settings import SessionSettings
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.task import task as task_module
+from standfast.stream.task.settings import SessionSettings
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 from support.crash.options import use
 from support.crash.stores import COUNTS, carry_out, event_time, of_names, operations
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 import standfast as sf
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TopicPartition
-from standfast.stream.session import task as task_module
+from standfast.stream.task import task as task_module
 from support.crash.options import use
 
 LIFE_MAX_S = 60  # an orphan ends by itself

@@ -21,7 +21,7 @@ import rocksdict
 
 from standfast.store.rocks import engine, sst
 from standfast.store.rocks.engine import RocksShared
-from standfast.stream.session.settings import SessionSettings
+from standfast.stream.task.settings import SessionSettings
 
 OPTIONS = "STANDFAST_CRASH_OPTIONS"
 KIB, MIB = 1 << 10, 1 << 20

@@ -28,7 +28,7 @@ from standfast.replication.embedded.db import PAGE_BYTES
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock, SystemClock
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 from support.groups import costly
 from support.serve import wait_for
 from support.sessions import Bench

@@ -248,7 +248,7 @@ def test_kill_while_noted_damage_is_mended_costs_no_row_that_could_be_read(
             shutil.copytree(bench.root / "killed", killed)
 
     monkeypatch.setattr("standfast.store.task.task_stores.reach", reach)
-    monkeypatch.setattr("standfast.stream.session.mending.reach", reach)
+    monkeypatch.setattr("standfast.stream.task.mending.reach", reach)
     whole_one = bench.active("killed", stores=STORES, accept_unreadable_rows=True)
     left = rows(whole_one, "plain")
     whole_one.close()

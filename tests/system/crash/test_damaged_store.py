@@ -15,7 +15,7 @@ import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import digest_rows
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 from support.sessions import KINDS, Bench, operate
 
 TEXT = sf.serde.string
@@ -317,7 +317,7 @@ def test_rows_without_a_log_of_a_commit_that_only_the_log_has_are_there_when_the
             raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("standfast.stream.session.task.reach", reach)
+        broken.setattr("standfast.stream.task.task.reach", reach)
         with pytest.raises(KeyboardInterrupt):
             session.commit({("src", 0): 11})
     if by == "reopen":

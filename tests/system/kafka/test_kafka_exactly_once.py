@@ -29,7 +29,7 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
-from standfast.stream.session import waiting
+from standfast.stream.task import waiting
 from support.kafka import light_broker
 from support.kafka_bench import WAIT_S, KafkaBench, rows, transaction, until
 from support.places import SUPPORT

@@ -23,7 +23,7 @@ from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.session import opener
+from standfast.stream.task import opener
 from support.kafka_bench import STORES, WAIT_S, KafkaBench, rows, transaction, until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]

@@ -20,7 +20,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.verify.verify import committed_views, verify_task
-from standfast.stream.session.statistics import StoreStatistics
+from standfast.stream.task.statistics import StoreStatistics
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 

@@ -36,7 +36,7 @@ from standfast.restore.spark.pipeline import jobs_of_state, run_pipeline
 from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from support.sessions import HOUR_MS, KINDS, START_MS, Bench, four_stores, operate
 from support.spark import killed_driver
 

@@ -33,7 +33,7 @@ from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.import_tasks import import_tasks
 from standfast.restore.verify.preflight import preflight
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from support.sessions import KINDS, START_MS, Bench, four_stores, operate
 from support.spark import killed_driver
 

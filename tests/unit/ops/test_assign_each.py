@@ -11,7 +11,7 @@ import pytest
 import standfast as sf
 from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.replication.offsets import TaskId
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 BOTH, FIRST, NONE = frozenset({0, 1}), frozenset({0}), frozenset[int]()

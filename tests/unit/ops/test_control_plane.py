@@ -36,7 +36,7 @@ from standfast.replication.shapes import fit
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.task import Task as OwnTask
+from standfast.stream.task.task import Task as OwnTask
 
 T = TypeVar("T")
 WAIT_S = 60.0  # a starved machine takes its time

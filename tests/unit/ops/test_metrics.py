@@ -14,7 +14,7 @@ import standfast as sf
 from standfast.ops.observe.metrics import SessionMetrics
 from standfast.ops.observe.metrics_list import METRICS, TABLE, Metric
 from standfast.replication.offsets import TaskId
-from standfast.stream.session.groups import TaskGroup
+from standfast.stream.task.groups import TaskGroup
 
 if TYPE_CHECKING:
     from support.sessions import Bench

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 
 import standfast as sf
 from standfast.replication.kafka.callbacks import Callbacks, functions_of, of_consumer, with_settings
-from standfast.stream.session.settings import SessionSettings
+from standfast.stream.task.settings import SessionSettings
 
 LOG = "kafka://host:9092?security.protocol=SASL_SSL"
 STORE = sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)

@@ -12,7 +12,7 @@ from standfast.replication.placement.model import Assignment
 from standfast.replication.placement.programs import SHAPES_BYTES_MAX, GroupShape, bounded, difference
 from standfast.replication.placement.records import Generation, PlacementState, assignment_records
 from standfast.replication.shapes import dump, plain
-from standfast.stream.session.groups import TaskGroup, program_of, shapes_of
+from standfast.stream.task.groups import TaskGroup, program_of, shapes_of
 
 TEXT, INT, JSON = sf.serde.string, sf.serde.int64, sf.serde.json
 COUNT, OTHER = sf.KeyValueStore("count", TEXT, INT), sf.KeyValueStore("other", TEXT, INT)

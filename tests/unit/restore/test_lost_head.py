@@ -24,7 +24,7 @@ from standfast.restore.plan import FromBeginning, Plan
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
-from standfast.stream.session import opener
+from standfast.stream.task import opener
 from support.lost_head import KV, ROWS, STORES, all_removed_with_snapshot, behind_with_snapshot, write
 from support.sessions import Bench
 

@@ -25,7 +25,7 @@ from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
 from standfast.store.process.interrupts import Flag
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 from support.disk import fill, free_bytes
 from support.resp import Desk, open_session
 from support.sessions import Bench

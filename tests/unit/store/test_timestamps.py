@@ -19,7 +19,7 @@ from standfast.replication.kafka.records import checked
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem, writable
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from support.apps import Running, create, headers_of, text_of, write, written
 from support.resp import Desk
 from support.sessions import Bench, four_stores

@@ -19,7 +19,7 @@ from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
 from standfast.stream.runtime.holds import Hold, Holds
 from standfast.stream.runtime.runner import TaskRunner
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from support.apps import Running, write
 from support.checkpoints import COLORS, Sums, complete, stores, sums, two_groups
 from support.placement import TASKS, Cluster, placement_of

@@ -15,8 +15,8 @@ import pytest
 import standfast as sf
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine
-from standfast.stream.session import task as task_module
-from standfast.stream.session.task import TaskState
+from standfast.stream.task import task as task_module
+from standfast.stream.task.states import TaskState
 from support.sessions import Bench
 
 TEXT = sf.serde.string

@@ -17,8 +17,9 @@ from standfast.stream.runtime import commits
 from standfast.stream.runtime.commit_pace import LEAST_ROOM, CommitPace
 from standfast.stream.runtime.commits import HOLD_MS, Commits, groups_before
 from standfast.stream.runtime.loop import RETRY_WAIT_MS
-from standfast.stream.session.task import Task, TaskState
 from standfast.stream.steps import Steps, run_steps
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 from support.apps import Running, create, text_of, write, written
 from support.loops import Seen, fail, keys
 from support.sessions import Bench

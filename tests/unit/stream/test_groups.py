@@ -12,7 +12,7 @@ from standfast.ops.http.server import OpsServer
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.specs import StoreSpec
-from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
+from standfast.stream.task.groups import TaskGroup, all_specs, all_task_ids
 from support.sessions import Bench
 
 TEXT = sf.serde.string

@@ -14,7 +14,7 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 from support.apps import Running, create, write
 from support.bulk import BULK, drive
 from support.loops import Seen, reads

@@ -10,7 +10,7 @@ import pytest
 import standfast as sf
 from standfast.store.clock import SystemClock
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.groups import TaskGroup
+from standfast.stream.task.groups import TaskGroup
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.supervisor import Supervisor
 from support.sessions import Bench

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 from support.apps import Running, text_of, write, written
 from support.placement import TASKS, Cluster
 from support.sessions import Bench

@@ -13,8 +13,8 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.session.ownership import Ownership, plan_commit
-from standfast.stream.session.task import Task
+from standfast.stream.task.ownership import Ownership, plan_commit
+from standfast.stream.task.task import Task
 from support.sessions import Bench
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
@@ -89,7 +89,7 @@ def test_commit_in_flight_of_an_owner_that_is_taken_over_is_not_acknowledged_at_
         if name == place and not second:
             second.append(bench.active("b", stores=KV, guarantee="at_least_once"))
 
-    monkeypatch.setattr("standfast.stream.session.task.reach", reach)
+    monkeypatch.setattr("standfast.stream.task.task.reach", reach)
     if changes:
         task.store("kv").put("k", "2")
     with pytest.raises(sf.Fenced):

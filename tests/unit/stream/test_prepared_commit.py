@@ -15,7 +15,7 @@ from standfast.replication.log import Batches, LogWriter
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Closed, StandfastError, Unavailable
 from standfast.store.task.task_stores import PREPARED_ROWS_MIN
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from support.sessions import Bench
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]

@@ -18,8 +18,9 @@ from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.stream.runtime.guard import Guard
-from standfast.stream.session.task import Task, TaskState
 from standfast.stream.steps import Steps
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.task import Task
 from standfast.stream.topology.drops import Drops
 from support.serve import wait_for
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench

@@ -23,7 +23,7 @@ from standfast.store.errors import Closed, Fenced, Held
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, WindowStore
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.session.task import Task
+from standfast.stream.task.task import Task
 from support.resp import Client
 from support.serve import Sidecars
 from support.stores import TEXT, Open, at

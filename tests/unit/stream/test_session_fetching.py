@@ -21,7 +21,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
-from standfast.stream.session.statistics import StoreStatistics
+from standfast.stream.task.statistics import StoreStatistics
 from support.fetch import Wrapped, failing
 from support.sessions import Bench
 from support.tables import COMPACT, TABLE

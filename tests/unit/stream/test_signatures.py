@@ -14,9 +14,9 @@ import standfast as sf
 from standfast.stream.dsl.fluent import Stream, Table
 from standfast.stream.dsl.grouped import GroupedStream, WindowedStream
 from standfast.stream.session.replica import ReplicaOptions
-from standfast.stream.session.settings import SessionOptions, SessionSettings
-from standfast.stream.session.task import Task
 from standfast.stream.signatures import spelled_out
+from standfast.stream.task.settings import SessionOptions, SessionSettings
+from standfast.stream.task.task import Task
 from standfast.stream.topology.policy import StepOptions
 from standfast.stream.topology.sources import SourceOptions, SourceSettings, TableOptions
 

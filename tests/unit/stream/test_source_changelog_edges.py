@@ -12,7 +12,7 @@ from standfast.ops.cli.command_line import main
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TaskId
 from standfast.replication.source_records import as_logged
-from standfast.stream.session.groups import TaskGroup
+from standfast.stream.task.groups import TaskGroup
 from support.sessions import Bench
 from support.tables import (
     COMPACT,

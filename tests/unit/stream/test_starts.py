@@ -11,7 +11,7 @@ import pytest
 import standfast as sf
 from standfast.store.clock import ManualClock
 from standfast.stream.runtime.running import wait_for_task
-from standfast.stream.session.task import TaskState
+from standfast.stream.task.states import TaskState
 from support.apps import Running, create, write
 from support.loops import JSON, TEXT, Seen
 from support.sessions import Bench

@@ -20,8 +20,8 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.groups import TaskGroup
-from standfast.stream.session.waiting import HELD_LATER_MS, LATER_MS
+from standfast.stream.task.groups import TaskGroup
+from standfast.stream.task.waiting import HELD_LATER_MS, LATER_MS
 from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, HeldTask, Order
 from standfast.stream.workers.session import WorkerSession

@@ -23,7 +23,7 @@ from standfast.replication.placement.pauses import FAILOVER, PLANNED
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, WorkerFailed
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.session.statistics import SessionCounters
+from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.pool import Pool, PoolSettings
 from standfast.stream.workers.watch import FAILURES_MAX, WELL_MS

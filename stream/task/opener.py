@@ -5,7 +5,7 @@
     standby                                  stores -> plan against the log's bounds -> tail
 
 Rules of this file: the plan is pure (`standfast.restore.plan`); this file carries it out. A store that does not fit the
-log, or is damaged, is taken out of its directory (`standfast.stream.session.mending`) and the reason is reported; the
+log, or is damaged, is taken out of its directory (`standfast.stream.task.mending`) and the reason is reported; the
 other stores of the task stay as they are, and a refused plan changes nothing. Stores, partitions and changelogs are
 those of the task's own group. Where a source topic serves as changelog the restore ends at the group's committed
 offset, read here, after the previous owner was fenced. The state directory is as Kafka Streams' StateDirectory.
@@ -68,12 +68,12 @@ from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores, Unwritten
-from standfast.stream.session.groups import TaskGroup
-from standfast.stream.session.mending import Loss, Mender
-from standfast.stream.session.settings import SessionSettings
-from standfast.stream.session.task import Task
 from standfast.stream.snapshots.beginning import FromSnapshot, SnapshotsAway
 from standfast.stream.snapshots.counts import Downloads, SnapshotCounts
+from standfast.stream.task.groups import TaskGroup
+from standfast.stream.task.mending import Loss, Mender
+from standfast.stream.task.settings import SessionSettings
+from standfast.stream.task.task import Task
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
 NOTHING = Loss()

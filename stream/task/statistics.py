@@ -123,7 +123,7 @@ class StoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """One task: role `active` or `standby`, state as in stream/session/task.py."""
+    """One task: role `active` or `standby`, state as in stream/task/states.py."""
 
     task: str
     partition: int

@@ -21,7 +21,7 @@ from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.specs import StoreSpec
-from standfast.stream.session.groups import TaskGroup, all_specs, group_problems, source_topic_problems
+from standfast.stream.task.groups import TaskGroup, all_specs, group_problems, source_topic_problems
 
 Guarantee = Literal["exactly_once", "at_least_once"]
 Placement = Literal["static", "shared", "group", "managed"]

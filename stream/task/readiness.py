@@ -25,10 +25,11 @@ from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import ListenerFailed, StandfastError, StateLost
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.opener import Ranges
-from standfast.stream.session.statistics import SessionCounters
-from standfast.stream.session.task import Task, TaskState
-from standfast.stream.session.waiting import WaitingTasks
+from standfast.stream.task.opener import Ranges
+from standfast.stream.task.states import TaskState
+from standfast.stream.task.statistics import SessionCounters
+from standfast.stream.task.task import Task
+from standfast.stream.task.waiting import WaitingTasks
 
 STANDBY_TICK_MS = 500
 DISK_TICK_MS = 500

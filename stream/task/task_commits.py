@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import DiskFull
 from standfast.store.log import as_event, logger
-from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.steps import NotBegun, run_steps
+from standfast.stream.task.states import GONE, TaskState
+from standfast.stream.task.task import Task
 
 Offsets = Mapping[tuple[str, int], int]
 

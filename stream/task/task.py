@@ -1,10 +1,5 @@
 """One task: the stores of one partition, their changelogs, and the commit that makes everything one cut.
 
-         assign              restored            revoke
-    CREATED ──> RESTORING ──────────> RUNNING ──────────> CLOSED
-       │            ^                    │ error
-       └─> STANDBY ─┘ promote            └──> FAILED ───> CLOSED
-
     commit                   takes the whole cut in one step: rows, changes, outputs, stream times, progress, times of
                              the stores; writes and records that come meanwhile belong to the next commit
      exactly once            log transaction (changelogs, outputs, source offsets) -> one local batch
@@ -26,7 +21,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -82,38 +76,18 @@ from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
 from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, recorded
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, checked_size, latest_ms
-from standfast.stream.session.settings import Guarantee
-from standfast.stream.session.statistics import SessionCounters, log_error
 from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.steps import LogCall, Steps, run_steps
+from standfast.stream.task.settings import Guarantee
+from standfast.stream.task.states import ALLOWED, GONE, TaskState
+from standfast.stream.task.statistics import SessionCounters, log_error
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
 
-class TaskState(Enum):
-    """The state of a task's life cycle."""
-
-    CREATED = "created"
-    RESTORING = "restoring"
-    RUNNING = "running"
-    STANDBY = "standby"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
 COMMIT_WAIT_S = 1.0  # the wait of a close for a commit of another thread
 COMMIT_LOOK_S = 0.05  # between looks whether a commit of another thread has ended, beside being woken by it
-GONE = (TaskState.FAILED, TaskState.CLOSED)
-
-ALLOWED = {
-    TaskState.CREATED: {TaskState.RESTORING, TaskState.STANDBY, TaskState.FAILED, TaskState.CLOSED},
-    TaskState.RESTORING: {TaskState.RUNNING, TaskState.FAILED, TaskState.CLOSED},
-    TaskState.RUNNING: {TaskState.FAILED, TaskState.CLOSED},
-    TaskState.STANDBY: {TaskState.RESTORING, TaskState.FAILED, TaskState.CLOSED},
-    TaskState.FAILED: {TaskState.CLOSED},
-    TaskState.CLOSED: set(),
-}
 
 
 class Task:

@@ -1,0 +1,1 @@
+"""One task: its files and stores, its opening and restore, its life and its commits."""
