@@ -37,6 +37,7 @@ def run(cluster: Cluster, strikes: int, pace_s: float = 0.1) -> None:
         time.sleep(cluster.random.uniform(0, pace_s))
         if at % (ROUNDS // strikes) == ROUNDS // strikes - 1:
             cluster.strike()
+    cluster.await_tasks()
     for name in NAMES:
         if name not in cluster.processes:
             cluster.start(name)
