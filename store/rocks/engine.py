@@ -289,7 +289,7 @@ class RocksEngine:
                     _set_level0(self._families[family].rows, LEVEL0_FILES[True])
                 bound_info_log(self._path)
             except Exception as error:
-                raise translate(error, f"creating family {family!r} in {self._path}") from error
+                raise translate(error, f"creating family {family!r} in {self._path}", self._path) from error
 
     def drop_family(self, family: str) -> None:
         """Remove a family; RocksDB deletes its files at once, or with the last open scan on it."""
@@ -586,7 +586,7 @@ class RocksEngine:
         if family not in self._families:
             known = ", ".join(sorted(self._families)[:10])
             return UnknownStore(f"no family {family!r} in {self._path}: it has {known}")
-        found = translate(error, f"{action} {family!r} of {self._path}")
+        found = translate(error, f"{action} {family!r} of {self._path}", self._path)
         if isinstance(found, Corruption):
             found.families = self._blamed(str(error), family if action in READS else None)
             self._notes.note(found)
@@ -718,7 +718,7 @@ def _opened(
         names = _list_families(path, options) if (path / "CURRENT").exists() else [DEFAULT_FAMILY]
         return rocksdict.Rdict(str(path), options, dict.fromkeys([*names, *added], options), access)
     except Exception as error:
-        raise translate(error, where, lock=path / "LOCK") from error
+        raise translate(error, where, path) from error
 
 
 def _open_read_only(path: Path, options: rocksdict.Options) -> tuple[Path, rocksdict.Rdict]:
