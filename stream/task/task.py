@@ -624,15 +624,18 @@ class Task:
                 self._take_over_times(metadata)
         self._keep_times()
 
-    def close(self) -> None:
-        """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine."""
+    def close(self, later: Callable[[Callable[[], None]], None] = lambda close: close()) -> None:
+        """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine.
+
+        `later` is given the last step, which closes the files; by default it is taken at once.
+        """
         try:
             if self.state is not TaskState.CLOSED:
                 self.move(TaskState.CLOSED)
         finally:
-            self._release()
+            self._release(later)
 
-    def _release(self) -> None:
+    def _release(self, later: Callable[[Callable[[], None]], None]) -> None:
         try:
             if self.writer is not None:
                 self.writer.close()
@@ -643,7 +646,7 @@ class Task:
             if running is not None and running.thread != threading.get_ident():
                 self._commit_ended.wait(COMMIT_WAIT_S)
             # Whatever the writer's close raises: an open store keeps the lock of the directory.
-            self.stores.close()
+            later(self.stores.close)
 
     def _keep_times(self) -> None:
         self._committed_times = self._taken_times = self._times()
