@@ -184,12 +184,18 @@ class StateDir:
     def drop_aside(self, task: str) -> list[Path]:
         """Delete the directories set aside for a task, whose replacement is whole now; returns their paths.
 
-        Those to be kept stay, as directories of KEPT_FOLDER.
+        Those to be kept stay, as directories of KEPT_FOLDER. One that cannot be removed waits for the next call.
         """
-        dropped = self.aside(task)
-        for path in dropped:
+        dropped = []
+        for path in self.aside(task):
             if not (path / KEEP).exists():
-                shutil.rmtree(path)
+                try:
+                    shutil.rmtree(path)
+                except OSError as error:  # such as a read-only mount: the task is whole, and must not end for this
+                    about = as_event("aside_stays", task=task, path=str(path))
+                    logger.warning("%s is not needed any more and cannot be removed: %s", path, error, extra=about)
+                else:
+                    dropped.append(path)
                 continue
             # Under the task's own name, without which no command opens it.
             kept = self.path / KEPT_FOLDER / path.name / task
@@ -203,6 +209,7 @@ class StateDir:
                 kept,
                 extra=as_event("rows_kept", task=task),
             )
+            dropped.append(path)
         return dropped
 
     def take_back(self, directory: Path, task: str) -> None:

@@ -7,6 +7,7 @@ that one that is lost, or counted twice, shows.
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -100,15 +101,26 @@ class Full(Cluster):
 def test_tasks_of_an_instance_with_a_full_disk_go_on_at_the_other_one(
     small_disk: Mount, tmp_path: Path, workers: int
 ) -> None:
-    disk = small_disk(MIB)
-    log = f"sqlite:///{tmp_path}/log?synchronous=normal"
-    with closing(Full(tmp_path, log, "full", {"b": disk}, workers=workers)) as cluster:
+    fill_one(small_disk(MIB), tmp_path, f"sqlite:///{tmp_path}/log?synchronous=normal", "full", workers)
+
+
+@pytest.mark.kafka(2)
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_tasks_of_an_instance_with_a_full_disk_go_on_at_the_other_one_on_kafka(
+    small_disk: Mount, tmp_path: Path, workers: int, kafka_address: str
+) -> None:
+    fill_one(small_disk(MIB), tmp_path, f"kafka://{kafka_address}", f"full-{secrets.token_hex(3)}", workers)
+
+
+def fill_one(disk: Path, root: Path, log: str, app: str, workers: int) -> None:
+    """The disk of `b` fills up: `a` runs all tasks, in time and with every record once; so it does when it is freed."""
+    with closing(Full(root, log, app, {"b": disk}, workers=workers)) as cluster:
         filler = fill(disk)
         cluster.flood(1.5)
         began = time.monotonic()
         cluster.await_results()
         assert time.monotonic() - began <= FIRST_S, cluster.said("a", "b")
-        mine = {(tmp_path / "a" / "full" / "INSTANCE").read_text().strip()}
+        mine = {(root / "a" / app / "INSTANCE").read_text().strip()}
         wait_for(
             lambda: {one.active for one in cluster.placed().tasks if one.state == "running"} == mine,
             PATIENCE_S,
@@ -116,7 +128,7 @@ def test_tasks_of_an_instance_with_a_full_disk_go_on_at_the_other_one(
         )
         found = cluster.placed()
         assert not any(copy.role == "standby" for one in found.tasks for copy in one.copies)
-        assert [str(tmp_path / "b") in one.no_room for one in found.instances if one.id not in mine] == [True]
+        assert [str(root / "b") in one.no_room for one in found.instances if one.id not in mine] == [True]
         filler.unlink()
         cluster.flood(0.5)
         cluster.check()

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import standfast as sf
 from standfast.store.disk import AGAIN_MS, LINE_MS, LOG, PROBE_MS, STATE, DiskGuard, Room
 from standfast.store.file_errors import NoRoom, file_error, no_room
 from standfast.store.rocks.errors import translate
-from support.disk import fill
+from standfast.store.task.state_dir import StateDir
+from support.disk import fill, read_only_over
 
 Mount = Callable[[int], Path]
 MIB = 1 << 20
@@ -138,3 +140,14 @@ def test_floor_of_the_log_is_no_state_of_the_instance(small_disk: Mount, tmp_pat
     other.look()
     other.judge(0)
     assert other.full and other.room.reported and other.state.no_room
+
+
+def test_directory_that_was_set_aside_and_cannot_be_removed_keeps_no_task_from_running(tmp_path: Path) -> None:
+    with closing(StateDir(tmp_path, "app")) as state:
+        state.task_path("0_0").mkdir()
+        (state.task_path("0_0") / "CURRENT").touch()
+        aside = state.set_aside("0_0", "corrupt")
+        assert aside is not None
+        with read_only_over(aside):
+            assert state.drop_aside("0_0") == []
+        assert state.drop_aside("0_0") == [aside] and not aside.exists()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,11 @@ from standfast.store.disk import AGAIN_MS, LINE_MS, PROBE_MS
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.waiting import LATER_MS
 from support.apps import Running
-from support.disk import fill
+from support.disk import fill, read_only_over
 from support.placement import INT, JSON, TASKS, TEXT, Cluster, placement_of
 from support.sessions import Bench
+
+pytestmark = pytest.mark.slow
 
 Mount = Callable[[int], Path]
 MIB = 20
@@ -43,18 +44,6 @@ class Step(sf.Processor):
 
 def padded(app: sf.App) -> None:
     app.stream("in", key=TEXT, value=JSON).process(Step, "count", "pad", key=TEXT, value=JSON).to("out")
-
-
-@contextmanager
-def read_only(place: Path) -> Iterator[None]:
-    """Within the block no file can be opened for writing below this folder."""
-    # A mount with files that are open for writing cannot be made read-only; one over it can.
-    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 class Disks:
@@ -171,7 +160,7 @@ def test_both_disks_full_move_nothing_try_every_ten_seconds_and_go_on_when_one_i
 
 def test_file_system_that_is_mounted_read_only_is_no_room(small_disk: Mount, bench: Bench) -> None:
     disks = Disks(bench, small_disk)
-    with read_only(disks.places["b"]):
+    with read_only_over(disks.places["b"]):
         for task in disks.one("b").session.all_tasks().values():
             with suppress(sf.Unavailable):
                 task.stores.flush()  # to a new file: those that are open can still be written
