@@ -127,6 +127,7 @@ class LocalPart:
 
     def __init__(self, instance: Holder, clock: Clock) -> None:
         self._instance = instance
+        instance.readiness.gives_away = True
         self._clock = clock
         self._next_leave_ms = 0
         self._opened_ms = -ACTIVES_FIRST_MS

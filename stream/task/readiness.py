@@ -81,6 +81,7 @@ class Readiness:
         self._progress = progress
         self.waiting = WaitingTasks(clock)
         self.closings = Closings()
+        self.gives_away = False  # whether tasks that leave a full disk go to other instances, which wait for that
         self._restores: dict[TaskId, _Restore] = {}
         self._copies: dict[TaskId, Task] = {}  # standbys for which a directory was set aside
         self._gate_shut_ms = -1
@@ -96,7 +97,7 @@ class Readiness:
 
     def close_task(self, task: Task) -> None:
         """Close a task that has left; on a full disk its files a moment later, in a thread."""
-        if self.room.text:
+        if self.gives_away and self.room.text:
             task.close(partial(self.closings.add, task.id))
         else:
             task.close()
