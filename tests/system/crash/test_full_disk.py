@@ -28,12 +28,12 @@ from support.crash.options import OPTIONS
 from support.disk import fill
 from support.serve import wait_for
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
 
 Mount = Callable[[int], Path]
 MIB = 24
 FIRST_S = LEASE_MS / 1_000 + START_S  # from a full disk to the results of every task; on a machine at rest one second
-RETRY_S = 12.0  # of a task that no other instance can take
+RETRY_S = 10.0 + START_S  # of a task that no other instance can take
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +82,11 @@ class Full(Cluster):
     def moves(self) -> int:
         return sum(one.moved.kind in ARRIVALS for one in self.placed().moves)
 
-    def flood(self, for_s: float) -> None:
-        """Records of every task, for so long; the last ones at the end."""
+    def flood(self, for_s: float, *full: str) -> None:
+        """Records of every task, for so long; and until each of these instances has met its full disk."""
         until = time.monotonic() + for_s
-        while time.monotonic() < until:
+        while time.monotonic() < until or not all("no room" in " ".join(self.errors(name)) for name in full):
+            assert time.monotonic() < until + PATIENCE_S, self.said(*full)
             self.feed(2 * TASKS)
             time.sleep(0.05)
 
@@ -116,7 +117,7 @@ def fill_one(disk: Path, root: Path, log: str, app: str, workers: int) -> None:
     """The disk of `b` fills up: `a` runs all tasks, in time and with every record once; so it does when it is freed."""
     with closing(Full(root, log, app, {"b": disk}, workers=workers)) as cluster:
         filler = fill(disk)
-        cluster.flood(1.5)
+        cluster.flood(1.0, "b")
         began = time.monotonic()
         cluster.await_results()
         assert time.monotonic() - began <= FIRST_S, cluster.said("a", "b")
@@ -140,7 +141,7 @@ def test_tasks_stay_and_go_on_when_space_is_freed_where_both_disks_are_full(smal
     log = f"sqlite:///{tmp_path}/log?synchronous=normal"
     with closing(Full(tmp_path, log, "full", disks)) as cluster:
         fillers = [fill(disk) for disk in disks.values()]
-        cluster.flood(2.0)
+        cluster.flood(1.0, "a", "b")
         before = cluster.moves()
         time.sleep(20)
         assert cluster.moves() == before, cluster.said("a", "b")
