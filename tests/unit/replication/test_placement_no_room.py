@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.explained import moves_record
 from standfast.replication.placement.model import Assignment, Copy, CopyState, Member, Move, Round, View
@@ -11,6 +13,7 @@ from standfast.replication.placement.model import Settings as PlacementSettings
 from standfast.replication.placement.no_room import COLD, ONCE_MS, STAYS, WARM, Shortages
 from standfast.replication.placement.place import place
 from standfast.replication.placement.reasons import words
+from standfast.replication.placement.records import PlacementState, Report, report_record
 from standfast.replication.placement.seen import ARRIVALS
 
 TASKS = tuple(TaskId(0, number) for number in range(4))
@@ -210,3 +213,16 @@ def test_next_look_comes_when_a_grace_or_the_ten_minutes_are_over() -> None:
     assert place(view).again_ms is not None
     late = replace(view, moved_for_room={base.of("a")[0]: ONCE_MS - 700})
     assert place(late).again_ms == 700
+
+
+def test_report_says_no_room_and_one_of_an_older_version_has_room() -> None:
+    state = PlacementState("app-standfast-placement")
+    made = report_record("a", Report(frozenset(TASKS[:1]), no_room="the disk is full"), 1)
+    assert made.value is not None
+    older = json.loads(made.value)
+    del older["no_room"]
+    for offset, (key, value) in enumerate(((made.key, made.value), (b"report/b", json.dumps(older).encode()))):
+        state.apply([Record(offset, 1, key, value, ())])
+    a, b = state.report("a"), state.report("b")
+    assert a is not None and b is not None
+    assert (a.no_room, b.no_room) == ("the disk is full", "") and a.running == b.running
