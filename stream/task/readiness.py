@@ -237,7 +237,7 @@ class Readiness:
         self._next_standby_ms = now_ms + STANDBY_TICK_MS
         if self._may_write:
             failed = self.tailer.commit_tick(self._clock.wall_ms())
-        self.tailer.refresh_ends(self._clock.wall_ms())
+        failed |= self.tailer.refresh_ends(self._clock.wall_ms())
         for task_id, task in list(self._copies.items()):
             if task.state is not TaskState.STANDBY:
                 del self._copies[task_id]  # an active task drops it itself

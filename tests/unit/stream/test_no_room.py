@@ -11,6 +11,7 @@ import pytest
 
 import standfast as sf
 from standfast.replication.placement.seen import ARRIVALS
+from standfast.replication.tail.tailer import CONFIRM_AFTER_MS
 from standfast.store.disk import AGAIN_MS, LINE_MS, PROBE_MS
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.waiting import LATER_MS
@@ -254,3 +255,15 @@ def test_commit_under_an_external_consumer_says_disk_path_and_bytes(small_disk: 
     with pytest.raises(sf.Unavailable, match=f"{place}.* bytes free"):
         session.reopen(0)
     assert session.disk.room.text
+
+
+def test_standby_that_only_confirms_its_position_meets_the_full_disk_and_the_instance_reports_it(
+    small_disk: Mount, bench: Bench
+) -> None:
+    disks = Disks(bench, small_disk, lease_ms=10_000_000)
+    with read_only_over(disks.places["b"]):
+        for task in disks.one("b").session.all_tasks().values():
+            with suppress(sf.Unavailable):
+                task.stores.flush()
+        bench.clock.advance(2 * CONFIRM_AFTER_MS)
+        disks.wait(lambda: disks.active() == {"a": ALL, "b": []} and disks.running("a") == TASKS)
