@@ -33,7 +33,7 @@ STORED = {"stores": [COUNT, PAD], "cache_max_bytes": 0, "memory_bytes": 4 << 20}
 class Step(sf.Processor):
     """Counts records by key; each takes two pages of the disk, so that no write fits into what is left of a page."""
 
-    def init(self, context: sf.ProcessorContext) -> None:
+    def init(self, context: sf.Context) -> None:
         self.context, self.count, self.pad = context, context.store(COUNT), context.store(PAD)
 
     def process(self, record: sf.Record) -> None:
