@@ -1,4 +1,4 @@
-"""The holder of the embedded log's lock, as other processes see it: its process, since when, and whether it makes progress.
+"""The holder of the embedded log's lock, by its text and the kernel: the process, since when, and its progress.
 
     "4711 1769000000000 86400000"     the lock's text: process id, milliseconds since the epoch, monotonic milliseconds
 
@@ -35,8 +35,8 @@ _clock = SystemClock()
 
 
 class Look(NamedTuple):
-    """The findings of one look. `still_ms`: for how long there was no progress; `program`: the process of another program
-    that has a transaction open on the file, 0 if there is none."""
+    """The findings of one look. `still_ms`: the time without progress; `program`: the process of another program that
+    has a transaction open on the file, 0 if there is none."""
 
     text: bytes
     holder: LockHolder | None

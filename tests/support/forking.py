@@ -8,13 +8,14 @@ lend FOLDER              a directory whose lock a worker inherits: the worker's 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,25 @@ holders = lock_holders
 def session(folder: str, address: str) -> sf.Session:
     """The session of these programs."""
     stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
-    return sf.Session("app", log=address, state_dir=f"{folder}/state", partitions=1, stores=stores)
+    return sf.Session(Path(folder).name, log=address, state_dir=f"{folder}/state", partitions=1, stores=stores)
+
+
+@contextlib.contextmanager
+def program(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """One of these programs, killed at the end."""
+    command = [sys.executable, __file__, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None and process.stderr is not None
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return json.loads(line)
 
 
 def tell(value: Any) -> None:
@@ -82,8 +101,8 @@ def dead(folder: str, address: str, how: str) -> None:
     store.put("before", "1", 1)
     task.commit()
     log = open_log(address)
-    log.admin.create_topic("app-board", 1, TopicPolicy())
-    board = TopicPartition("app-board", 0)
+    log.admin.create_topic("fork-board", 1, TopicPolicy())
+    board = TopicPartition("fork-board", 0)
     producer = log.producer()
     driver = driver_of()
     scan = store.all()
@@ -133,7 +152,7 @@ def dead(folder: str, address: str, how: str) -> None:
 
 def calls_of(opened: sf.Session, task: Any, store: Any, scan: Any, log: Any, board: TopicPartition) -> dict[str, Call]:
     """Calls of each kind of object, made before the fork."""
-    producer, reader, group = log.producer(), log.reader(), log.group("app")
+    producer, reader, group = log.producer(), log.reader(), log.group("any")
     reader.assign({board: 0})
     return {
         "assign": lambda: opened.assign(active=[0]),
@@ -150,7 +169,7 @@ def calls_of(opened: sf.Session, task: Any, store: Any, scan: Any, log: Any, boa
         "fetch": lambda: reader.fetch(1),
         "view": group.view,
         "reader": log.reader,
-        "describe": lambda: log.admin.describe_topic("app-board"),
+        "describe": lambda: log.admin.describe_topic("fork-board"),
     }
 
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,26 +19,9 @@ import standfast as sf
 from standfast.replication.embedded.lock import SOON, LogLock
 from standfast.store.task.state_dir import StateDir
 from support import forking
+from support.forking import answer, program
 
 pytestmark = pytest.mark.slow
-
-
-@contextlib.contextmanager
-def program(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """A program of `forking`, killed at the end, and with it the children that it named."""
-    command = [sys.executable, forking.__file__, *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def answer(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout is not None and process.stderr is not None
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    return json.loads(line)
 
 
 def end(pids: list[int]) -> None:
