@@ -1,6 +1,6 @@
 """Writers of one embedded log that take turns: throughput, and the longest wait of one of them in turns.
 
-    python benchmarks/log_lock.py [--writers 8] [--seconds 10] [--records 1] [--synchronous full] [--folder DIR] [--json]
+    python benchmarks/log_lock.py [--writers 8] [--seconds 10] [--records 1] [--synchronous full] [--folder DIR]
 
 A turn is the mean time of one append over all writers. With a fair lock an append waits for each other writer once, so
 that the longest wait is about `writers` turns, and more where a turn is longer (a sync of the disk, a checkpoint).
@@ -80,7 +80,8 @@ def main() -> None:
     """Parse the command line, measure, print."""
     if sys.argv[1:2] == ["--writer"]:
         path, synchronous, seconds, records = sys.argv[2:]
-        return write(path, synchronous, float(seconds), int(records))
+        write(path, synchronous, float(seconds), int(records))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10)
