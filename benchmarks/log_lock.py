@@ -1,9 +1,10 @@
-"""Writers of one embedded log that take turns: throughput, and the longest wait of one of them in turns.
+"""Writers of one embedded log that take turns: throughput, and the longest wait of one of them.
 
     python benchmarks/log_lock.py [--writers 8] [--seconds 10] [--records 1] [--synchronous full] [--folder DIR]
 
-A turn is the mean time of one append over all writers. With a fair lock an append waits for each other writer once, so
-that the longest wait is about `writers` turns, and more where a turn is longer (a sync of the disk, a checkpoint).
+A turn is the mean time of one append over all writers. With a fair lock an append waits for each other writer once:
+`most_overtaken`, the appends of others that ended during one append, is about `writers`. `longest_turns`, in time, is
+more where a single turn is long (a sync of the disk, a checkpoint, a busy machine).
 
 Rules of this file: each writer is a process; they begin together, and every append is measured.
 """
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect_left, bisect_right
 
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing, TopicPolicy
@@ -26,17 +28,17 @@ VALUE = b"v" * 100
 
 
 def write(path: str, synchronous: str, seconds: float, records: int) -> None:
-    """Be a writer: print the time of each append, in milliseconds."""
+    """Be a writer: print begin and end of each append, in monotonic seconds."""
     producer = EmbeddedLog(path, synchronous=synchronous).producer()
     batch = {AT: [Outgoing(b"k", VALUE, 1)] * records}
     print("ready", flush=True)
     sys.stdin.readline()
-    took_ms = []
+    times = []
     end_s = time.monotonic() + seconds
     while (began_s := time.monotonic()) < end_s:
         producer.append(batch)
-        took_ms.append((time.monotonic() - began_s) * 1_000)
-    print(json.dumps(took_ms), flush=True)
+        times.append((began_s, time.monotonic()))
+    print(json.dumps(times), flush=True)
 
 
 def measure(folder: str, given: argparse.Namespace) -> dict[str, float]:
@@ -63,11 +65,14 @@ def measure(folder: str, given: argparse.Namespace) -> dict[str, float]:
         assert one.stdout is not None
         each.append(json.loads(one.stdout.readline()))
         one.wait()
-    took_ms = sorted(ms for times in each for ms in times)
+    took_ms = sorted((ended_s - began_s) * 1_000 for times in each for began_s, ended_s in times)
+    ends = sorted(ended_s for times in each for _, ended_s in times)
+    overtaken = [bisect_left(ends, end) - bisect_right(ends, begin) for times in each for begin, end in times]
     turn_ms = given.seconds * 1_000 / len(took_ms)
     return {
         "appends_per_s": len(took_ms) / given.seconds,
         "turn_ms": turn_ms,
+        "most_overtaken": max(overtaken),
         "longest_turns": took_ms[-1] / turn_ms,
         "p999_turns": took_ms[int(len(took_ms) * 0.999)] / turn_ms,
         "p99_turns": took_ms[int(len(took_ms) * 0.99)] / turn_ms,
