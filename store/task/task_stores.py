@@ -505,6 +505,12 @@ class TaskStores:
         with self._writing:  # a commit of another thread is whole or has not begun
             self._close()
 
+    def forked(self) -> None:
+        """As in `forks.Owned`; called by its task."""
+        self.closed, self._writing = True, threading.RLock()
+        for store in self.stores.values():
+            store.rows.closed = True
+
     def _close(self) -> None:
         self.closed = True
         with ExitStack() as last:  # each step, even after a failed one: an open engine keeps the directory's lock

@@ -65,6 +65,7 @@ from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
+from standfast.store.process import forks
 from standfast.store.process.interrupts import Flag
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import source_key
@@ -142,6 +143,7 @@ class Task:
         self._restates = False
         self._commit_ended = Flag()
         self._commit_ended.set()
+        forks.dies_in_child(self)
         self._committer: Committer | None = None  # of the commit under way; entered under the buffer's latch
         self._log_may_have_it = False  # some or all of the running commit
         self._prepared: Prepared | None = None  # of the running commit's local write, while the log has its records
@@ -634,6 +636,11 @@ class Task:
                 self.move(TaskState.CLOSED)
         finally:
             self._release(later)
+
+    def forked(self) -> None:
+        """As in `forks.Owned`."""
+        self.state, self._committer = TaskState.CLOSED, None
+        self.stores.forked()
 
     def _release(self, later: Callable[[Callable[[], None]], None]) -> None:
         try:
