@@ -30,7 +30,9 @@ from standfast.replication.topics.changelog import (
     changelog_problems,
     ensure_changelogs,
     grow_changelogs,
+    keys_of,
 )
+from standfast.replication.topics.claims import PLAIN, Claims, claim_of
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
@@ -158,6 +160,7 @@ class TaskOpener:
                 progress=progress,
             )
         self._waits_from_ms = 0  # for ends of transactions; before that they are looked for once
+        self._claims = None if foreign else Claims(app, log, group, state_dir.instance_id, clock)
         self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
 
     def ensure_topics(self, *, follow: bool) -> None:
@@ -174,6 +177,7 @@ class TaskOpener:
                                            "fewer" if follow else "none")  # fmt: skip
         if problems:
             raise BadConfig(problems)
+        self._claim_existing()
         for number, group in sorted(self.groups.items()):
             if follow and not self._foreign:
                 self.grow(number, group.partitions)
@@ -187,7 +191,9 @@ class TaskOpener:
         if self._foreign:
             found = foreign_changelogs(admin, self.app, wanted.specs, wanted.partitions)
         else:
-            found = ensure_changelogs(admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more")
+            found = ensure_changelogs(
+                admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more", self._claims
+            )
         if group not in self._permitted:
             # Once, not at each opening, since it costs a request. A missing permission would else show at the worst
             # moment: READ of a changelog is used for the first time when another instance has failed.
@@ -197,6 +203,27 @@ class TaskOpener:
             refuse_restoring(admin, self.app)
             self._permitted.add(group)
         return found
+
+    def _claim_existing(self) -> None:
+        """Claim the internal topics of all groups that exist. Raises BadConfig for another application's."""
+        if self._claims is None:
+            return
+        keys: dict[str, str] = {}
+        for group in self.groups.values():
+            keys |= dict.fromkeys(group.between, PLAIN)
+            keys |= {
+                spec.changelog_of(self.app): keys_of(spec)
+                for spec in group.specs
+                if spec.logging and not spec.from_source
+            }
+        found = self.log.admin.survey(keys).topics
+        self._claims.take(
+            {
+                name: claim_of(name, topic.info.topic_id, keys[name])
+                for name, topic in found.items()
+                if topic is not None
+            }
+        )
 
     def _check_permissions(self, group: int) -> None:
         """Raise BadConfig with every missing permission for those changelogs of a group that exist."""

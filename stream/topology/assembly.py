@@ -76,7 +76,13 @@ def assemble(
         topology,
         {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal, **own},
         {
-            one.group: TaskGroup(one.partitions, one.specs, one.topics, declared=bool(one.own_sources))
+            one.group: TaskGroup(
+                one.partitions,
+                one.specs,
+                one.topics,
+                declared=bool(one.own_sources),
+                between=one.topics & (internal.keys() | own.keys()),
+            )
             for one in topology.groups
         },
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
