@@ -119,15 +119,7 @@ class Claims:
             self._clock.sleep_ms(LOOK_MS)
 
     def _rivals(self, topics: Mapping[str, Claim], since_ms: int | None) -> list[Rival]:
-        """Other applications that claim these very topics, or have asked for them since then (None: no asks)."""
-        apps = {name: other_readings(self._app, name) for name in topics}
-        found = self._log.notes_of(sorted({app for one in apps.values() for app in one}))
-        return [
-            Rival(name, app, asks)
-            for name, claim in sorted(topics.items())
-            for app in apps[name]
-            for asks in _about(found.get(app) or {}, name, claim.topic_id, since_ms)
-        ]
+        return rivals(self._log, self._app, {name: claim.topic_id for name, claim in topics.items()}, since_ms)
 
     def _refuse(self, rivals: Iterable[Rival]) -> None:
         problems = [refusal(self._app, one) for one in rivals]
@@ -153,6 +145,19 @@ def claims_of(notes: Notes) -> dict[str, Claim]:
     return {name: claim for name, claim in found.items() if claim is not None}
 
 
+def rivals(log: Log, app: str, topics: Mapping[str, str], since_ms: int | None = None) -> list[Rival]:
+    """Other applications that claim these very topics (name -> id), or have asked for them since (None: no asks)."""
+    apps = {name: other_readings(app, name) for name in topics}
+    names = sorted({one for found in apps.values() for one in found})
+    found = log.notes_of(names) if names else {}
+    return [
+        Rival(name, one, asks)
+        for name, topic_id in sorted(topics.items())
+        for one in apps[name]
+        for asks in _about(found.get(one) or {}, name, topic_id, since_ms)
+    ]
+
+
 def claimants(log: Log, app: str, topics: Mapping[str, str]) -> dict[str, str]:
     """The application that claims each of these topics (name -> topic id), this one or another that its name fits."""
     others = {name: other_readings(app, name) for name in topics}
@@ -164,6 +169,11 @@ def claimants(log: Log, app: str, topics: Mapping[str, str]) -> dict[str, str]:
         for one in (app, *others[name])
         if (claim := claims[one].get(name)) is not None and claim.topic_id == topic_id
     }
+
+
+def refusals(log: Log, app: str, topics: Mapping[str, str]) -> list[str]:
+    """Why an application may not have these topics (name -> id), as far as others have claimed them."""
+    return [refusal(app, one) for one in rivals(log, app, topics)]
 
 
 def refusal(app: str, rival: Rival) -> str:

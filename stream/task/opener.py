@@ -32,7 +32,7 @@ from standfast.replication.topics.changelog import (
     grow_changelogs,
     keys_of,
 )
-from standfast.replication.topics.claims import PLAIN, Claims, claim_of
+from standfast.replication.topics.claims import PLAIN, Claim, Claims, claim_of, refusals
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
@@ -171,13 +171,18 @@ class TaskOpener:
         # Before the first topic is created, so that a refused start has changed nothing.
         for number in self.groups:
             self._check_permissions(number)
-        problems = []
+        existing = self._existing()
+        # Before the policies: those of another application's topic are none of this one's.
+        problems = refusals(self.log, self.app, {name: claim.topic_id for name, claim in existing.items()})
+        if problems:
+            raise BadConfig(problems)
         for group in () if self._foreign else self.groups.values():
             problems += changelog_problems(self.log.admin, self.app, group.specs, group.partitions, self._fixes,
                                            "fewer" if follow else "none")  # fmt: skip
         if problems:
             raise BadConfig(problems)
-        self._claim_existing()
+        if self._claims is not None:
+            self._claims.take(existing)
         for number, group in sorted(self.groups.items()):
             if follow and not self._foreign:
                 self.grow(number, group.partitions)
@@ -204,26 +209,19 @@ class TaskOpener:
             self._permitted.add(group)
         return found
 
-    def _claim_existing(self) -> None:
-        """Claim the internal topics of all groups that exist. Raises BadConfig for another application's."""
-        if self._claims is None:
-            return
+    def _existing(self) -> dict[str, Claim]:
+        """The claims of those internal topics of all groups that exist."""
         keys: dict[str, str] = {}
-        for group in self.groups.values():
+        for group in () if self._foreign else self.groups.values():
             keys |= dict.fromkeys(group.between, PLAIN)
             keys |= {
                 spec.changelog_of(self.app): keys_of(spec)
                 for spec in group.specs
                 if spec.logging and not spec.from_source
             }
-        found = self.log.admin.survey(keys).topics
-        self._claims.take(
-            {
-                name: claim_of(name, topic.info.topic_id, keys[name])
-                for name, topic in found.items()
-                if topic is not None
-            }
-        )
+        topics = self.log.admin.survey(keys).topics if keys else {}
+        found = {name: one for name, one in topics.items() if one is not None}
+        return {name: claim_of(name, topic.info.topic_id, keys[name]) for name, topic in found.items()}
 
     def _check_permissions(self, group: int) -> None:
         """Raise BadConfig with every missing permission for those changelogs of a group that exist."""
