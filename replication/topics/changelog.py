@@ -77,8 +77,8 @@ def ensure_changelogs(
 ) -> Mapping[str, TopicInfo]:
     """Create missing changelogs and check the others; BadConfig lists every problem, before any topic is created.
 
-    With `claims` the application claims all of them: existing ones before another one is created. It never creates a
-    source topic that serves as changelog. Returns the infos of the logged stores, by store.
+    With `claims` the application claims the existing ones, before another one is created. It never creates a source
+    topic that serves as changelog. Returns the infos of the logged stores, by store.
     """
     logged = [spec for spec in specs if spec.logging]
     found, problems = _look(admin, app, logged, partitions, fixes, allow)
@@ -86,12 +86,10 @@ def ensure_changelogs(
     if problems:
         raise BadConfig(problems)
     take_changelogs(claims, logged, found)
-    made = {
+    return {
         spec.name: found[spec.name] or admin.create_topic(spec.changelog_of(app), partitions, changelog_policy(spec))
         for spec in logged
     }
-    take_changelogs(claims, logged, made)
-    return made
 
 
 def take_changelogs(claims: Claims | None, specs: Iterable[StoreSpec], infos: Mapping[str, TopicInfo | None]) -> None:

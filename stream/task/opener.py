@@ -31,6 +31,7 @@ from standfast.replication.topics.changelog import (
     ensure_changelogs,
     grow_changelogs,
     keys_of,
+    take_changelogs,
 )
 from standfast.replication.topics.claims import PLAIN, Claim, Claims, claim_of, refusals
 from standfast.replication.topics.fixes import Fixes
@@ -207,6 +208,7 @@ class TaskOpener:
             # has not seen them.
             refuse_restoring(admin, self.app)
             self._permitted.add(group)
+        take_changelogs(self._claims, wanted.specs, found)  # the new ones
         return found
 
     def _existing(self) -> dict[str, Claim]:
