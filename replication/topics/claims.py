@@ -24,13 +24,14 @@ programs without notes (versions before them, Kafka Streams), claim nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from standfast.replication.log import Group, Log, Notes
 from standfast.replication.shapes import Shape, dump, read
 from standfast.replication.topics.app_topics import BETWEEN, CHANGELOG, is_internal
 from standfast.store.clock import Clock
-from standfast.store.errors import BadConfig
+from standfast.store.errors import BadConfig, StandfastError
 from standfast.store.failpoint import reach
 from standfast.store.names import NAME_LENGTH_MAX
 
@@ -80,12 +81,14 @@ class Claims:
         if not topics:
             return
         mine = claims_of(self._group.notes())
-        new = {one for one, claim in topics.items() if one not in mine or mine[one].topic_id != claim.topic_id}
-        if new:
-            self._ask({name: topics[name] for name in sorted(new)})
+        new = {one: claim for one, claim in topics.items() if one not in mine or mine[one].topic_id != claim.topic_id}
+        if shared := {name: claim for name, claim in sorted(new.items()) if other_readings(self._app, name)}:
+            self._ask(shared)
         self._refuse(self._rivals(topics, None))
-        # The kind of a store may have changed.
-        self._group.note(_texts({name: claim for name, claim in topics.items() if mine.get(name, claim) != claim}))
+        # Those whose name no other application fits, and those whose kind has changed.
+        self._group.note(
+            _texts({name: one for name, one in topics.items() if name not in shared and mine.get(name) != one})
+        )
         self._taken |= {name: claim.topic_id for name, claim in topics.items()}
 
     def _ask(self, new: Mapping[str, Claim]) -> None:
@@ -101,7 +104,8 @@ class Claims:
             since_ms = min((own[ask].at_ms for ask in asks if ask in own), default=0) - ASK_MS
             self._refuse(self._settled(new, since_ms))
         except BaseException:
-            self._group.note(done)
+            with suppress(StandfastError):  # the first error counts, and an ask is void after its time
+                self._group.note(done)
             raise
         reach("claims.looked")
         # The claims first: a reader that sees the ask no more sees the claim.

@@ -26,10 +26,9 @@ def session(bench: Bench, app: str, store: str, kind: type[sf.Session] = sf.Sess
         log=bench.address,
         state_dir=bench.root / app,
         stores=given.pop("stores", [sf.KeyValueStore(store, TEXT, TEXT)]),
-        partitions=1,
         background=False,
         clock=bench.clock,
-        **given,
+        **{"partitions": 1, **given},
     )
     bench.opened.append(made)
     return made
@@ -83,6 +82,17 @@ def test_a_refused_start_creates_no_topic_and_keeps_no_claim(bench: Bench) -> No
         session(bench, "orders-eu", "x", stores=both)
     assert topics(bench) == before
     assert bench.log.group("orders-eu").notes() == {}
+
+
+def test_a_session_that_learns_its_partitions_later_claims_when_it_opens_a_task(bench: Bench) -> None:
+    run(session(bench, "orders", "eu-x", partitions=None))
+    assert set(claimed(bench, "orders")) == {SHARED}
+    before = topics(bench)
+    both = [sf.KeyValueStore("other", TEXT, TEXT), sf.KeyValueStore("x", TEXT, TEXT)]
+    other = session(bench, "orders-eu", "x", stores=both, partitions=None)
+    with pytest.raises(BadConfig, match="belongs to application 'orders'"):
+        other.assign(active=[0])
+    assert topics(bench) == before
 
 
 def test_a_refused_application_creates_no_topic_between_its_tasks(bench: Bench) -> None:
