@@ -1,6 +1,6 @@
 """Findings about the claims of internal topics, where more than one application's name fits a topic.
 
-Rules of this file: it asks the log and judges; `standfast.replication.topics.claims` says what a claim is.
+Rules of this file: it asks the log and judges; a claim is defined in `standfast.replication.topics.claims`.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ from standfast.replication.kafka.callbacks import Functions
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.group import KafkaGroup
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
-from standfast.replication.kafka.members_topic import Board
-from standfast.replication.kafka.notes import notes_of
+from standfast.replication.kafka.members_topic import Board, notes_of
 from standfast.replication.kafka.producer import Producer
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.kafka.records import LEAST_TIMESTAMP_MS
