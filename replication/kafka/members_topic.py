@@ -47,7 +47,7 @@ from standfast.replication.log import EnteredView, GroupView, Notes, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import Fenced, Held, InvalidRequest, StandfastError, Unavailable, UnknownStore
+from standfast.store.errors import BadConfig, Fenced, Held, InvalidRequest, StandfastError, Unavailable, UnknownStore
 from standfast.store.names import is_topic
 
 BEAT_KNOWN_MS = 10_000  # KNOWN_MS for a beat, which detects a new topic by the offset of its own record
@@ -428,6 +428,8 @@ def _notes_in(cluster: Cluster, topic: str) -> Notes | None:
         return _notes_up_to(cluster, source, position, end)
     except UnknownStore:
         return {}  # deleted meanwhile
+    except BadConfig:
+        return None  # a permission was taken away meanwhile
     except InvalidRequest:
         return {}  # another program writes to it: its group has no claims that could be understood
 
