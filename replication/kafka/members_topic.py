@@ -195,7 +195,9 @@ class Board:
             return dict(self._members.notes)
 
     def note(self, notes: Mapping[tuple[str, str], str | None]) -> None:
-        """Write these notes, in their order; None removes one."""
+        """Write these notes, in their order; None removes one. None at all creates no topic."""
+        if not notes:
+            return
         with self._lock:
             self._refresh(create=True)
             texts = [None if text is None else text.encode() for text in notes.values()]
@@ -358,8 +360,6 @@ class Board:
     def _write_all(self, keys: Sequence[bytes], values: Sequence[bytes | None], headers: MessageHeaders = ()) -> None:
         """Write these records and read up to the last one; `headers` are those of each."""
         count = len(keys)
-        if not count:
-            return
         producer = self._connected()
         columns = Columns(tuple(keys), tuple(values), (NOW,) * count, (headers,) * count if headers else None)
         try:

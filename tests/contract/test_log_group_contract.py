@@ -324,6 +324,7 @@ def test_notes_change_neither_members_nor_owners_and_outlive_them(log: Log, reop
 def test_the_notes_of_groups_that_are_absent_are_empty_and_make_no_group(log: Log) -> None:
     before = log.admin.groups()
     assert log.notes_of(["none", "not-there", "."]) == {"none": {}, "not-there": {}, ".": {}}
+    log.group("none").note({})
     assert log.admin.groups() == before
 
 
