@@ -21,15 +21,15 @@ SHARED = "orders-eu-x-changelog"
 
 def session(bench: Bench, app: str, store: str, kind: type[sf.Session] = sf.Session, **given: Any) -> sf.Session:
     """A session of one task with one store."""
-    made = kind(
-        app,
-        log=bench.address,
-        state_dir=bench.root / app,
-        stores=given.pop("stores", [sf.KeyValueStore(store, TEXT, TEXT)]),
-        background=False,
-        clock=bench.clock,
-        **{"partitions": 1, **given},
-    )
+    arguments: dict[str, Any] = {
+        "log": bench.address,
+        "state_dir": bench.root / app,
+        "stores": [sf.KeyValueStore(store, TEXT, TEXT)],
+        "partitions": 1,
+        "background": False,
+        "clock": bench.clock,
+    }
+    made = kind(app, **{**arguments, **given})
     bench.opened.append(made)
     return made
 
