@@ -9,6 +9,9 @@ member then sees the later claim, gives up and writes nothing. The fenced member
 whole, finds itself the owner of a task that it does not run, and opens it again. A race costs an opening, never a
 record.
 
+`notes_of` reads the notes of other groups once, from begin to end: a board would go on reading the topic of a group of
+which this process is no member. A topic that this login may not read is no error there: READ of others is optional.
+
 Rules of this file: one topic, one lock; every call reads to the end of the topic first, since unread records may have
 changed everything. It must not know of the group's offsets.
 """
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
@@ -27,6 +30,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from standfast.replication.kafka.admin import KafkaAdmin
 from standfast.replication.kafka.bounds import bounds_of, written_end
 from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members import (
     MEMBERS_SUFFIX,
     Members,
@@ -34,15 +38,17 @@ from standfast.replication.kafka.members import (
     claim,
     member_key,
     member_value,
+    note_key,
     removal_headers,
 )
 from standfast.replication.kafka.producer import Producer
 from standfast.replication.kafka.records import Columns, to_columns
-from standfast.replication.log import EnteredView, GroupView, TopicPolicy
+from standfast.replication.log import EnteredView, GroupView, Notes, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import Fenced, Held, StandfastError, Unavailable, UnknownStore
+from standfast.store.errors import BadConfig, Fenced, Held, InvalidRequest, StandfastError, Unavailable, UnknownStore
+from standfast.store.names import is_topic
 
 BEAT_KNOWN_MS = 10_000  # KNOWN_MS for a beat, which detects a new topic by the offset of its own record
 MessageHeaders: TypeAlias = Sequence[tuple[str, str | bytes | None]]
@@ -179,6 +185,23 @@ class Board:
                 self._write(*claim(transactional_id, *wanted))
                 if self._members.owners.get(transactional_id) == wanted:
                     return wanted.epoch
+
+    # -- notes --------------------------------------------------------------------------------------------------------
+
+    def notes(self) -> Notes:
+        """The notes of the group now."""
+        with self._lock:
+            self._refresh()
+            return dict(self._members.notes)
+
+    def note(self, notes: Mapping[tuple[str, str], str | None]) -> None:
+        """Write these notes, in their order; None removes one. None at all creates no topic."""
+        if not notes:
+            return
+        with self._lock:
+            self._refresh(create=True)
+            texts = [None if text is None else text.encode() for text in notes.values()]
+            self._write_all([note_key(*key) for key in notes], texts)
 
     @property
     def connected(self) -> bool:
@@ -332,13 +355,18 @@ class Board:
 
     def _write(self, key: bytes, value: bytes | None, headers: MessageHeaders = ()) -> None:
         """Write one record and read up to it."""
+        self._write_all([key], [value], headers)
+
+    def _write_all(self, keys: Sequence[bytes], values: Sequence[bytes | None], headers: MessageHeaders = ()) -> None:
+        """Write these records and read up to the last one; `headers` are those of each."""
+        count = len(keys)
         producer = self._connected()
-        columns = Columns((key,), (value,), (NOW,), (headers,) if headers else None)
+        columns = Columns(tuple(keys), tuple(values), (NOW,) * count, (headers,) * count if headers else None)
         try:
-            producer.produce(self._source, columns, 0, self._cluster.timeout_ms)
+            taken = producer.produce(self._source, columns, 0, self._cluster.timeout_ms)
             producer.flush(self._cluster.timeout_s + 1)
             found = producer.delivered().get(self._source)
-            if found is None or found.next_offset is None:
+            if found is None or found.next_offset is None or found.error is not None or taken < count:
                 refused = None if found is None else found.error
                 raise KafkaException(refused or KafkaError(KafkaError._TIMED_OUT))
         except KafkaException as error:
@@ -363,3 +391,76 @@ class Board:
         except UnknownStore as error:
             self._described_ms = -BEAT_KNOWN_MS
             raise Unavailable(f"{error}: the topic was deleted, or the broker has just started: try again") from error
+
+
+def notes_of(cluster: Cluster, groups: Iterable[str]) -> dict[str, Notes | None]:
+    """The notes of each group; None if this login may not read its members topic."""
+    topics = {group: group + MEMBERS_SUFFIX for group in groups}
+    there = _readable(cluster, [topic for topic in topics.values() if is_topic(topic)])
+    return {
+        group: _notes_in(cluster, topic) if there.get(topic) else None if there.get(topic, False) is None else {}
+        for group, topic in topics.items()
+    }
+
+
+def _readable(cluster: Cluster, topics: list[str]) -> dict[str, bool | None]:
+    """Whether each topic exists; None if this login may not know."""
+    found: dict[str, bool | None] = {}
+    if not topics:
+        return found
+    answers = cluster.answers("describing members topics", lambda left_s: cluster.describe_later(topics, left_s))
+    for topic, answer in answers.items():
+        if not isinstance(answer, KafkaException):
+            found[topic] = True
+        elif error_of(answer).code() in PERMISSION:
+            found[topic] = None
+        elif error_of(answer).code() in UNKNOWN_TOPIC:
+            found[topic] = False
+        else:
+            raise cluster.translate(answer, f"describing topic {topic!r}", Need(TOPIC, topic, "READ")) from answer
+    return found
+
+
+def _notes_in(cluster: Cluster, topic: str) -> Notes | None:
+    source = TopicPartition(topic, 0)
+    try:
+        position, end = bounds_of(cluster, [source], committed=False)[source]
+        return _notes_up_to(cluster, source, position, end)
+    except UnknownStore:
+        return {}  # deleted meanwhile
+    except BadConfig:
+        return None  # a permission was taken away meanwhile
+    except InvalidRequest:
+        return {}  # another program writes to it: its group has no claims that could be understood
+
+
+def _notes_up_to(cluster: Cluster, source: TopicPartition, position: int, end: int) -> Notes | None:
+    members, clock = Members(), SystemClock()
+    deadline_ms = clock.monotonic_ms() + cluster.timeout_ms
+    consumer = cluster.consumer(isolation_level="read_uncommitted")
+    try:
+        with cluster.translating(f"reading {source}"):
+            consumer.assign([KafkaPartition(*source, position)])
+        while position < end:
+            with cluster.translating(f"reading {source}"):
+                found: list[Message] = consumer.consume(1, WAIT_MS / 1_000)
+                found += consumer.consume(CHUNK, 0)
+            good: list[Message] = []
+            for message in found:
+                error = message.error()
+                if error is None:
+                    good.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    position = max(position, message.offset() or 0)
+                elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    return None
+                elif message.topic() is not None:  # others are about the consumer's group, which it never joins
+                    raise cluster.translate(error, f"reading {source}", Need(TOPIC, source.topic, "READ"))
+            members.apply(to_columns(good), clock.monotonic_ms(), old=True)
+            if good:
+                position = max(position, (good[-1].offset() or 0) + 1)
+            elif clock.monotonic_ms() > deadline_ms:
+                raise Unavailable(f"{cluster.where} sent no record of {source} for {cluster.timeout_ms} ms: try again")
+    finally:
+        cluster.release(consumer)
+    return members.notes

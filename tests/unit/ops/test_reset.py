@@ -32,7 +32,8 @@ P0, P1 = TopicPartition("in", 0), TopicPartition("in", 1)
 
 
 def sorted_out(app: str, *names: str, **given: Any) -> AppTopics:
-    return app_topics(app, names, **{"groups": (), "known": (), "sources": (), **given})
+    arguments: dict[str, Any] = {"groups": (), "known": (), "sources": (), **given}
+    return app_topics(app, names, **arguments)
 
 
 def test_only_what_is_named_as_an_internal_topic_is_one() -> None:
