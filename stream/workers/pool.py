@@ -37,7 +37,6 @@ from standfast.stream.workers.process import WorkerProcess, process_facts
 from standfast.stream.workers.protocol import (
     Failed,
     Open,
-    Pause,
     Report,
     State,
     Stop,
@@ -116,6 +115,7 @@ class Pool:
         self._spare = Spare(self._process, clock)
         self.parts = PoolParts(self._send_checkpoint)
         self._gone = SnapshotCounts()  # of the processes that have ended
+        self._wishes: list[str] = []  # not taken yet
 
     @property
     def pids(self) -> list[int | None]:
@@ -174,11 +174,15 @@ class Pool:
 
     def pause(self, on: bool) -> None:
         """Have all workers process nothing, or go on."""
-        if on != self._paused:
-            self._paused = on
-            for slot in self._slots:
-                if slot.process is not None and slot.process.ready:
-                    slot.process.child.order(command_line(Pause(on)))
+        self._paused = on
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.pause(on)
+
+    def wishes(self) -> list[str]:
+        """Calls of stop(), pause() and resume() in the workers, the spare included, since the last call."""
+        found, self._wishes = self._wishes + self._spare.wishes(), []
+        return found
 
     def wait(self, wait_ms: int) -> None:
         """Wait until a worker says something, or ends, for at most so long."""
@@ -290,6 +294,7 @@ class Pool:
         assert slot.watch is not None
         child, was_ready = process.child, process.ready
         states = process.hear()
+        self._wishes += process.take_wishes()
         if child.ended is None:
             now_ms = self._clock.monotonic_ms()
             counts, allowed = process.progress.counts(), process.progress.words[ALLOWED]
@@ -311,8 +316,7 @@ class Pool:
     def _advance(self, slot: _Slot, process: WorkerProcess, *, was_ready: bool) -> None:
         """Act on how far a process has come: one that could take no order before gets those of now."""
         if process.ready and not was_ready:
-            if self._paused:
-                process.child.order(command_line(Pause(True)))
+            process.pause(self._paused)
             if self._stopping:
                 process.child.order(command_line(Stop()))
         if process.opened and not slot.takes_tasks:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from standfast.ops.cli.process.placement_seen import look
-from standfast.replication.log import Outgoing
+from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.stream.workers.process import process_facts
@@ -225,6 +225,75 @@ if __name__ == "__main__":
         app.run(workers=2)
     print("the program goes on")
 """
+
+
+STEERED = """
+import os
+import sys
+import threading
+import time
+import standfast as sf
+app = sf.App("steered", log=f"sqlite:///{sys.path[0]}/log", state_dir=f"{sys.path[0]}/state", commit_interval_ms=20)
+
+def steer(key, value):
+    if value == "pause":
+        app.pause()
+        threading.Thread(target=resume).start()
+    if value == "stop":
+        app.stop()
+    return True
+
+def resume():
+    path = f"{sys.path[0]}/resume"
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    app.resume()
+
+app.stream("in", key=sf.serde.string, value=sf.serde.string).filter(steer).to("out")
+if __name__ == "__main__":
+    app.run(workers=2)
+"""
+
+
+def test_pause_resume_and_stop_in_a_processor_are_those_of_the_whole_instance(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STEERED)
+    with (
+        closing(open_log(f"sqlite:///{tmp_path}/log")) as log,
+        closing(log.producer()) as producer,
+        closing(log.reader()) as reader,
+    ):
+        for topic in ("in", "out"):
+            log.admin.create_topic(topic, 2, TopicPolicy())
+        out = [TopicPartition("out", partition) for partition in (0, 1)]
+
+        def feed(partition: int, value: str) -> None:
+            stamp = int(time.time() * 1_000)
+            producer.append({TopicPartition("in", partition): [Outgoing(b"k%d" % partition, value.encode(), stamp)]})
+
+        def written(count: int) -> bool:
+            return sum(bounds.end for bounds in reader.bounds(out).values()) == count
+
+        with (tmp_path / "said").open("w") as said:
+            process = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, stdout=said, stderr=said)
+        try:
+            for partition in (0, 1):
+                feed(partition, "first")
+            wait_for(lambda: written(2), PATIENCE_S)
+            feed(0, "pause")
+            wait_for(lambda: written(3), PATIENCE_S)  # its record is processed whole
+            time.sleep(1)  # the supervisor, and the other worker, hear of it
+            feed(1, "while paused")
+            time.sleep(1)
+            assert written(3)
+            (tmp_path / "resume").touch()
+            wait_for(lambda: written(4), PATIENCE_S)
+            feed(1, "stop")
+            assert process.wait(PATIENCE_S) == 0
+            assert written(5)
+        finally:
+            process.kill()
+            process.wait()
+        assert "application steered ended" in (tmp_path / "said").read_text()
 
 
 def started(*command: str, cwd: Path, text: str = "") -> subprocess.CompletedProcess[str]:
