@@ -26,6 +26,7 @@ from standfast.store.serde import UNCHANGED, Serde, beyond_record
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
 from standfast.stream.record import Record
+from standfast.stream.runtime.exits import failure_of
 from standfast.stream.topology.nodes import OwnSource, SourceNode
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import Forward
@@ -195,8 +196,10 @@ class Input:
                 keys = [None if key is None else key_of(key) for key in keys]
             if value_of is not UNCHANGED:
                 values = [None if value is None else value_of(value) for value in values]
-        except Exception:  # noqa: BLE001 - the record by itself raises it again, once the ones before it are processed
-            return None
+        except BaseException as error:
+            if not isinstance(failure_of(error), Exception):
+                raise
+            return None  # the record by itself raises it again, once the ones before it are processed
         return list(map(_make, zip(keys, values, times, headers or repeat(()), repeat(None))))
 
     def _take(self, chunk: Columns, records: list[Record], *, control: bool) -> None:
@@ -212,7 +215,10 @@ class Input:
         try:
             key = None if raw.key is None else self._deserialize_key(raw.key)
             value = None if raw.value is None else self._deserialize_value(raw.value)
-        except Exception as error:
+        except BaseException as given:
+            error = failure_of(given)
+            if not isinstance(error, Exception):
+                raise
             what = f"{self.at(raw)}: cannot be deserialised"
             if (beyond := beyond_record(error, what)) is not None:
                 raise beyond from error
@@ -247,7 +253,10 @@ class Input:
             return self.wall_ms()
         try:
             stamp = self.timestamp(record)  # type: ignore[misc]
-        except Exception as error:
+        except BaseException as given:
+            error = failure_of(given)
+            if not isinstance(error, Exception):
+                raise
             raise RecordFailed(
                 f"{self.at(raw)}: the timestamp extractor failed ({type(error).__name__}: {error})", "process"
             ) from error

@@ -45,7 +45,9 @@ from standfast.stream.punctuation import (
 )
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, START_MAX_MS, CallLoop
+from standfast.stream.runtime.callbacks import Callbacks
 from standfast.stream.runtime.event_time import EventTime
+from standfast.stream.runtime.exits import as_failures, failure_of
 from standfast.stream.runtime.guard import Guard, can_skip, failing
 from standfast.stream.runtime.inputs import NEVER, Input, OwnInput, choose
 from standfast.stream.runtime.passing_time import PassingTime
@@ -57,7 +59,7 @@ from standfast.stream.runtime.timers import Timers
 from standfast.stream.steps import Steps, run_steps
 from standfast.stream.stream_time import Policy, TaskStreamTime
 from standfast.stream.task.task import Task
-from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer, TimerKind
+from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, TimerKind
 from standfast.stream.topology.calls import AsyncContext, Call
 from standfast.stream.topology.drops import Drops
 from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
@@ -110,9 +112,9 @@ class TaskRunner:
         self._guard = Guard(task, settings.drops)
         self._left_out = Skipped(task, self._guard, self.in_hand, settings.partitions_of)
         self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
-        self._step_policies = {
-            node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
-        }
+        self._callbacks = Callbacks(
+            task, topology, self.in_hand, self._guard, self._left_out, settings.progress, self.wall_ms
+        )
         self._nodes = {node.name: node for node in topology.processors}
         self._calls: TaskCalls | None = None  # where a step is asynchronous
         self._draining = False  # a commit waits for the results of all calls
@@ -133,7 +135,7 @@ class TaskRunner:
         task.stores.buffer.leave_disk()  # the loop checks the disk before it begins a record
         # The ends of the inputs in the log, None while it does not answer; without fetching all is here that there is.
         self.input_ends: Callable[[], Mapping[TopicPartition, int] | None] = self._fetched
-        self._passing = PassingTime(topology, self._timers, self._clock, self._without_record)
+        self._passing = PassingTime(topology, self._timers, self._clock, self._callbacks.without_record)
         self._build(positions)
         self._time.restore(task.stream_times)
         self._reading: Input | None = None  # the input whose records are processed now
@@ -233,15 +235,16 @@ class TaskRunner:
         self._run_records = 0
         self._inside = True
         try:
-            while self._run_records < limit:
-                chosen = choose(self.inputs.values())
-                if chosen is None:
-                    break
-                self._process(*chosen, limit - self._run_records)
-                if task.commit_requested or buffer.full:
-                    break
-                if calls is not None and (self._held or calls.full):
-                    break
+            with as_failures():
+                while self._run_records < limit:
+                    chosen = choose(self.inputs.values())
+                    if chosen is None:
+                        break
+                    self._process(*chosen, limit - self._run_records)
+                    if task.commit_requested or buffer.full:
+                        break
+                    if calls is not None and (self._held or calls.full):
+                        break
         finally:
             self._inside = False
             task.counters.processed_records[self._name] += self._run_records
@@ -417,7 +420,9 @@ class TaskRunner:
                 "a record to an asynchronous step there"
             )
         queue = self._stream_queue if kind is STREAM_TIME else self._wall_queue
-        handle = queue.schedule(due_ms, interval_ms, partial(self._fire, context.name, kind, queue, callback))
+        handle = queue.schedule(
+            due_ms, interval_ms, partial(self._callbacks.punctuate, context.name, kind, queue, callback)
+        )
         if kind is STREAM_TIME:
             self._stream_due_ms = min(self._stream_due_ms, due_ms)
         return handle
@@ -522,7 +527,7 @@ class TaskRunner:
             if node.timer_store is not None and node.timer_key is not None:
                 where = f"processor {node.name!r} of task {self.task.id}"
                 store = self.task.store(node.timer_store)
-                fire = partial(self._fire_timer, node, processor)
+                fire = partial(self._callbacks.fire_timer, node, processor)
                 key = node.timer_key.of_topic(store.topic, "key")
                 self._timers[node.name] = Timers(store, key, fire, where)
         for source in self.topology.sources:
@@ -580,10 +585,13 @@ class TaskRunner:
         except BaseException as error:
             self._run_records += one.place - first
             one.stop_at(one.place)
-            if isinstance(error, Exception):
-                error.add_note(f"while task {task.id} processed the {one.at(one.raw)}")
+            failure = failure_of(error)
+            if isinstance(failure, Exception):
+                failure.add_note(f"while task {task.id} processed the {one.at(one.raw)}")
                 self.failed_at = f"{one.label}-{one.partition} at offset {one.offset}"
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         finally:
             self._note_time()
             self._reading = None
@@ -662,62 +670,11 @@ class TaskRunner:
         due_ms = self._stream_queue.next_due_ms
         self._stream_due_ms = NEVER if due_ms is None else due_ms
 
-    def _fire(self, node: str, kind: PunctuationType, queue: PunctuationQueue, callback: Callback, now_ms: int) -> None:
-        self.task.counters.punctuation_delay_seconds[(kind.value,)].observe(queue.late_ms / 1_000)
-        with_record = self._set_aside(now_ms)
-        outcome = "failed"
-        policy = self._step_policies.get(node)
-        try:
-            # No record has caused it, so that only the step's own policy covers it.
-            error = None if policy is None else self._guard.attempt(callback, now_ms)
-            if policy is None:
-                callback(now_ms)
-            elif error is not None:
-                self._left_out.callback_failed(policy, node, f"punctuation ({kind.value}) at {now_ms}", node, error)
-            outcome = "fired" if error is None else "failed"
-        finally:
-            self.task.counters.punctuations[kind.value, outcome] += 1
-            self._take_up(with_record)
-
-    def _fire_timer(self, node: ProcessorNode, processor: Processor, timer: Timer) -> None:
-        policy = self.topology.policy_at(node.name)
-        with_record = self._set_aside(timer.time if timer.kind is EVENT_TIME else self.wall_ms())
-        try:
-            if not policy.protects:
-                processor.on_timer(timer)
-                return
-            error = self._guard.attempt(processor.on_timer, timer)
-            if error is not None:  # the timer stays fired: it would fail again, and delay the timers behind it
-                what = f"timer of key {timer.key!r} at {timer.time} ({timer.kind.value})"
-                self._left_out.callback_failed(policy, node.name, what, "timer", error)
-        finally:
-            self._take_up(with_record)
-
-    def _without_record(self, now_ms: int, work: Callable[[], None]) -> None:
-        with_record = self._set_aside(now_ms)
-        try:
-            work()
-        finally:
-            self._take_up(with_record)
-
     def _fetched(self) -> Mapping[TopicPartition, int]:
         return {TopicPartition(one.topic, one.partition): one.fetched for one in self.inputs.values()}
 
     def _consumed(self) -> Mapping[TopicPartition, int]:
         return {TopicPartition(one.topic, one.partition): one.consumed for one in self.inputs.values()}
-
-    def _set_aside(self, now_ms: int) -> tuple[Any, ...]:
-        # A callback is progress for the lease like a record, or a long series of timers would stop its renewal.
-        self._settings.progress.step(LOOP)
-        hand = self.in_hand
-        kept = (hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp)
-        hand.clear()
-        self.task.record_timestamp = now_ms
-        return kept
-
-    def _take_up(self, kept: tuple[Any, ...]) -> None:
-        hand = self.in_hand
-        hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp = kept
 
     def _send_signal(self, signal: Signal) -> None:
         stamp = signal.watermark_ms if isinstance(signal, Watermark) else (self.watermark_ms() or 0)
@@ -759,7 +716,7 @@ class TaskRunner:
 
     def _call_failed(self, call: Call) -> None:
         """Skip the record of a call that failed for good, as its policy says, or raise the error."""
-        error = call.error or InternalError(f"{call}: it was cancelled while its task runs")
+        error = failure_of(call.error or InternalError(f"{call}: it was cancelled while its task runs"))
         policy = self.topology.policy_at(call.step.name)
         if not isinstance(error, Exception) or not policy.protects or not can_skip(error):
             raise error
@@ -775,16 +732,18 @@ class TaskRunner:
 
     def _await(self, work: Callable[..., object], what: str, max_ms: int, *given: object) -> None:
         """Call an `init` or `close`, which runs on the event loop if it is asynchronous."""
-        outcome = work(*given)
-        if inspect.iscoroutine(outcome):
-            step = partial(self._settings.progress.step, LOOP)
-            self._settings.calls.run(outcome, f"{what} of task {self.task.id}", max_ms, step)
+        with as_failures():
+            outcome = work(*given)
+            if inspect.iscoroutine(outcome):
+                step = partial(self._settings.progress.step, LOOP)
+                self._settings.calls.run(outcome, f"{what} of task {self.task.id}", max_ms, step)
 
     @contextmanager
     def _at_work(self, *, behind_records: bool = True) -> Iterator[None]:
         before, self._inside = self._inside, True
         try:
-            yield
+            with as_failures():
+                yield
         except Exception:
             self.failed_behind = behind_records
             raise
