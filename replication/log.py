@@ -184,6 +184,17 @@ class EnteredView(GroupView):
     __slots__ = ()  # else each view would have a dictionary beside its tuple
 
 
+class Note(NamedTuple):
+    """A fact that a group keeps beside its members, with the time at which the log took it."""
+
+    text: str
+    at_ms: int
+
+
+# (kind, name) -> note. Each kind is one module's own: `claim` and `ask` of `replication.topics.claims`.
+Notes: TypeAlias = Mapping[tuple[str, str], Note]
+
+
 class ConsumerMember(NamedTuple):
     """A member of a group by the log's own protocol (a user's own consumer), as of its reading the records."""
 
@@ -423,6 +434,14 @@ class Group(Protocol):
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""
         ...
 
+    def notes(self) -> Notes:
+        """The facts that the group keeps, by kind and name."""
+        ...
+
+    def note(self, notes: Mapping[tuple[str, str], str | None]) -> None:
+        """Write these notes in their order, in one request; None removes one. A reader may see the first ones alone."""
+        ...
+
     def committed(
         self,
         partitions: Iterable[TopicPartition] | None = None,
@@ -495,6 +514,10 @@ class Log(Protocol):
         ...
 
     def group(self, name: str) -> Group: ...
+
+    def notes_of(self, groups: Iterable[str]) -> dict[str, Notes | None]:
+        """The notes of other groups; None for a group whose notes this login may not read. It creates no group."""
+        ...
 
     def lock_holder(self) -> LockHolder | None:
         """The process that has kept all others from writing for a while; None if there is none.

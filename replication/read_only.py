@@ -25,6 +25,7 @@ from standfast.replication.log import (
     LogReader,
     LogWriter,
     Member,
+    Notes,
     TopicInfo,
     TopicPolicy,
     WriterClaim,
@@ -87,6 +88,10 @@ class ReadOnlyLog:
     def group(self, name: str) -> Group:
         """The committed offsets of a group, without being a member."""
         return ReadOnlyGroup(self._log.group(name))
+
+    def notes_of(self, groups: Iterable[str]) -> dict[str, Notes | None]:
+        """See Log."""
+        return self._log.notes_of(groups)
 
     def lock_holder(self) -> LockHolder | None:
         """See Log."""
@@ -176,6 +181,14 @@ class ReadOnlyGroup:
     def owners(self) -> dict[str, str]:
         """No owners: this group opens no writers."""
         return {}
+
+    def notes(self) -> Notes:
+        """The notes of the group underneath."""
+        return self._group.notes()
+
+    def note(self, notes: Mapping[tuple[str, str], str | None]) -> None:
+        """Raise InvalidRequest."""
+        _refuse("no notes are written")
 
     def committed(
         self,

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.embedded.db import Database, Transaction
+from standfast.replication.embedded.notes import find_notes, store_notes
 from standfast.replication.embedded.sums import check_seal, seal
-from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member, WriterClaim
+from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member, Notes, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced
@@ -101,6 +102,17 @@ class EmbeddedGroup:
         for row in rows:
             check_seal(f"writer {row[0]!r}", row[-1], *row[:-1])
         return {row[0]: row[2] for row in rows}
+
+    def notes(self) -> Notes:
+        """The facts that the group keeps, by kind and name."""
+        with self._db.mutex, self._db.guard, self._db.read() as run:
+            return find_notes(run, self._name)
+
+    def note(self, notes: Mapping[tuple[str, str], str | None]) -> None:
+        """Write these notes, all or none; None removes one."""
+        if notes:
+            with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
+                store_notes(run, self._name, notes, self._clock.wall_ms())
 
     def committed(
         self,

@@ -25,11 +25,12 @@ from standfast.replication.embedded.db import SYNCHRONOUS, Database
 from standfast.replication.embedded.group import EmbeddedGroup
 from standfast.replication.embedded.lock import STUCK_MS, holder_of
 from standfast.replication.embedded.look import LogWatch
+from standfast.replication.embedded.notes import find_notes
 from standfast.replication.embedded.reader import EmbeddedReader
 from standfast.replication.embedded.rows import LEAST_TIMESTAMP_MS
 from standfast.replication.embedded.topics import EmbeddedAdmin
 from standfast.replication.embedded.writer import Began, EmbeddedWriter, open_epoch
-from standfast.replication.log import LockHolder, WriterClaim
+from standfast.replication.log import LockHolder, Notes, WriterClaim
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock, SystemClock, boot_id
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
@@ -130,6 +131,13 @@ class EmbeddedLog:
         """A group by name; it need not exist yet."""
         check_text("group name", name)
         return self._keep(lambda db: EmbeddedGroup(db, name, self._clock, self._boot, self._forget))
+
+    def notes_of(self, groups: Iterable[str]) -> dict[str, Notes | None]:
+        """See Log; every login that may open the file may read them."""
+        self._check_open()
+        db = self._admin_db
+        with db.mutex, db.guard, db.read() as run:
+            return {group: find_notes(run, group) for group in groups}
 
     def close(self) -> None:
         """Close the log and all its parts. Twice is fine."""

@@ -114,7 +114,8 @@ def check_described(run: Run, path: str) -> Iterator[str]:
     These tables are small enough to check at each opening. A damaged index hides rows from searches, and a topic that
     no search finds would be created again, empty.
     """
-    for table in _SMALL:
+    notes = run("SELECT name FROM sqlite_master WHERE type = 'table' AND name = 'notes'").fetchone() or ()
+    for table in (*_SMALL, *notes):
         for (text,) in run(f"PRAGMA integrity_check({table})").fetchall():
             if text != "ok":
                 yield f"table {table}: {text}"

@@ -35,6 +35,7 @@ from standfast.replication.log import (
     ConsumerMember,
     GroupCommit,
     GroupView,
+    Notes,
     OffsetsOpen,
     WriterClaim,
 )
@@ -112,6 +113,16 @@ class KafkaGroup:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""
         self._check_open()
         return self._board.owners()
+
+    def notes(self) -> Notes:
+        """The facts that the group keeps, by kind and name."""
+        self._check_open()
+        return self._board.notes()
+
+    def note(self, notes: Mapping[tuple[str, str], str | None]) -> None:
+        """Write these notes in their order, in one request; None removes one."""
+        self._check_open()
+        self._board.note(notes)
 
     def committed(
         self,

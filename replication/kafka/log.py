@@ -27,11 +27,12 @@ from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.group import KafkaGroup
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
 from standfast.replication.kafka.members_topic import Board
+from standfast.replication.kafka.notes import notes_of
 from standfast.replication.kafka.producer import Producer
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.kafka.records import LEAST_TIMESTAMP_MS
 from standfast.replication.kafka.writer import Fence, KafkaWriter
-from standfast.replication.log import GroupCommit
+from standfast.replication.log import GroupCommit, Notes
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed, StandfastError
 from standfast.store.names import check_topic
@@ -133,6 +134,11 @@ class KafkaLog:
         """A group by name; it need not exist yet."""
         self._check_open()
         return self._keep(KafkaGroup(self._cluster, name, self._board(name), self._commit, self._forget))
+
+    def notes_of(self, groups: Iterable[str]) -> dict[str, Notes | None]:
+        """See Log. READ of the groups' members topics."""
+        self._check_open()
+        return notes_of(self._cluster, groups)
 
     def lock_holder(self) -> None:
         """None: the brokers write, and no client holds a lock."""

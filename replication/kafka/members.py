@@ -4,6 +4,7 @@
                                   "plan":...}
                                  no value: it left, or, with a header "seen", its lease ran out
     key ["writer", id, owner]    {"epoch":...}    the owner opened a writer for this transactional id
+    key [kind, name]             a note: any text, for a module of its own; no value: it is removed
 
     join   a live member of that session from now on
     beat   renews the lease, if the member is still live in that very session; else it is void
@@ -16,7 +17,7 @@
 Every reader applies the same records in the same order, so all see the same members, owners and generation. A clock
 only makes a member *propose* the removal of another (a record without value). The topic's records then hold for all
 members, also for the removed one, which learns it by its next beat. One member alone writes each key (except for
-removals), so that compaction keeps every record that counts.
+removals), so that compaction keeps every record that counts. Versions before notes pass over those records.
 
 Rules of this file: pure; `now_ms` is the reader's own monotonic time, `stamp_ms` the broker's. A lease runs from the
 moment at which the reader saw it renewed, so no member's wall clock matters. The reader ages only records from before
@@ -30,7 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from standfast.replication.log import GroupView, Member, Record
+from standfast.replication.log import GroupView, Member, Note, Record
 from standfast.replication.shapes import Shape, dump, read
 from standfast.store.errors import InvalidRequest
 
@@ -87,6 +88,7 @@ class Members:
         self.generation = 0
         self.leases: dict[str, Lease] = {}
         self.owners: dict[str, Owner] = {}
+        self.notes: dict[tuple[str, str], Note] = {}
         self._known: set[str] = set()  # ids seen before: a beat without lease counts only for an unknown id
         self._newest_ms = 0
         self._old: set[str] = set()  # members whose lease is old
@@ -109,6 +111,8 @@ class Members:
                 epoch = _typed(record.value, Claim).epoch
                 if names[0] not in self.owners or epoch > self.owners[names[0]].epoch:
                     self.owners[names[0]] = Owner(names[1], epoch)
+            elif kind not in (_MEMBER, _WRITER) and len(names) == 1:
+                self._apply_note((kind, names[0]), record)
         for name in self._old:
             lease = self.leases[name]
             # The newest stamp stands for the brokers' clock now, which this reader cannot ask for.
@@ -146,6 +150,15 @@ class Members:
             return False
         lease.deadline_ms, lease.stamp_ms, lease.offset = now_ms + lease.lease_ms, record.timestamp, record.offset
         return True
+
+    def _apply_note(self, key: tuple[str, str], record: Record) -> None:
+        if record.value is None:
+            self.notes.pop(key, None)
+            return
+        try:
+            self.notes[key] = Note(record.value.decode(), record.timestamp)
+        except UnicodeDecodeError as error:
+            raise _foreign(record.value) from error
 
     def _apply_member(self, name: str, record: Record, now_ms: int, old: bool) -> None:
         known = name in self._known
@@ -200,6 +213,11 @@ def removal_headers(lease: Lease) -> list[tuple[str, bytes]]:
 def claim(transactional_id: str, owner: str, epoch: int) -> tuple[bytes, bytes]:
     """Key and value of a claim to a transactional id."""
     return json.dumps([_WRITER, transactional_id, owner]).encode(), json.dumps({"epoch": epoch}).encode()
+
+
+def note_key(kind: str, name: str) -> bytes:
+    """Key of a note."""
+    return json.dumps([kind, name]).encode()
 
 
 def _parse(key: bytes | None) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
@@ -34,11 +34,12 @@ from standfast.replication.kafka.members import (
     claim,
     member_key,
     member_value,
+    note_key,
     removal_headers,
 )
 from standfast.replication.kafka.producer import Producer
 from standfast.replication.kafka.records import Columns, to_columns
-from standfast.replication.log import EnteredView, GroupView, TopicPolicy
+from standfast.replication.log import EnteredView, GroupView, Notes, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
@@ -179,6 +180,21 @@ class Board:
                 self._write(*claim(transactional_id, *wanted))
                 if self._members.owners.get(transactional_id) == wanted:
                     return wanted.epoch
+
+    # -- notes --------------------------------------------------------------------------------------------------------
+
+    def notes(self) -> Notes:
+        """The notes of the group now."""
+        with self._lock:
+            self._refresh()
+            return dict(self._members.notes)
+
+    def note(self, notes: Mapping[tuple[str, str], str | None]) -> None:
+        """Write these notes, in their order; None removes one."""
+        with self._lock:
+            self._refresh(create=True)
+            texts = [None if text is None else text.encode() for text in notes.values()]
+            self._write_all([note_key(*key) for key in notes], texts)
 
     @property
     def connected(self) -> bool:
@@ -332,13 +348,20 @@ class Board:
 
     def _write(self, key: bytes, value: bytes | None, headers: MessageHeaders = ()) -> None:
         """Write one record and read up to it."""
+        self._write_all([key], [value], headers)
+
+    def _write_all(self, keys: Sequence[bytes], values: Sequence[bytes | None], headers: MessageHeaders = ()) -> None:
+        """Write these records and read up to the last one; `headers` are those of each."""
+        count = len(keys)
+        if not count:
+            return
         producer = self._connected()
-        columns = Columns((key,), (value,), (NOW,), (headers,) if headers else None)
+        columns = Columns(tuple(keys), tuple(values), (NOW,) * count, (headers,) * count if headers else None)
         try:
-            producer.produce(self._source, columns, 0, self._cluster.timeout_ms)
+            taken = producer.produce(self._source, columns, 0, self._cluster.timeout_ms)
             producer.flush(self._cluster.timeout_s + 1)
             found = producer.delivered().get(self._source)
-            if found is None or found.next_offset is None:
+            if found is None or found.next_offset is None or found.error is not None or taken < count:
                 refused = None if found is None else found.error
                 raise KafkaException(refused or KafkaError(KafkaError._TIMED_OUT))
         except KafkaException as error:

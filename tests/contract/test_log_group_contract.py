@@ -290,3 +290,47 @@ def test_heartbeat_keeps_a_member_alive(log: Log, pass_time_ms: Callable[[int], 
     for _ in range(5):
         pass_time_ms(LEASE_MS - 1)
         assert group.heartbeat("a").leader == "a"
+
+
+# -- notes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_note_is_read_by_every_log_until_it_is_removed(log: Log, reopen: Callable[[], Log]) -> None:
+    group, other = log.group("board"), reopen()
+    assert group.notes() == {}
+    group.note({("claim", "t"): "one", ("deaths", "0_0"): "two"})
+    group.note({("claim", "t"): "three"})
+    for notes in (group.notes(), other.group("board").notes(), other.notes_of(["board"])["board"]):
+        assert notes is not None
+        assert {key: note.text for key, note in notes.items()} == {("claim", "t"): "three", ("deaths", "0_0"): "two"}
+    group.note({("claim", "t"): None, ("claim", "never"): None})
+    assert {key: note.text for key, note in (other.notes_of(["board"])["board"] or {}).items()} == {
+        ("deaths", "0_0"): "two"
+    }
+
+
+def test_notes_change_neither_members_nor_owners_and_outlive_them(log: Log, reopen: Callable[[], Log]) -> None:
+    group = log.group("board")
+    generation = group.join("a", lease_ms=LEASE_MS).generation
+    log.writer("board-0", group="board", owner="a").close()
+    group.note({("claim", "t"): "text"})
+    assert group.heartbeat("a") == GroupView(generation, "a", (Member("a", ""),))
+    group.leave("a")
+    again = reopen().group("board")
+    assert (again.owners(), again.view().members) == ({"board-0": "a"}, ())
+    assert again.notes()["claim", "t"].text == "text"
+
+
+def test_the_notes_of_groups_that_are_absent_are_empty_and_make_no_group(log: Log) -> None:
+    before = log.admin.groups()
+    assert log.notes_of(["none", "not-there", "."]) == {"none": {}, "not-there": {}, ".": {}}
+    assert log.admin.groups() == before
+
+
+def test_a_later_note_has_a_later_time(log: Log, pass_time_ms: Callable[[int], None]) -> None:
+    group = log.group("board")
+    group.note({("ask", "t"): "1"})
+    first = group.notes()["ask", "t"].at_ms
+    pass_time_ms(5)
+    group.note({("ask", "t"): "1"})
+    assert group.notes()["ask", "t"].at_ms >= first

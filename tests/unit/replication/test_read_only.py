@@ -25,6 +25,7 @@ READS = {
         "admin",
         "reader",
         "group",
+        "notes_of",
         "lock_holder",
         "trouble",
         "close",
@@ -32,7 +33,7 @@ READS = {
         "hasten",
     },
     LogAdmin: {"describe_topic", "topics", "topic_names", "survey", "groups", "consumers", "first_offsets", "lacking"},
-    port.Group: {"committed", "close"},
+    port.Group: {"notes", "committed", "close"},
 }
 ANSWERED_HERE = {"join", "heartbeat", "view", "leave", "owners"}
 
