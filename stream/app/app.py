@@ -40,6 +40,7 @@ from standfast.store.specs import KeyValueStore, StoreSpec
 from standfast.stream.app.producer import Producer, formats_of
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
+from standfast.stream.runtime.death_notes import note_former_deaths
 from standfast.stream.runtime.group_consumers import GroupConsumers
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.runtime.runner import RunnerSettings
@@ -529,6 +530,7 @@ class App:
                         f'application {self.name!r} has no task to run: with placement="static" name this instance\'s '
                         "tasks before run(), as in app.open().assign(active=[...], standby=[...])"
                     )
+                note_former_deaths(session)  # before the loop's own words take their place
                 self._told_start(session.instance_id, session.state_path)
                 assembled = self._assembled
                 assert assembled is not None

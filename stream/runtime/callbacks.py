@@ -7,10 +7,11 @@ Rules of this file: one thread, that of the task. It decides about no time: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from typing import Any
 
 from standfast.replication.lease.progress import LOOP, LeaseProgress
+from standfast.store.process.in_hand import INPUT
 from standfast.stream.punctuation import Callback, PunctuationQueue, PunctuationType
 from standfast.stream.runtime.guard import Guard
 from standfast.stream.runtime.skipped import Skipped
@@ -21,7 +22,7 @@ from standfast.stream.topology.processor import InHand, Processor
 
 
 class Callbacks:
-    """Calls the callbacks of one task."""
+    """Calls the callbacks of one task. `shared`: words that other processes read."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class Callbacks:
         in_hand: InHand,
         guard: Guard,
         left_out: Skipped,
-        progress: LeaseProgress,
+        shared: tuple[LeaseProgress, MutableSequence[int]],
         wall_ms: Callable[[], int],
     ) -> None:
         self._task = task
@@ -38,7 +39,7 @@ class Callbacks:
         self._in_hand = in_hand
         self._guard = guard
         self._left_out = left_out
-        self._progress = progress
+        self._progress, self._words = shared
         self._wall_ms = wall_ms
         self._step_policies = {
             node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
@@ -91,11 +92,13 @@ class Callbacks:
         # A callback is progress for the lease like a record, or a long series of timers would stop its renewal.
         self._progress.step(LOOP)
         hand = self._in_hand
-        kept = (hand.topic, hand.partition, hand.offset, hand.headers, self._task.record_timestamp)
+        words = self._words
+        kept = (hand.topic, hand.partition, hand.offset, hand.headers, self._task.record_timestamp, words[INPUT])
+        words[INPUT] = 0
         hand.clear()
         self._task.record_timestamp = now_ms
         return kept
 
     def _take_up(self, kept: tuple[Any, ...]) -> None:
         hand = self._in_hand
-        hand.topic, hand.partition, hand.offset, hand.headers, self._task.record_timestamp = kept
+        hand.topic, hand.partition, hand.offset, hand.headers, self._task.record_timestamp, self._words[INPUT] = kept

@@ -33,6 +33,8 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InternalError, InvalidRequest
 from standfast.store.failpoint import reach
+from standfast.store.process.in_hand import INPUT, OFFSET, STEP
+from standfast.store.process.in_hand import InHand as InHandWords
 from standfast.store.timestamps import writable
 from standfast.stream.control import control_headers
 from standfast.stream.punctuation import (
@@ -49,7 +51,7 @@ from standfast.stream.runtime.callbacks import Callbacks
 from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.exits import as_failures, failure_of
 from standfast.stream.runtime.guard import Guard, can_skip, failing
-from standfast.stream.runtime.inputs import NEVER, Input, OwnInput, choose
+from standfast.stream.runtime.inputs import NEVER, Input, NamedInput, OwnInput, choose
 from standfast.stream.runtime.passing_time import PassingTime
 from standfast.stream.runtime.record_work import RecordWork
 from standfast.stream.runtime.skipped import Skipped
@@ -85,6 +87,7 @@ class RunnerSettings:
     tracing: Tracing | None = None
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
     calls: CallLoop = field(default_factory=CallLoop)  # of asynchronous steps; it starts with the first call
+    in_hand: InHandWords = field(default_factory=InHandWords)  # which outlive this process
 
 
 class TaskRunner:
@@ -109,11 +112,13 @@ class TaskRunner:
         self._thread = threading.get_ident()
         self._inside = False  # whether a processor is running
         self._begun = 0  # processors whose init was called
+        self._words = settings.in_hand.words
+        self._steps: list[str] = []  # those with a policy of their own, by their numbers
         self._guard = Guard(task, settings.drops)
         self._left_out = Skipped(task, self._guard, self.in_hand, settings.partitions_of)
         self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
         self._callbacks = Callbacks(
-            task, topology, self.in_hand, self._guard, self._left_out, settings.progress, self.wall_ms
+            task, topology, self.in_hand, self._guard, self._left_out, (settings.progress, self._words), self.wall_ms
         )
         self._nodes = {node.name: node for node in topology.processors}
         self._calls: TaskCalls | None = None  # where a step is asynchronous
@@ -206,6 +211,12 @@ class TaskRunner:
         if one.head is None:
             self._advance(one)
         return one.waiting
+
+    def leave_out(self, fatal: Mapping[str, Mapping[int, Exception]] | None) -> None:
+        """Leave these records out, by topic and offset, and name each that is decoded; None: no process died here."""
+        if fatal is not None:
+            for topic, one in self.inputs.items():
+                one.fatal = fatal.get(topic, {})
 
     @property
     def own_inputs(self) -> tuple[OwnInput, ...]:
@@ -508,9 +519,20 @@ class TaskRunner:
 
     def _own_policy(self, node: ProcessorNode | SinkNode, forward: Forward) -> Forward:
         policy = node.policy
-        if policy is None or not policy.protects:
+        if policy is None:
             return failing(forward)
-        return partial(self._attempt_step, node, policy, forward)
+        self._steps.append(node.name)
+        own = partial(self._attempt_step, node, policy, forward) if policy.protects else failing(forward)
+        return partial(self._within, len(self._steps), own)
+
+    def _within(self, step: int, forward: Forward, record: Record) -> None:
+        """Name the step while it has the record."""
+        words = self._words
+        around, words[STEP] = words[STEP], step
+        try:
+            forward(record)
+        finally:
+            words[STEP] = around
 
     def _attempt_step(
         self, node: ProcessorNode | SinkNode, policy: ErrorPolicy, forward: Forward, record: Record
@@ -538,6 +560,8 @@ class TaskRunner:
                 process = self._tracing.processing(process, self._name, source.label, at.partition, self.in_hand)
             given = (at.partition, positions[at], process, self.wall_ms, policy)
             one = Input(source, *given) if source.own is None else OwnInput(source, source.own, *given)
+            named = (self._name, source.topic, at.partition, one.behind, self._steps)
+            one.in_hand = NamedInput(self._settings.in_hand, *named)
             self.inputs[source.topic] = one
             self._time.add(one.key)
 
@@ -560,8 +584,9 @@ class TaskRunner:
         hand, task, buffer, calls = self.in_hand, self.task, self.task.stores.buffer, self._calls
         words, work, records, offsets = self._settings.progress.words, one.work, one.records, one.offsets
         hand.topic, hand.partition = one.label, one.partition
-        first = one.place
+        first, steps, last_words = one.place, words[LOOP], self._words
         self._hear(one, records[first].timestamp)
+        last_words[INPUT] = one.in_hand.number if calls is None else -one.in_hand.number  # a call may end the process
         try:
             for at in range(first, min(len(records), first + limit)):
                 record = records[at]
@@ -569,12 +594,13 @@ class TaskRunner:
                 if stamp > until_ms:
                     break
                 one.place = at
-                hand.offset, hand.headers, task.record_timestamp = offsets[at], headers, stamp
+                last_words[OFFSET] = hand.offset = offsets[at]
+                hand.headers, task.record_timestamp = headers, stamp
                 if stamp > one.largest_ms:
                     one.largest_ms = stamp
                 work(record)
                 # A word in shared memory: the lease process renews only while the loop makes progress.
-                words[LOOP] += 1
+                words[LOOP] = steps = steps + 1
                 # After each record and not once per chunk: how often a callback fires must not depend on the fetches.
                 if self._stream_due_ms != NEVER and self._stream_is_due():
                     break
@@ -593,6 +619,7 @@ class TaskRunner:
                 raise
             raise failure from error
         finally:
+            last_words[INPUT] = 0
             self._note_time()
             self._reading = None
         self._run_records += one.place - first + 1

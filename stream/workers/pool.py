@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from standfast.replication.deaths import DEATHS_MAX
 from standfast.replication.lease.progress import ALLOWED, LeaseProgress
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
@@ -27,6 +28,7 @@ from standfast.store.errors import BadConfig, StandfastError, Unavailable, Worke
 from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
 from standfast.stream.restart import RestartStrategy
+from standfast.stream.runtime.death_notes import DeathNotes
 from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters
@@ -48,7 +50,7 @@ from standfast.stream.workers.protocol import (
     times_of,
 )
 from standfast.stream.workers.spare import Spare
-from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
+from standfast.stream.workers.watch import STOPPED, Look, Watch, WorkerRestarts
 
 CALM_MS = 2_000  # for so long all tasks have run after a worker was replaced: a start takes a core for a second
 SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
@@ -68,6 +70,7 @@ class _Slot:
     start_ms: int | None = 0  # when to start the next process; None: never
     began_ms: int = 0  # when its process became this worker; a spare was started before
     starts: int = 0
+    stalled: bool = False  # it is killed, since it made no progress
 
     @property
     def name(self) -> int:
@@ -93,6 +96,7 @@ class PoolSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda _pid: None
     alone: Callable[[], bool] = lambda: False
+    deaths: DeathNotes | None = None
 
 
 class Pool:
@@ -301,6 +305,7 @@ class Pool:
             seen = Look(child.heard_ms, process.ready, counts, allowed, partial(process_facts, child.pid))
             why = slot.watch.look(seen, now_ms)
             if why:
+                slot.stalled = not why.startswith(STOPPED)
                 logger.error(
                     "worker %d (process %d) is killed: %s", slot.name, child.pid, why,
                     extra=as_event("worker_killed", worker=slot.name, pid=child.pid),
@@ -361,6 +366,8 @@ class Pool:
         how, words = str(ended), ended.words
         lived_ms = self._clock.monotonic_ms() - slot.began_ms
         clean = self._stopping and ended.code == 0 and not ended.why
+        deaths, stalled = self._settings.deaths, slot.stalled
+        left = None if deaths is None else deaths.take(process.child.pid)
         self._release(slot, process)
         if clean:
             logger.info("worker %d has ended", slot.name, extra=as_event("worker_ended", worker=slot.name))
@@ -377,11 +384,16 @@ class Pool:
                 how += ", without a call of run()"
             if ended.for_memory:
                 how += ": run fewer workers, lower memory_bytes or cache_max_bytes, or give the machine more memory"
-            self._give_up_or_restart(slot, lived_ms, how, words)
+            held = None if deaths is None else deaths.note(left, ended.code, ended.why, stalled=stalled)
+            if held is not None:
+                how += f"; {held[0]} was in hand" + (f", death {held[1]} of {DEATHS_MAX} there" if held[1] else "")
+            self._give_up_or_restart(slot, lived_ms, how, words, named=held is not None)
 
-    def _give_up_or_restart(self, slot: _Slot, lived_ms: int, how: str, words: str) -> None:
-        now_ms = self._clock.monotonic_ms()
-        pause_ms = None if self._stopping else slot.restarts.ended(now_ms, lived_ms)
+    def _give_up_or_restart(self, slot: _Slot, lived_ms: int, how: str, words: str, *, named: bool = False) -> None:
+        now_ms, restarts = self._clock.monotonic_ms(), slot.restarts
+        pause_ms = None
+        if not self._stopping:
+            pause_ms = restarts.named(lived_ms) if named else restarts.ended(now_ms, lived_ms)
         if pause_ms is None:
             why = "while the application stopped" if self._stopping else slot.restarts.reason
             last = f"; its last lines:\n{words}" if words else ""
@@ -407,7 +419,7 @@ class Pool:
         self._gone.add(replace(process.counts, errors={}))
         ran = [task for task, one in self.orders.tasks(slot.number).items() if (one.role, one.state) == RUNS]
         self.parts.ended(slot.number, ran)
-        slot.process, slot.watch, slot.start_ms, slot.takes_tasks = None, None, None, False
+        slot.process, slot.watch, slot.start_ms, slot.takes_tasks, slot.stalled = None, None, None, False, False
         if not self._stopping:
             for task in ran:
                 self._between.frees(task, FAILOVER, self._clock.monotonic_ms())

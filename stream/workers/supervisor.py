@@ -36,10 +36,12 @@ from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Held, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.in_hand import FOLDER
 from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
 from standfast.stream.restart import RestartStrategy
+from standfast.stream.runtime.death_notes import DeathNotes
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership, naming_former_id
@@ -115,6 +117,8 @@ class Supervisor(Closing):
                 self._group, member, settings.lease_ms, self._keeper, self.counters, self._state.path
             )
             self.membership.plan = lambda: MemberPlan(managed=traits)
+            self._deaths = DeathNotes(self._group, self._state.path / FOLDER, member)
+            self._deaths.of_former()
             self.pool = Pool(
                 self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock, self.counters
             )
@@ -179,6 +183,7 @@ class Supervisor(Closing):
             if self.membership.stale:
                 self.membership.publish()
             self._note_snapshots()
+            self._deaths.again()
             self.managed.tick(now_ms)
         except Unavailable as error:
             self._next_tick_ms = now_ms + RETRY_MS
@@ -205,6 +210,7 @@ class Supervisor(Closing):
                 self.managed.close,
                 self._end_threads,
                 self._end_care,
+                self._deaths.clear,
                 self.pool.kill,
             ):
                 last.callback(close)
@@ -271,6 +277,7 @@ class Supervisor(Closing):
             self._state.lock,
             forget=self._state.drop_copies,
             alone=lambda: self.membership.size <= 1,
+            deaths=self._deaths,
         )
 
     def _keep_lease(self, address: str) -> None:
