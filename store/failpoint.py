@@ -40,6 +40,9 @@
     checkpoint.seal   every part is found to be whole, the checkpoint is not complete
     checkpoint.sealed the checkpoint is complete in the storage, its pointer is not in the log
     snapshot.pointed  a task is at its point in a new folder, which is not in its place
+    claims.asked      an instance has asked for its internal topics, and not looked for other claims
+    claims.looked     no other application has claimed them, this one has not claimed them yet
+    claims.claimed    they are claimed, the last look for other claims is not done
     clone.marked      a restore under a new name is marked in the log, none of its topics is there
     clone.topics      topics of a new name are made, none of its rows is written
     clone.rows        some rows are in the changelogs of a new name, others are not
@@ -101,6 +104,9 @@ NAMES = (
     "checkpoint.seal",
     "checkpoint.sealed",
     "snapshot.pointed",
+    "claims.asked",
+    "claims.looked",
+    "claims.claimed",
     "clone.marked",
     "clone.topics",
     "clone.rows",

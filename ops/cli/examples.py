@@ -145,6 +145,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast topic alter words --partitions 8 --log kafka://localhost:9092",
         "standfast topic alter words --set retention.ms=86400000 --log sqlite:///./log",
     ),
+    "standfast topic release": (
+        "standfast topic release a-b-kv-changelog --app a --log sqlite:///./log",
+        "standfast topic release a-b-kv-changelog --app a --log kafka://localhost:9092",
+    ),
     "standfast reset": (
         "standfast reset --app counts --log sqlite:///./log --dry-run",
         "standfast reset --app counts --log sqlite:///./log --state-dir ./state",

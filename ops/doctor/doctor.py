@@ -20,8 +20,9 @@ from standfast.ops.config.store_argument import StoreArgument, store_spec
 from standfast.ops.doctor.state import Kept
 from standfast.ops.observe.offline import OfflineStores, open_tasks
 from standfast.replication.log import Log, LogSurvey, TopicPolicy
-from standfast.replication.topics.app_topics import CHANGELOG, app_topics
+from standfast.replication.topics.app_topics import CHANGELOG, app_topics, is_internal
 from standfast.replication.topics.changelog import changelog_need
+from standfast.replication.topics.claims import claimants
 from standfast.replication.topics.rules import Application, Changelog
 from standfast.restore.verify.at_rest import TaskAtRest, tasks_of
 from standfast.store.errors import StandfastError, UnknownStore
@@ -67,12 +68,14 @@ def look(
     committed = {at.topic for at in log.group(app).committed()}
     read = {topic for topics in (known.topics or {}).values() for topic in topics}
     from_source = {one.topic for one in changelogs if one.from_source}
-    names, groups = [info.name for info in log.admin.topics()], log.admin.groups()
+    infos, groups = log.admin.topics(), log.admin.groups()
+    names = [info.name for info in infos]
+    claimed = claimants(log, app, {info.name: info.topic_id for info in infos if is_internal(f"{app}-", info.name)})
     # Twice: the inputs are known only once the topics between tasks are, which the group has committed offsets of too;
     # and with the inputs known, none of them is taken for a topic of the application's own.
-    internal = app_topics(app, names, groups=groups, known=own - from_source, sources=sources)
+    internal = app_topics(app, names, groups=groups, known=own - from_source, sources=sources, claimed=claimed)
     inputs = sorted({*sources, *from_source, *((committed | read) - set(internal.between))})
-    found = app_topics(app, names, groups=groups, known=own - from_source, sources=inputs)
+    found = app_topics(app, names, groups=groups, known=own - from_source, sources=inputs, claimed=claimed)
     application = Application(
         app,
         changelogs,

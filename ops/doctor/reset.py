@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from standfast.ops.doctor.reset_plan import LocalStep, ResetPlan, Target, make_plan
 from standfast.replication.log import Committed, Log
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS, app_topics, is_internal
+from standfast.replication.topics.claims import claimants
 from standfast.store.errors import InvalidRequest, NotReady
 from standfast.store.names import few
 from standfast.store.task.state_dir import StateDir
@@ -42,11 +44,14 @@ def look(
         *known,
         *(at.topic for at in committed if at.topic.endswith(SOURCE_OFFSETS) and is_internal(f"{app}-", at.topic)),
     }
-    survey_names = [info.name for info in log.admin.topics()]
+    infos = log.admin.topics()
+    survey_names = [info.name for info in infos]
     groups = log.admin.groups()
-    between = app_topics(app, survey_names, groups=groups, known=own, sources=sources).between
+    internal = {info.name: info.topic_id for info in infos if is_internal(f"{app}-", info.name)}
+    claimed = claimants(log, app, internal)
+    between = app_topics(app, survey_names, groups=groups, known=own, sources=sources, claimed=claimed).between
     inputs = {*sources, *(at.topic for at in committed)} - set(between)
-    found = app_topics(app, survey_names, groups=groups, known=own, sources=inputs)
+    found = app_topics(app, survey_names, groups=groups, known=own, sources=inputs, claimed=claimed)
     survey = log.admin.survey([*inputs, *found.members])
     bounds: dict[TopicPartition, Bounds | None] = {}
     for name in sorted(inputs):
@@ -105,6 +110,9 @@ def carry_out(log: Log, plan: ResetPlan, on_step: Callable[[], object]) -> None:
         for step in plan.deletes:
             log.admin.delete_topic(step.topic)
             on_step()
+        if plan.deletes:  # on Kafka they are gone with the members topic
+            with closing(log.group(plan.app)) as group:
+                group.note(dict.fromkeys(group.notes()))
         if plan.local is not None:
             _clear(plan.local)
             on_step()

@@ -16,7 +16,7 @@ Rules of this file: pure. A source topic is never internal, even with such a nam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 MEMBERS = "-standfast-members"
@@ -45,12 +45,18 @@ class AppTopics:
 
 
 def app_topics(
-    app: str, names: Iterable[str], *, groups: Iterable[str], known: Collection[str], sources: Collection[str]
+    app: str,
+    names: Iterable[str],
+    *,
+    groups: Iterable[str],
+    known: Collection[str],
+    sources: Collection[str],
+    claimed: Mapping[str, str] | None = None,
 ) -> AppTopics:
     """Sort the topics of a log.
 
     `groups` are the groups of the log, `known` topics that certainly belong to the application (by its definitions),
-    `sources` its source topics.
+    `sources` its source topics, `claimed` the application that has claimed a topic.
     """
     # A reset deletes these topics, so another group's name counts as an application, even if it is only a consumer's.
     prefix = f"{app}-"
@@ -61,10 +67,13 @@ def app_topics(
     for name in sorted(set(names)):
         if name in sources or not is_internal(prefix, name):
             continue
+        owner = (claimed or {}).get(name, app if name in known else None)
         other = next((one for one in longer if is_internal(f"{one}-", name)), None)
-        if name not in known and other is not None:
+        if owner not in (None, app):
+            others.append((name, owner))
+        elif owner is None and other is not None:
             others.append((name, other))
-        elif name not in known and shorter:
+        elif owner is None and shorter:
             doubtful.append((name, shorter[0]))
         elif name.endswith(CHANGELOG):
             changelogs.append(name)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Literal
 
 from standfast.replication.log import LogAdmin, LogSurvey, TopicInfo, TopicPolicy
+from standfast.replication.topics.claims import PLAIN, Claims, claim_of
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.rules import Changelog, policy_findings, replication, timestamps
 from standfast.replication.topics.settings import CLEANUP, MIN_LAG, OWN_TIMESTAMPS, RETENTION, changed, listed
@@ -66,21 +67,41 @@ def policy_problems(
 
 
 def ensure_changelogs(
-    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other = "none"
+    admin: LogAdmin,
+    app: str,
+    specs: Iterable[StoreSpec],
+    partitions: int,
+    fixes: Fixes,
+    allow: Other = "none",
+    claims: Claims | None = None,
 ) -> Mapping[str, TopicInfo]:
     """Create missing changelogs and check the others; BadConfig lists every problem, before any topic is created.
 
-    It never creates a source topic that serves as changelog. Returns the infos of the logged stores, by store.
+    With `claims` the application claims the existing ones, before another one is created. It never creates a source
+    topic that serves as changelog. Returns the infos of the logged stores, by store.
     """
     logged = [spec for spec in specs if spec.logging]
     found, problems = _look(admin, app, logged, partitions, fixes, allow)
     # Before the first is created: a start that is refused must leave the log unchanged.
     if problems:
         raise BadConfig(problems)
+    take_changelogs(claims, logged, found)
     return {
         spec.name: found[spec.name] or admin.create_topic(spec.changelog_of(app), partitions, changelog_policy(spec))
         for spec in logged
     }
+
+
+def take_changelogs(claims: Claims | None, specs: Iterable[StoreSpec], infos: Mapping[str, TopicInfo | None]) -> None:
+    """Claim these changelogs, by store, as far as they exist. A source topic that serves as changelog is no claim."""
+    own = ((spec, infos.get(spec.name)) for spec in specs if not spec.from_source)
+    if claims is not None:
+        claims.take({info.name: claim_of(info.name, info.topic_id, keys_of(spec)) for spec, info in own if info})
+
+
+def keys_of(spec: StoreSpec) -> str:
+    """The form of the keys in a store's changelog, as its claim says it."""
+    return PLAIN if spec.traits.times is None else spec.traits.times.unit
 
 
 def changelog_problems(

@@ -25,6 +25,8 @@ from pathlib import Path
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed, GroupCommit, Log, LogWriter, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.topics.changelog import keys_of
+from standfast.replication.topics.claims import PLAIN, Claims, claim_of
 from standfast.replication.topics.restoring import (
     POLICY,
     RestoredPosition,
@@ -238,6 +240,7 @@ class _Run:
             topic: self._log.admin.create_topic(topic, partitions, policy).topic_id
             for topic, (partitions, policy) in sorted(self._plan.topics.items())
         }
+        self._claim(topic_ids)
         reach("clone.topics")
         positions: Positions = {}
         offsets: dict[TopicPartition, Committed] = dict(self._plan.stateless)
@@ -260,6 +263,14 @@ class _Run:
         writer.transact({mark_of(self._plan.name): [as_record(whole, self._clock.wall_ms())]}, commit)
         reach("clone.whole")
         return whole
+
+    def _claim(self, topic_ids: Mapping[str, str]) -> None:
+        """Claim the new topics: an application whose name fits them as well must not begin with these rows."""
+        specs = (spec for part in self._plan.parts for spec in part.specs.values())
+        keys = {spec.changelog_of(self._plan.name): keys_of(spec) for spec in specs}
+        with closing(self._log.group(self._plan.name)) as group:
+            claims = Claims(self._plan.name, self._log, group, self._state.instance_id, self._clock)
+            claims.take({name: claim_of(name, one, keys.get(name, PLAIN)) for name, one in topic_ids.items()})
 
     def _write_rows(
         self, writer: LogWriter, part: Part, engine: RocksEngine, record: CommitRecord, topic_ids: Mapping[str, str]

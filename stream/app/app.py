@@ -402,7 +402,7 @@ class App:
             growing = self.discovery_interval_ms is not None
             if starts:
                 GroupConsumers(log.admin, self.name, self.clock).refuse()
-            assembled = assemble(self.builder, log.admin, address, growing=growing, create=self.create_topics)
+            assembled = assemble(self.builder, log.admin, address, growing=growing, create=self.create_topics, log=log)
         finally:
             log.close()
         for line in assembled.notes:

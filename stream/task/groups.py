@@ -29,13 +29,15 @@ class TaskGroup:
 
     `topics` are the source topics whose committed offsets belong to these tasks; None: any topic, allowed only for the
     one group of an application without sub-topologies. `declared`: the program declares the number of partitions,
-    which else is that of topics of the log, and grows with them.
+    which else is that of topics of the log, and grows with them. `between`: those of the topics that are internal ones
+    of the application, which it claims.
     """
 
     partitions: int
     specs: tuple[StoreSpec, ...]
     topics: frozenset[str] | None = None
     declared: bool = False
+    between: frozenset[str] = frozenset()
 
 
 def all_task_ids(groups: Mapping[int, TaskGroup]) -> frozenset[TaskId]:

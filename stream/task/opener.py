@@ -30,7 +30,10 @@ from standfast.replication.topics.changelog import (
     changelog_problems,
     ensure_changelogs,
     grow_changelogs,
+    keys_of,
+    take_changelogs,
 )
+from standfast.replication.topics.claims import PLAIN, Claim, Claims, claim_of, refusals
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
@@ -158,6 +161,7 @@ class TaskOpener:
                 progress=progress,
             )
         self._waits_from_ms = 0  # for ends of transactions; before that they are looked for once
+        self._claims = None if foreign else Claims(app, log, group, state_dir.instance_id, clock)
         self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
 
     def ensure_topics(self, *, follow: bool) -> None:
@@ -168,12 +172,18 @@ class TaskOpener:
         # Before the first topic is created, so that a refused start has changed nothing.
         for number in self.groups:
             self._check_permissions(number)
-        problems = []
+        existing = self._existing()
+        # Before the policies: those of another application's topic are none of this one's.
+        problems = refusals(self.log, self.app, {name: claim.topic_id for name, claim in existing.items()})
+        if problems:
+            raise BadConfig(problems)
         for group in () if self._foreign else self.groups.values():
             problems += changelog_problems(self.log.admin, self.app, group.specs, group.partitions, self._fixes,
                                            "fewer" if follow else "none")  # fmt: skip
         if problems:
             raise BadConfig(problems)
+        if self._claims is not None:
+            self._claims.take(existing)
         for number, group in sorted(self.groups.items()):
             if follow and not self._foreign:
                 self.grow(number, group.partitions)
@@ -187,7 +197,9 @@ class TaskOpener:
         if self._foreign:
             found = foreign_changelogs(admin, self.app, wanted.specs, wanted.partitions)
         else:
-            found = ensure_changelogs(admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more")
+            found = ensure_changelogs(
+                admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more", self._claims
+            )
         if group not in self._permitted:
             # Once, not at each opening, since it costs a request. A missing permission would else show at the worst
             # moment: READ of a changelog is used for the first time when another instance has failed.
@@ -196,7 +208,22 @@ class TaskOpener:
             # has not seen them.
             refuse_restoring(admin, self.app)
             self._permitted.add(group)
+        take_changelogs(self._claims, wanted.specs, found)  # the new ones
         return found
+
+    def _existing(self) -> dict[str, Claim]:
+        """The claims of those internal topics of all groups that exist."""
+        keys: dict[str, str] = {}
+        for group in () if self._foreign else self.groups.values():
+            keys |= dict.fromkeys(group.between, PLAIN)
+            keys |= {
+                spec.changelog_of(self.app): keys_of(spec)
+                for spec in group.specs
+                if spec.logging and not spec.from_source
+            }
+        topics = self.log.admin.survey(keys).topics if keys else {}
+        found = {name: one for name, one in topics.items() if one is not None}
+        return {name: claim_of(name, topic.info.topic_id, keys[name]) for name, topic in found.items()}
 
     def _check_permissions(self, group: int) -> None:
         """Raise BadConfig with every missing permission for those changelogs of a group that exist."""

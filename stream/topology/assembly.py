@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
+from standfast.replication.log import Log, LogAdmin, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TaskId
 from standfast.replication.permissions import application_needs
+from standfast.replication.topics.claims import other_readings, refusals
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.rules import errors, repartition_policy
 from standfast.replication.topics.settings import OWN_TIMESTAMPS
@@ -39,9 +40,18 @@ class Assembled:
 
 
 def assemble(
-    builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True, create: bool = False
+    builder: TopologyBuilder,
+    admin: LogAdmin,
+    address: str,
+    *,
+    growing: bool = True,
+    create: bool = False,
+    log: Log | None = None,
 ) -> Assembled:
     """Check and create topics. Raises BadConfig with every problem.
+
+    `log`: look there for other applications that have claimed internal topics, before one is created; the session,
+    which claims them, looks again.
 
     `growing`: a source topic may have got more partitions; topics between tasks then keep their number. `create`:
     create external topics, too.
@@ -66,6 +76,8 @@ def assemble(
     left = unclaimed(topology, frozenset(admin.topic_names()), admin.groups)
     if left.problems:
         raise BadConfig(left.problems)  # before a topic is created under the new name
+    if taken := _claimed_by_others(topology, log):
+        raise BadConfig(taken)
     problems = [*_make_internal(topology, admin, fixes), *_make_own(topology, admin, fixes)]
     if problems:
         raise BadConfig(problems)
@@ -76,7 +88,13 @@ def assemble(
         topology,
         {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal, **own},
         {
-            one.group: TaskGroup(one.partitions, one.specs, one.topics, declared=bool(one.own_sources))
+            one.group: TaskGroup(
+                one.partitions,
+                one.specs,
+                one.topics,
+                declared=bool(one.own_sources),
+                between=one.topics & (internal.keys() | own.keys()),
+            )
             for one in topology.groups
         },
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
@@ -119,6 +137,18 @@ def _smaller_than_now(topology: Topology, builder: TopologyBuilder, admin: LogAd
              if not builder.internal[one.name].partitions}  # fmt: skip
     now = {one.name: one.partitions for one in topology.internal}
     return {name: info.partitions for name, info in found.items() if info is not None and info.partitions < now[name]}
+
+
+def _claimed_by_others(topology: Topology, log: Log | None) -> list[str]:
+    """Problems of internal topics that belong to another application, whose name fits them as well."""
+    if log is None:
+        return []
+    specs = (spec for group in topology.groups for spec in group.specs if spec.logging and not spec.from_source)
+    names = [spec.changelog_of(topology.app) for spec in specs]
+    names += [one.name for one in topology.internal] + [one.topic for one in topology.own_sources]
+    shared = [name for name in names if other_readings(topology.app, name)]
+    found = {name: info.topic_id for name in shared if (info := log.admin.describe_topic(name)) is not None}
+    return refusals(log, topology.app, found)
 
 
 def _make_internal(topology: Topology, admin: LogAdmin, fixes: Fixes) -> list[str]:

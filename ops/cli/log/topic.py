@@ -1,7 +1,8 @@
-"""Commands that correct a topic: `topic create`, `topic alter`. The doctor prints them for the embedded log.
+"""Commands for one topic: `topic create`, `topic alter`, `topic release`. The doctor prints them for the embedded log.
 
     standfast topic create NAME --partitions N [--set SETTING=VALUE]... --log ADDRESS
     standfast topic alter NAME [--partitions N] [--set SETTING=VALUE]... --log ADDRESS
+    standfast topic release NAME --app APPLICATION --log ADDRESS
     standfast topic write NAME [FILE] --log ADDRESS                                     see `write.py`
 
 `create` makes an embedded log that is absent; all other commands but those that run an application refuse one.
@@ -44,6 +45,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "--set", action="append", default=[], metavar="SETTING=VALUE", help="such as cleanup.policy=compact,delete"
         )
         prints(command, handler, "json", "config")
+    text = "end an application's claim of an internal topic, so that another one may have it"
+    command = commands.add_parser("release", help=text, description=f"{text[0].upper()}{text[1:]}. The topic stays.")
+    command.add_argument("topic", metavar="NAME", help="the topic")
+    command.add_argument("--app", metavar="APPLICATION", required=True, help="the application that has claimed it")
+    command.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
+    prints(command, run_release, "json", "config")
     add_write(commands)
 
 
@@ -74,6 +81,21 @@ def run_alter(args: argparse.Namespace, out: Output) -> int:
         if args.partitions is not None:
             info = log.admin.add_partitions(args.topic, args.partitions)
         _tell(out, info)
+    return 0
+
+
+def run_release(args: argparse.Namespace, out: Output) -> int:
+    """topic release."""
+    from standfast.ops.doctor.reset import refuse_running
+    from standfast.replication.topics.claims import CLAIM, claims_of
+
+    with closing(log_of(args)) as log, closing(log.group(args.app)) as group:
+        refuse_running(log, args.app)  # it would go on with the topic
+        if args.topic not in claims_of(group.notes()):
+            raise InvalidRequest(f"application {args.app!r} has not claimed topic {args.topic!r}")
+        group.note({(CLAIM, args.topic): None})
+    out.document({"schema": SCHEMA, "topic": args.topic, "released_by": args.app})
+    out.line(f"{args.topic}: application {args.app} claims it no more, until it starts again")
     return 0
 
 

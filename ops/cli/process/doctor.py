@@ -70,6 +70,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_doctor(args: argparse.Namespace, out: Output) -> int:
     """doctor."""
     from standfast.ops.config.store_argument import parse_store
+    from standfast.ops.doctor.claims import claim_findings
     from standfast.ops.doctor.doctor import Known, app_tasks, known_of, look
     from standfast.ops.doctor.local import local_facts, local_findings
     from standfast.ops.doctor.state import head_findings, log_finding, log_findings, open_findings, state_findings
@@ -98,6 +99,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
             most = settings.value_max_bytes
             looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
             found += findings(looked.application, looked.survey, Fixes(log.address))
+            found += claim_findings(log, looked.application, looked.survey.topics)
             found += head_findings(log, looked.application.changelogs, looked.survey.topics)
             found += open_findings(log, looked.application.changelogs, looked.survey.topics, SystemClock())
             found += state_findings(log, app, known.kept, SystemClock().wall_ms())

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,22 @@ import pytest
 from confluent_kafka import Consumer
 
 import standfast as sf
+from standfast.ops.doctor.claims import claim_findings
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, TOPIC, TRANSACTIONAL_ID, Need, lack
+from standfast.replication.shapes import dump
+from standfast.replication.topics import rules
+from standfast.replication.topics.changelog import changelog_need, changelog_policy
+from standfast.replication.topics.claims import CLAIM, claim_of
 from standfast.stream.runtime import loop as loop_module
 from support.secured import WAIT_S, Secured, secured_broker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 TEXT, INT = sf.serde.string, sf.serde.int64
+KV = sf.KeyValueStore("x", TEXT, TEXT)
 AT_ONCE_S = 15.0  # a loaded machine meets it; a retry would go on for ever
 OWN = "READ WRITE CREATE DESCRIBE_CONFIGS"
 TABLE = {
@@ -237,6 +244,33 @@ def test_session_of_a_user_who_may_write_nowhere_names_every_topic(secured: Secu
             session()
         secured.allow(user, [need])
     session().close()
+
+
+@pytest.mark.parametrize("hidden", [(), ("DESCRIBE",)])
+def test_claims_that_this_login_may_not_read_count_as_none_until_it_may(
+    secured: Secured, tmp_path: Path, hidden: tuple[str, ...]
+) -> None:
+    app, user = f"app{uuid.uuid4().hex[:8]}", secured.new_user()
+    other, members = f"{app}-eu", Need(TOPIC, f"{app}-standfast-members", "READ")
+    changelog = f"{other}-x-changelog"
+    claim = claim_of(changelog, secured.root.admin.create_topic(changelog, 1, changelog_policy(KV)).topic_id)
+    secured.root.group(app).note({(CLAIM, changelog): dump(claim).decode()})
+    own = (changelog, f"{other}-standfast-members")
+    secured.allow(user, [Need(TOPIC, topic, operation) for topic in own for operation in OWN.split()])
+    secured.allow(user, [Need(TOPIC, members.name, operation) for operation in hidden])
+    log = secured.login(user)
+
+    def session() -> sf.Session:
+        return sf.Session(other, log=log, state_dir=tmp_path, stores=[KV], partitions=1, background=False)
+
+    session().close()
+    with closing(KafkaLog(log)) as opened:
+        need = rules.Application(other, (changelog_need(other, KV),))
+        found = list(claim_findings(opened, need, opened.admin.survey([changelog]).topics))
+    assert [one.rule for one in found] == ["claims-unreadable"] and members.name in found[0].fix
+    secured.allow(user, [members])
+    with pytest.raises(sf.BadConfig, match=f"belongs to application '{app}'"):
+        session()
 
 
 def test_writer_without_permission_names_topic_and_operation(secured: Secured) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication.kafka.members import Members, Owner, claim, member_key, member_value
-from standfast.replication.log import Record
+from standfast.replication.kafka.members import Members, Owner, claim, member_key, member_value, note_key
+from standfast.replication.log import Note, Record
 from standfast.store.errors import InvalidRequest
 
 BEAT = b'{"kind":"beat","session":"s","lease_ms":5,"generation":2,"metadata":"{\\"a\\":\\"\\u00e4\\"}","plan":1}'
@@ -33,6 +33,17 @@ def test_fields_of_a_later_version_are_passed_over_and_a_plan_may_be_missing() -
     assert {name: lease.plan for name, lease in members.leases.items()} == {"a": 1, "b": 0}
     members.apply([record(b'["writer", "t", "o"]', b'{"epoch": 3, "newer": 1}')], 0, old=False)
     assert members.owners == {"t": Owner("o", 3)}
+
+
+def test_notes_keep_their_bytes_and_their_time_and_forms_of_later_versions_are_passed_over() -> None:
+    assert note_key("claim", "m\u00e4") == b'["claim", "m\\u00e4"]'
+    members = Members()
+    members.apply([Record(0, 7, b'["claim", "t"]', b"text")], 0, old=False)
+    later = [record(b'["claim"]', b"x"), record(b'["claim", "t", "more"]', b"x"), record(b'["writer", "t"]', b"x")]
+    members.apply([*later, record(b'["claim", "never"]', None)], 0, old=False)
+    assert members.notes == {("claim", "t"): Note("text", 7)}
+    members.apply([record(b'["claim", "t"]', None)], 0, old=False)
+    assert members.notes == {}
 
 
 @pytest.mark.parametrize(

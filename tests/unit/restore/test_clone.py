@@ -16,6 +16,7 @@ from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.topics.claims import Claim, claims_of
 from standfast.replication.topics.restoring import mark_of, read_mark
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.snapshot import clone
@@ -23,7 +24,7 @@ from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.clone import Cloned, clone_app
 from standfast.restore.snapshot.names import file_key
 from standfast.restore.snapshot.opening import open_storage
-from standfast.store.errors import Corruption, Fenced, InvalidRequest, Unavailable
+from standfast.store.errors import BadConfig, Corruption, Fenced, InvalidRequest, Unavailable
 from support.sessions import KINDS, START_MS, Bench, four_stores, operate
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
@@ -543,3 +544,17 @@ def test_a_foreign_state_in_the_place_of_a_resumed_task_is_refused(
     with pytest.raises(InvalidRequest, match="holds other state"):
         copied(bench, state_dir=bench.root / "other")
     assert copied(bench).resumed
+
+
+def test_the_new_name_claims_its_topics_and_leaves_the_claims_of_the_old_one(bench: Bench) -> None:
+    snapshotted(bench).close()
+    old = bench.log.group("app").notes()
+    copied(bench, "copy-eu")
+    assert bench.log.group("app").notes() == old
+    info = bench.log.admin.describe_topic("copy-eu-kv-changelog")
+    assert info is not None
+    claims = claims_of(bench.log.group("copy-eu").notes())
+    assert claims == {"copy-eu-kv-changelog": Claim(info.topic_id, "changelog")}
+    with pytest.raises(BadConfig, match="belongs to application 'copy-eu'"):
+        opened(bench, "c", name="copy", stores=[sf.KeyValueStore("eu-kv", sf.serde.string, sf.serde.string)])
+    assert dict(opened(bench, "b", name="copy-eu").task(0).store("kv").all()) == {"a": "1"}
