@@ -68,7 +68,7 @@ class HeldRecord(NamedTuple):
 
 
 class LastWords(NamedTuple):
-    """What a process has left that did not end well. `fatal`: the signal of its stack, 0 for none."""
+    """The words of a process that did not end well. `fatal`: the signal of its stack, 0 for none."""
 
     pid: int
     record: HeldRecord | None
@@ -143,7 +143,7 @@ class InHand:
 
 
 def last_words(folder: Path, pid: int) -> LastWords | None:
-    """What a process that has ended left, which is removed; None if it ended well."""
+    """The words of a process that has ended, which are removed; None if it ended well."""
     path = folder / str(pid)
     try:
         found = _read(path)
@@ -154,7 +154,7 @@ def last_words(folder: Path, pid: int) -> LastWords | None:
 
 
 def left_behind(folder: Path) -> Iterator[LastWords]:
-    """What all processes of a state directory left; they have ended, since its lock is free."""
+    """The words of all processes of a state directory; they have ended, since its lock is free."""
     names = sorted(path.name for path in folder.glob("*") if path.name.isdecimal())
     for name in names:
         found = last_words(folder, int(name))

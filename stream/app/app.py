@@ -38,9 +38,9 @@ from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems
 from standfast.store.specs import KeyValueStore, StoreSpec
 from standfast.stream.app.producer import Producer, formats_of
+from standfast.stream.deaths.death_notes import note_former_deaths
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
-from standfast.stream.runtime.death_notes import note_former_deaths
 from standfast.stream.runtime.group_consumers import GroupConsumers
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.runtime.runner import RunnerSettings
@@ -114,6 +114,7 @@ class App:
     """
 
     program: Program | None = None  # runs this program again for workers; None: the command that started this process
+    _wishes: deque[str] | None = None  # of a worker process, for its supervisor
 
     def __init__(
         self,
@@ -182,7 +183,6 @@ class App:
         self._assembled: Assembled | None = None
         self.paused = False
         self._stop = Flag()
-        self._wishes: deque[str] | None = None  # of a worker process, for its supervisor
         self._apart = Apart()
         # Kept from one run to the next: a thread that did not end must not get a second one beside it.
         self.source_runs = SourceRuns(self.clock, source_cancel_timeout_ms)
@@ -631,7 +631,7 @@ class App:
         self._wish(RESUME)
 
     def obey(self, wish: str) -> None:
-        """Do what a worker process was asked for by a call there."""
+        """Carry out a call that a worker process got."""
         {STOP: self.stop, PAUSE: self.pause, RESUME: self.resume}[wish]()
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from standfast.store.errors import InvalidRequest, StandfastError, is_of_serde
-from standfast.stream.runtime.exits import failure_of
+from standfast.stream.deaths.exits import failure_of
 from standfast.stream.runtime.task_calls import TaskCalls
 from standfast.stream.task.task import Task
 from standfast.stream.topology.drops import Drops

@@ -26,8 +26,8 @@ from standfast.store.process.in_hand import DECODING, INPUT, OFFSET, STEP, InHan
 from standfast.store.serde import UNCHANGED, Serde, beyond_record
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
+from standfast.stream.deaths.exits import failure_of
 from standfast.stream.record import Record
-from standfast.stream.runtime.exits import failure_of
 from standfast.stream.topology.nodes import OwnSource, SourceNode
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import Forward

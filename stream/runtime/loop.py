@@ -43,10 +43,10 @@ from standfast.store.errors import (
 )
 from standfast.store.log import as_event, logger
 from standfast.store.process.in_hand import FOLDER, InHand
+from standfast.stream.deaths.deadly import Deadly
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.commit_pace import CommitPace
 from standfast.stream.runtime.commits import Commits, groups_before
-from standfast.stream.runtime.deadly import Deadly
 from standfast.stream.runtime.guard import can_skip
 from standfast.stream.runtime.holds import Holds, Taken
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner

@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from standfast.store.process.in_hand import INPUT, OFFSET, STEP
 from standfast.store.process.in_hand import InHand as InHandWords
 from standfast.store.timestamps import writable
 from standfast.stream.control import control_headers
+from standfast.stream.deaths.exits import as_failures, failure_of
 from standfast.stream.punctuation import (
     STREAM_TIME,
     Callback,
@@ -49,7 +50,6 @@ from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, START_MAX_MS, CallLoop
 from standfast.stream.runtime.callbacks import Callbacks
 from standfast.stream.runtime.event_time import EventTime
-from standfast.stream.runtime.exits import as_failures, failure_of
 from standfast.stream.runtime.guard import Guard, can_skip, failing
 from standfast.stream.runtime.inputs import NEVER, Input, NamedInput, OwnInput, choose
 from standfast.stream.runtime.passing_time import PassingTime
@@ -89,6 +89,11 @@ class RunnerSettings:
     calls: CallLoop = field(default_factory=CallLoop)  # of asynchronous steps; it starts with the first call
     in_hand: InHandWords = field(default_factory=InHandWords)  # which outlive this process
 
+    @property
+    def shared(self) -> tuple[LeaseProgress, MutableSequence[int]]:
+        """The words that other processes read: progress, and the record in hand."""
+        return self.progress, self.in_hand.words
+
 
 class TaskRunner:
     """Runs the sub-topology of one restored task."""
@@ -112,14 +117,11 @@ class TaskRunner:
         self._thread = threading.get_ident()
         self._inside = False  # whether a processor is running
         self._begun = 0  # processors whose init was called
-        self._words = settings.in_hand.words
-        self._steps: list[str] = []  # those with a policy of their own, by their numbers
         self._guard = Guard(task, settings.drops)
         self._left_out = Skipped(task, self._guard, self.in_hand, settings.partitions_of)
         self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
-        self._callbacks = Callbacks(
-            task, topology, self.in_hand, self._guard, self._left_out, (settings.progress, self._words), self.wall_ms
-        )
+        callbacks_of = (task, topology, self.in_hand, self._guard, self._left_out)
+        self._callbacks = Callbacks(*callbacks_of, settings.shared, self.wall_ms)
         self._nodes = {node.name: node for node in topology.processors}
         self._calls: TaskCalls | None = None  # where a step is asynchronous
         self._draining = False  # a commit waits for the results of all calls
@@ -542,6 +544,8 @@ class TaskRunner:
             self._left_out.failed_at(policy, node.name, node.given, record, error)
 
     def _build(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._words = self._settings.in_hand.words
+        self._steps: list[str] = []  # those with a policy of their own, by their numbers
         wired = wire(self.topology, self, self._settings.partitions_of, self._own_policy)
         for node, processor, context in wired.processors:
             self._processors.append(processor)

@@ -27,8 +27,8 @@ from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed
 from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
+from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.runtime.death_notes import DeathNotes
 from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters

@@ -36,12 +36,11 @@ from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Held, Unavailable
 from standfast.store.log import as_event, logger
-from standfast.store.process.in_hand import FOLDER
 from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
+from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.runtime.death_notes import DeathNotes
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership, naming_former_id
@@ -110,15 +109,12 @@ class Supervisor(Closing):
             undo.callback(self._group.close)
             self._lease_group = self.log.group(app)
             undo.callback(self._lease_group.close)
-            member = self._state.instance_id
+            member, path = self._state.instance_id, self._state.path
             traits = Traits(workers, settings.tags, program_of(groups))
             self.writers = Writers(self.log, self._group, app, member)
-            self.membership = Membership(
-                self._group, member, settings.lease_ms, self._keeper, self.counters, self._state.path
-            )
+            self.membership = Membership(self._group, member, settings.lease_ms, self._keeper, self.counters, path)
             self.membership.plan = lambda: MemberPlan(managed=traits)
-            self._deaths = DeathNotes(self._group, self._state.path / FOLDER, member)
-            self._deaths.of_former()
+            self._deaths = DeathNotes.begun(self._group, path, member)
             self.pool = Pool(
                 self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock, self.counters
             )

@@ -36,6 +36,13 @@ class DeathNotes:
         self._member = member
         self._unnoted: list[Death] = []
 
+    @classmethod
+    def begun(cls, group: Group, state_path: Path, member: str) -> DeathNotes:
+        """Those of a state directory, once the deaths of its former processes are noted."""
+        notes = cls(group, state_path / FOLDER, member)
+        notes.of_former()
+        return notes
+
     def of_former(self) -> None:
         """Note the deaths of the processes that had the directory before; called before a process begins."""
         for left in left_behind(self._folder):
@@ -67,7 +74,7 @@ class DeathNotes:
         return left.record, self._note(death)
 
     def clear(self) -> None:
-        """Remove what is left in the folder, once all processes have ended: a spare one has no record in hand."""
+        """Remove the files in the folder, once all processes have ended: a spare one has no record in hand."""
         for _ in left_behind(self._folder):
             pass
 
@@ -88,7 +95,7 @@ class DeathNotes:
 def note_former_deaths(session: Session) -> None:
     """Note the deaths of the processes that had a session's directory before it."""
     with closing(session.log.group(session.app)) as group:
-        DeathNotes(group, session.state_path / FOLDER, session.instance_id).of_former()
+        DeathNotes.begun(group, session.state_path, session.instance_id)
 
 
 def _signal(number: int) -> str:

@@ -22,7 +22,7 @@ def failure_of(error: BaseException) -> BaseException:
         return error
     failure = InvalidRequest(
         f"the application called sys.exit({'' if error.code is None else repr(error.code)}) while it processed: raise "
-        "an exception that says what is wrong with the record, or end the application with app.stop()"
+        "an exception that names the fault of the record, or end the application with app.stop()"
     )
     failure.__cause__ = error  # also where it is only counted
     return failure
