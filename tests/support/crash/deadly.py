@@ -30,7 +30,7 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 
-LIFE_MAX_S = 240  # an orphan ends by itself
+LIFE_MAX_S = 600  # an orphan ends by itself
 LEASE_MS, STALL_MS = 1_000, 2_000
 SLOW_S = 1.0
 MET = "met in process"

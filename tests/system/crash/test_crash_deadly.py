@@ -20,7 +20,7 @@ from standfast.replication.deaths import DEATHS_MAX
 from support.crash.deadly import MET, Deadly
 from support.serve import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(600)]
 PATIENCE_S = 120
 SKIP = {"source": {"on_error": "skip"}}
 Make = Callable[..., Deadly]
@@ -32,7 +32,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 
     def make(**settings: Any) -> Deadly:
         embedded = f"sqlite:///{tmp_path}/log?synchronous=normal"
-        address = embedded if request.param == "embedded" else request.getfixturevalue("kafka_address")
+        address = embedded if request.param == "embedded" else f"kafka://{request.getfixturevalue('kafka_address')}"
         made.append(Deadly(tmp_path, address, f"deadly-{uuid.uuid4().hex[:6]}", **settings))
         return made[-1]
 
