@@ -1,6 +1,6 @@
 """The record that a process has in hand, in a mapped file of the state directory, which outlives the process.
 
-    <state_dir>/<app>/.hands/<pid>          three words, mapped; behind them lines of JSON: the process, then its inputs
+    <state_dir>/<app>/.hands/<pid>          four words, mapped; behind them lines of JSON: the process, then its inputs
                              <pid>.stack    the stack of the thread that a fatal signal came to (faulthandler)
 
     word     meaning
@@ -8,6 +8,7 @@
              it may not be the one to blame, since others are decoded with it, or calls run beside it
     OFFSET   its offset
     STEP     number of the step that has it, by the input's line, from 1; 0: none with a policy of its own; -1: a serde
+    NOTED    the offset + 1 of a record at which this process was seen to stall, whose note is written; 0: none
 
 The file of a process that ended well is removed. Another process reads the others: a supervisor when its worker has
 ended, or the next owner of the state directory.
@@ -34,10 +35,10 @@ from standfast.store.clock import boot_id
 from standfast.store.log import as_event, logger
 
 FOLDER = ".hands"
-INPUT, OFFSET, STEP = range(3)
+INPUT, OFFSET, STEP, NOTED = range(4)
 DECODING = -1
 DESERIALIZE = "deserialize"
-_WORDS, _WORD_BYTES = 3, 8
+_WORDS, _WORD_BYTES = 4, 8
 _TEXT_AT = 4_096  # a page of its own: the lines are written by calls, the words by stores
 _STACK = ".stack"
 STACK_BYTES = 4_000  # of a stack, in a note
@@ -102,6 +103,16 @@ class InHand:
         self._say({"task": task, "topic": topic, "partition": partition, "behind": behind, "steps": list(steps)})
         return self._inputs
 
+    def held(self) -> HeldRecord | None:
+        """The record in hand, for another thread of this process; None if there is none, or no file."""
+        path = self._path
+        found = None if path is None else _found(path)
+        return None if found is None else found.record
+
+    def noted(self, record: HeldRecord) -> None:
+        """A stall at this record is noted: the end of the process there counts no second time."""
+        self.words[NOTED] = record.offset + 1
+
     def close(self) -> None:
         """Remove the file: this process ends well, or processes no more. Closing twice is fine."""
         if self._stack is not None:
@@ -145,10 +156,7 @@ class InHand:
 def last_words(folder: Path, pid: int) -> LastWords | None:
     """The words of a process that has ended, which are removed; None if it ended well."""
     path = folder / str(pid)
-    try:
-        found = _read(path)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        found = None
+    found = _found(path)
     _remove(path)
     return found
 
@@ -162,12 +170,19 @@ def left_behind(folder: Path) -> Iterator[LastWords]:
             yield found
 
 
+def _found(path: Path) -> LastWords | None:
+    try:
+        return _read(path)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
 def _read(path: Path) -> LastWords:
     content = path.read_bytes()
     words = memoryview(content[: _WORDS * _WORD_BYTES]).cast("q")
     process, *inputs = (json.loads(line) for line in content[_TEXT_AT:].splitlines())
     record = None
-    if words[INPUT]:
+    if words[INPUT] and words[NOTED] != words[OFFSET] + 1:
         one = inputs[abs(words[INPUT]) - 1]
         offset, step = words[OFFSET], words[STEP]
         name = DESERIALIZE if step == DECODING else one["steps"][step - 1] if step else ""

@@ -20,7 +20,7 @@ from standfast.replication.deaths import Death, death_of, note_death
 from standfast.replication.log import Group
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
-from standfast.store.process.in_hand import FOLDER, HeldRecord, LastWords, last_words, left_behind
+from standfast.store.process.in_hand import FOLDER, HeldRecord, InHand, LastWords, last_words, left_behind
 from standfast.stream.session.session import Session
 
 OWN_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT))
@@ -90,6 +90,20 @@ class DeathNotes:
         except Unavailable:
             self._unnoted.append(death)
             return 0
+
+
+def note_stall(session: Session, in_hand: InHand, why: str) -> None:
+    """Note a stall of this process at the record in hand; called by the thread that watches its progress."""
+    record = in_hand.held()
+    if record is None:
+        return
+    logger.error("%s is in hand", record, extra=as_event("stalled_with_record", task=record.task))
+    try:
+        with closing(session.log.group(session.app)) as group:
+            note_death(group, death_of(record, why, session.instance_id, own=True))
+    except Unavailable:
+        return  # the next start on the directory notes it, as a kill
+    in_hand.noted(record)
 
 
 def note_former_deaths(session: Session) -> None:

@@ -44,6 +44,7 @@ from standfast.store.errors import (
 from standfast.store.log import as_event, logger
 from standfast.store.process.in_hand import FOLDER, InHand
 from standfast.stream.deaths.deadly import Deadly
+from standfast.stream.deaths.death_notes import note_stall
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.commit_pace import CommitPace
 from standfast.stream.runtime.commits import Commits, groups_before
@@ -124,6 +125,7 @@ class Loop:
         self._starts = Starts(topology, runners.partitions_of, session.log.admin)
         self._holds = Holds(session.join_checkpoints(topology.flow()), clock)
         runners.in_hand = InHand(session.state_path / FOLDER)
+        self._progress.on_stall = partial(note_stall, session, runners.in_hand)
         self._deadly = Deadly(session, clock)
 
     def poll_once(self, timeout_ms: int = 0) -> int:

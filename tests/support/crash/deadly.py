@@ -29,6 +29,7 @@ from standfast.replication.deaths import Death, all_deaths
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from support.serve import wait_for
 
 LIFE_MAX_S = 600  # an orphan ends by itself
 LEASE_MS, STALL_MS = 1_000, 2_000
@@ -56,6 +57,7 @@ class Deadly:
     def __init__(self, root: Path, log: str, app: str, **settings: Any) -> None:
         self.root, self.address, self.app, self.settings = root, log, app, settings
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.begun: dict[str, int] = {}  # bytes that former processes of an instance had said
         with closing(open_log(log)) as opened:
             for topic in ("in", "out", "dead"):
                 opened.admin.create_topic(f"{app}-{topic}", 2, TopicPolicy())
@@ -85,6 +87,7 @@ class Deadly:
     def start(self, name: str) -> None:
         given = {"log": self.address, "state_dir": str(self.root / name), "app": self.app, **self.settings}
         with (self.root / f"{name}.said").open("ab") as said:
+            self.begun[name] = said.tell()
             self.processes[name] = subprocess.Popen([sys.executable, __file__, json.dumps(given)], stderr=said)
 
     def keep(self) -> None:
@@ -108,11 +111,15 @@ class Deadly:
         return command(["deaths", "--app", self.app, "--log", self.address, "--forget", task])
 
     def end(self) -> None:
-        """End all instances in order."""
+        """End all instances in order, once they take notice of signals."""
+        wait_for(lambda: all(b"runs as instance" in self._last_said(name) for name in self.processes), LIFE_MAX_S)
         for process in self.processes.values():
             process.terminate()
         for name, process in self.processes.items():
             assert process.wait(60) == 0, self.said(name)[-4_000:]
+
+    def _last_said(self, name: str) -> bytes:
+        return (self.root / f"{name}.said").read_bytes()[self.begun[name] :]
 
     def close(self) -> None:
         for process in self.processes.values():

@@ -113,6 +113,25 @@ def test_exit_and_stall_are_the_record_s_own_doing(how: str, make: Make) -> None
     settled(deadly)
 
 
+def test_stall_of_a_single_process_is_noted_by_itself_and_its_kill_counts_no_second_time(make: Make) -> None:
+    deadly = make(**SKIP)
+    deadly.feed(0, "a", "hang", "c")
+    deadly.start("a")
+    for stalls in range(1, DEATHS_MAX + 1):
+        kept(deadly, partial(noted, deadly, stalls))
+        deadly.processes["a"].kill()
+        deadly.processes["a"].wait()
+    kept(deadly, lambda: deadly.written() == ["a", "c"])
+    assert deadly.said().count(MET) == DEATHS_MAX
+    settled(deadly)
+
+
+def noted(deadly: Deadly, number: int) -> bool:
+    found = deadly.deaths()
+    assert all(one.own for one in found)
+    return len(found) == number
+
+
 def test_record_that_ends_its_process_in_a_serde_is_found_among_those_decoded_with_it(make: Make) -> None:
     deadly = make(**SKIP)
     deadly.feed(0, "a", "b", "serde", "c")
