@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from standfast.replication.log import Group
+from standfast.replication.log import Group, Notes
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.shapes import Shape, dump, read
 from standfast.store.process.in_hand import DESERIALIZE, HeldRecord
@@ -105,14 +105,14 @@ def note_death(group: Group, death: Death) -> int:
         return 0
     group.note({(KIND, f"{death.task} {uuid.uuid4().hex[:12]}"): dump(death).decode()})
     place = Place(death.topic, death.partition, death.offset)
-    return len(find_deaths(group, death.task, {}).places.get(place, ()))
+    return len(find_deaths(group.notes(), death.task, {}).places.get(place, ()))
 
 
-def find_deaths(group: Group, task: str, positions: Mapping[TopicPartition, int]) -> Found:
-    """The deaths of a task whose next positions are these. Raises Unavailable."""
+def find_deaths(notes: Notes, task: str, positions: Mapping[TopicPartition, int]) -> Found:
+    """The deaths of a task whose next positions are these."""
     places: dict[Place, list[Death]] = {}
     over = []
-    for (kind, name), note in group.notes().items():
+    for (kind, name), note in notes.items():
         if kind != KIND or name.partition(" ")[0] != task:
             continue
         try:

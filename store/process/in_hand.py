@@ -19,6 +19,7 @@ process alone: it goes on, and its record is named nowhere. One thread writes.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
 import mmap
@@ -134,7 +135,8 @@ class InHand:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._text = os.open(path, flags, 0o600)
         self._path = path
-        os.write(self._text, bytes(_TEXT_AT))  # whole, so that no store needs room on the disk
+        if os.write(self._text, bytes(_TEXT_AT)) < _TEXT_AT:  # whole, so that no store needs room on the disk
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         memory = mmap.mmap(self._text, _WORDS * _WORD_BYTES)
         self.words = cast("MutableSequence[int]", memoryview(memory).cast("q"))
         self._say({"pid": os.getpid(), "boot": boot_id()})

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from standfast.replication.deaths import DEATHS_MAX, Death, Place, find_deaths, forget_deaths, told_deaths
-from standfast.replication.log import Group
+from standfast.replication.log import Group, Notes
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest, StandfastError, WorkerFailed
@@ -45,6 +45,7 @@ class Deadly:
         self._group: Group | None = None
         self._known: dict[TaskId, int] = {}  # tasks with deaths, and when to look at them again
         self._given_up: set[TaskId] = set()
+        self._notes: Notes | None = None  # as of this round, in which they were read after all of its tasks were opened
 
     def look(
         self, task: Task, topology: SubTopology, positions: Mapping[TopicPartition, int]
@@ -53,7 +54,9 @@ class Deadly:
 
         Raises WorkerFailed for a task that is given up, and Unavailable.
         """
-        found = find_deaths(self._log_group(), str(task.id), positions)
+        if self._notes is None:
+            self._notes = self._log_group().notes()
+        found = find_deaths(self._notes, str(task.id), positions)
         if found.over:
             forget_deaths(self._log_group(), found.over)
         self._given_up.discard(task.id)
@@ -73,7 +76,11 @@ class Deadly:
         return left_out
 
     def due(self, tasks: Mapping[TaskId, Task]) -> list[TaskId]:
-        """Given-up tasks to open again, since their notes are gone; looks also whether commits are past others."""
+        """Given-up tasks to open again, since their notes are gone; looks also whether commits are past others.
+
+        Called at the begin of each round.
+        """
+        self._notes = None
         if not self._known:
             return []
         now_ms = self._clock.monotonic_ms()
@@ -98,7 +105,7 @@ class Deadly:
         """Whether no record of the task is at its limit now; removes the notes of records that are committed."""
         try:
             positions = {} if task.id in self._given_up else task.source_offsets()
-            found = find_deaths(self._log_group(), str(task.id), positions)
+            found = find_deaths(self._log_group().notes(), str(task.id), positions)
             if found.over:
                 forget_deaths(self._log_group(), found.over)
         except StandfastError:  # the log is away, or the task was lost just now: looked at again
