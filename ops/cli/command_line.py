@@ -36,6 +36,7 @@ COMMAND_MODULES = (
     "standfast.ops.cli.log.broker",
     "standfast.ops.cli.state.replica",
     "standfast.ops.cli.process.placement",
+    "standfast.ops.cli.process.deaths",
     "standfast.ops.cli.process.simulate",
     "standfast.ops.bench.bench",
     "standfast.ops.demo.demo",

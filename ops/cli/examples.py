@@ -153,6 +153,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast reset --app counts --log sqlite:///./log --dry-run",
         "standfast reset --app counts --log sqlite:///./log --state-dir ./state",
     ),
+    "standfast deaths": (
+        "standfast deaths --app counts --log sqlite:///./log",
+        "standfast deaths --app counts --log sqlite:///./log --forget 0_3",
+    ),
     "standfast broker": (
         "standfast broker up",
         "standfast broker down",

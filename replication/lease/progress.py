@@ -20,7 +20,7 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -40,6 +40,7 @@ class LeaseProgress:
             fd = os.memfd_create("standfast-lease", os.MFD_CLOEXEC)
             os.ftruncate(fd, _WORDS * _WORD_BYTES)
         self.fd = fd
+        self.on_stall: Callable[[str], None] = lambda _why: None  # called in the thread that watches
         self._memory = None if fd < 0 else mmap.mmap(fd, _WORDS * _WORD_BYTES)
         self.words: MutableSequence[int] = (
             array("Q", bytes(_WORDS * _WORD_BYTES))

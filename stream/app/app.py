@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -23,7 +24,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, get_args
 
 from standfast.replication.kafka.callbacks import with_settings
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
@@ -37,8 +37,8 @@ from standfast.store.process.parent import lent_channel
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde, serde_problems
 from standfast.store.specs import KeyValueStore, StoreSpec
-from standfast.store.task.state_dir import StateDir
 from standfast.stream.app.producer import Producer, formats_of
+from standfast.stream.deaths.death_notes import note_former_deaths
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runtime.group_consumers import GroupConsumers
@@ -52,7 +52,6 @@ from standfast.stream.source import Source
 from standfast.stream.stream_time import Policy
 from standfast.stream.task.settings import (
     DISCOVERY_DEFAULT_MS,
-    LEASE_DEFAULT_MS,
     SessionOptions,
     SessionSettings,
 )
@@ -67,10 +66,10 @@ from standfast.stream.topology.stateless import ToTable
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.trace import Tracing
 from standfast.stream.workers.command import Program, this_program
-from standfast.stream.workers.counts import Workers, cores, worker_count, worker_options, workers_problems
+from standfast.stream.workers.counts import Workers, cores, worker_count, workers_problems
+from standfast.stream.workers.wishes import PAUSE, RESUME, STOP
 
 if TYPE_CHECKING:
-    from standfast.stream.workers.session import WorkerSession
     from standfast.stream.workers.supervisor import Supervisor
 
 P = TypeVar("P", bound=type[Processor])
@@ -115,6 +114,7 @@ class App:
     """
 
     program: Program | None = None  # runs this program again for workers; None: the command that started this process
+    _wishes: deque[str] | None = None  # of a worker process, for its supervisor
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class App:
         self._state_dir = state_dir
         self.session_listeners = (*listeners, *(() if self.tracing is None else (self.tracing.listener,)))
         self._assembled: Assembled | None = None
-        self._paused = False
+        self.paused = False
         self._stop = Flag()
         self._apart = Apart()
         # Kept from one run to the next: a thread that did not end must not get a second one beside it.
@@ -487,6 +487,7 @@ class App:
         # A span of the program around this call is no parent of records, and goes into no header.
         with printed(self.log_format), nullcontext() if self.tracing is None else self.tracing.apart():
             # Modules of workers are imported where there are some: a program without them starts sooner.
+            from standfast.stream.app.worker import AppWorker
             from standfast.stream.workers.worker import refuse_second_run, run_worker
 
             if channel is not None:
@@ -529,6 +530,7 @@ class App:
                         f'application {self.name!r} has no task to run: with placement="static" name this instance\'s '
                         "tasks before run(), as in app.open().assign(active=[...], standby=[...])"
                     )
+                note_former_deaths(session)  # before the loop's own words take their place
                 self._told_start(session.instance_id, session.state_path)
                 assembled = self._assembled
                 assert assembled is not None
@@ -579,7 +581,9 @@ class App:
             discovery = SourceDiscovery(supervisor, assembled.topology, runners, self.discovery_interval_ms, self.clock)
             consumers = GroupConsumers(supervisor.log.admin, self.name, self.clock)
             while not self._stop.is_set():
-                supervisor.pool.pause(self._paused)
+                for wish in supervisor.pool.wishes():
+                    self.obey(wish)
+                supervisor.pool.pause(self.paused)
                 discovery.poll()
                 consumers.poll()
                 supervisor.poll_once()
@@ -605,23 +609,50 @@ class App:
         consumers = GroupConsumers(session.log.admin, self.name, self.clock)
         with _closing(f"tasks of application {self.name}", loop.close):
             while not self._stop.is_set():
-                loop.paused = self._paused
+                loop.paused = self.paused
                 loop.poll_once(POLL_MS)
                 consumers.poll()
             # Not after an error: for a task that is given up, the loop has committed the others already.
             loop.commit_all()
 
     def stop(self) -> None:
-        """Make run() end; may be called from any thread."""
+        """Make run() end; may be called from any thread, and in a worker process, too: the whole instance ends."""
         self._stop.set()
+        self._wish(STOP)
 
     def pause(self) -> None:
-        """Process nothing until resume(); tasks stay here, standbys continue. May be called from any thread."""
-        self._paused = True
+        """Process nothing until resume(); tasks stay here, standbys continue. May be called as stop()."""
+        self.paused = True
+        self._wish(PAUSE)
 
     def resume(self) -> None:
-        """Continue after pause()."""
-        self._paused = False
+        """Continue after pause(). May be called as stop()."""
+        self.paused = False
+        self._wish(RESUME)
+
+    def obey(self, wish: str) -> None:
+        """Carry out a call that a worker process got."""
+        {STOP: self.stop, PAUSE: self.pause, RESUME: self.resume}[wish]()
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is to be processed now."""
+        return self.paused or self._stop.is_set()
+
+    def as_worker(self) -> deque[str]:
+        """Be a worker process from now on; returns the calls of stop(), pause() and resume(), for its supervisor.
+
+        Calls before run() were made in each process of the program, so that they are the supervisor's.
+        """
+        self._stop.clear()
+        self.paused = False
+        self._wishes = deque()
+        return self._wishes
+
+    def _wish(self, wish: str) -> None:
+        # No message from here: a handler of signals may call, while its thread is in the middle of one.
+        if self._wishes is not None:
+            self._wishes.append(wish)
 
     def _source_settings(
         self, key: Serde[Any] | None, value: Serde[Any] | None, options: SourceOptions
@@ -666,44 +697,6 @@ class App:
             self.stop()
 
         return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-
-
-class AppWorker:
-    """The application, as its worker process needs it."""
-
-    def __init__(self, app: App) -> None:
-        self.name = app.name
-        self.clock = app.clock
-        self.lease_ms = app.settings.get("lease_ms", LEASE_DEFAULT_MS)
-        self.assemble = app.assemble
-        self.loop = app.make_loop
-        self._app = app
-
-    def facts(self) -> dict[str, str]:
-        """The settings that must be those of the supervisor."""
-        log, state_dir = self._app.places()
-        guarantee = SessionSettings.of(self._app.settings).guarantee
-        return {"log": log, "state_dir": str(Path(state_dir).absolute()), "guarantee": guarantee}
-
-    def session(
-        self, assembled: Assembled, state_dir: StateDir, progress: LeaseProgress, workers: int
-    ) -> WorkerSession:
-        """The session of this process, with its share of the instance's settings."""
-        app = self._app
-        from standfast.stream.workers.session import WorkerSession
-
-        session = WorkerSession(
-            app.name,
-            log=app.places()[0],
-            state_dir=state_dir,
-            progress=progress,
-            groups=assembled.groups,
-            clock=app.clock,
-            listeners=app.session_listeners,
-            **worker_options(app.settings, workers),
-        )
-        session.counters.dropped = app.drops.counts
-        return session
 
 
 def open_telemetry(app: str, log: str | None) -> Tracing:

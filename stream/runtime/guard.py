@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from standfast.store.errors import InvalidRequest, StandfastError, is_of_serde
+from standfast.stream.deaths.exits import failure_of
 from standfast.stream.runtime.task_calls import TaskCalls
 from standfast.stream.task.task import Task
 from standfast.stream.topology.drops import Drops
@@ -57,9 +58,12 @@ class Guard:
             if calls is not None:
                 calls.undo(made)
             del self._unpublished[self._marks.pop() :]
-            if not isinstance(error, Exception) or not can_skip(error):
+            failure = failure_of(error)
+            if isinstance(failure, Exception) and can_skip(failure):
+                return failure
+            if failure is error:
                 raise
-            return error
+            raise failure from error
         task.release()
         self._marks.pop()
         if self._unpublished and not self._marks:
@@ -83,9 +87,12 @@ def failing(work: Callable[[T], object]) -> Callable[[T], None]:
     def insist(given: T) -> None:
         try:
             work(given)
-        except Exception as error:
+        except BaseException as error:
             # A mark on the exception, because the attempts around it see nothing else of this step.
-            setattr(error, _FAILS, True)
-            raise
+            failure = failure_of(error)
+            setattr(failure, _FAILS, True)
+            if failure is error:
+                raise
+            raise failure from error
 
     return insist

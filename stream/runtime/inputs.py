@@ -13,7 +13,7 @@ process, and moves past skipped records. An error of a serde is raised when its 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, TypeAlias, cast
@@ -22,9 +22,11 @@ from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Headers
 from standfast.replication.log import Record as LogRecord
 from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.process.in_hand import DECODING, INPUT, OFFSET, STEP, InHand
 from standfast.store.serde import UNCHANGED, Serde, beyond_record
 from standfast.store.task.commit_record import source_key
 from standfast.stream.control import is_control
+from standfast.stream.deaths.exits import failure_of
 from standfast.stream.record import Record
 from standfast.stream.topology.nodes import OwnSource, SourceNode
 from standfast.stream.topology.policy import ErrorPolicy
@@ -55,14 +57,41 @@ class RecordFailed(InvalidRequest):
 LeaveOut = Callable[["Input", LogRecord, Exception, str], None]
 
 
+class NamedInput:
+    """The words of an input's records, which outlive this process; see `store/process/in_hand.py`."""
+
+    def __init__(
+        self,
+        words: InHand | None = None,
+        task: str = "",
+        topic: str = "",
+        partition: int = -1,
+        behind: int = 1,
+        steps: Sequence[str] = (),
+    ) -> None:
+        given = InHand() if words is None else words
+        self._words = given.words
+        self.number = given.add(task, topic, partition, behind, steps)
+
+    def decode(self, offset: int, *, alone: bool) -> None:
+        """A record is decoded; `alone`: and no other one with it."""
+        words = self._words
+        words[OFFSET], words[STEP], words[INPUT] = offset, DECODING, self.number if alone else -self.number
+
+    def clear(self) -> None:
+        """No record is decoded now."""
+        words = self._words
+        words[INPUT] = words[STEP] = 0
+
+
 class Input:
     """Records of one topic and partition on their way into a task."""
 
     __slots__ = (
         "_chunk", "_chunk_records", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_taken", "_waiting",
-        "at_end", "behind", "consumed", "control", "fetched", "head", "idle", "key", "label", "largest_ms", "noted_ms",
-        "offsets", "partition", "place", "policy", "process", "protected", "records", "settings", "source",
-        "timestamp", "topic", "wall_ms", "watermarks", "work",
+        "at_end", "behind", "consumed", "control", "fatal", "fetched", "head", "idle", "in_hand", "key", "label",
+        "largest_ms", "noted_ms", "offsets", "partition", "place", "policy", "process", "protected", "records",
+        "settings", "source", "timestamp", "topic", "wall_ms", "watermarks", "work",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +128,9 @@ class Input:
         self.idle = False  # silent for longer than idle_after_ms: it holds back no stream time
         self.largest_ms = -1
         self.noted_ms = -1  # the largest timestamp that the stream time knows of
+        self.in_hand = NamedInput()
+        # Not None: processes died at records of this task. Each is decoded by itself; by offset, those to leave out.
+        self.fatal: Mapping[int, Exception] | None = None
         self.policy = policy  # for an internal topic: the policy of the nodes that write to it
         self.protected = policy.protects
         self.timestamp = source.settings.timestamp
@@ -150,11 +182,16 @@ class Input:
         while self._queue or self._waiting:
             if not self._queue:
                 chunk = self._next_chunk()
-                if records := self._decoded(chunk):
+                if self.fatal is None and (records := self._decoded(chunk)):
                     self._take(chunk, records, control=False)
                     return
                 self._queue.extend(_row(chunk, at) for at in range(len(chunk[0])))
             raw = self._queue.popleft()
+            if self.fatal and (death := self.fatal.get(raw.offset)) is not None:
+                self._take_none()
+                leave_out(self, raw, death, "process")
+                self.consumed = raw.offset + self.behind
+                continue
             control = self.source.internal and is_control(raw)
             try:
                 # A signal has no key or value to decode; its time only orders it among the records.
@@ -190,13 +227,18 @@ class Input:
         if self.timestamp is not None or min(times) < 0 or (self.source.internal and headers is not None):
             return None
         key_of, value_of = self._deserialize_key, self._deserialize_value
+        self.in_hand.decode(chunk[0][0], alone=len(times) == 1)
         try:
             if key_of is not UNCHANGED:
                 keys = [None if key is None else key_of(key) for key in keys]
             if value_of is not UNCHANGED:
                 values = [None if value is None else value_of(value) for value in values]
-        except Exception:  # noqa: BLE001 - the record by itself raises it again, once the ones before it are processed
-            return None
+        except BaseException as error:
+            if not isinstance(failure_of(error), Exception):
+                raise
+            return None  # the record by itself raises it again, once the ones before it are processed
+        finally:
+            self.in_hand.clear()
         return list(map(_make, zip(keys, values, times, headers or repeat(()), repeat(None))))
 
     def _take(self, chunk: Columns, records: list[Record], *, control: bool) -> None:
@@ -209,10 +251,20 @@ class Input:
 
     def decode(self, raw: LogRecord) -> Record:
         """Decode a record, with its timestamp. Raises RecordFailed, or the error of a serde that is `beyond_record`."""
+        self.in_hand.decode(raw.offset, alone=True)
+        try:
+            return self._decode(raw)
+        finally:
+            self.in_hand.clear()
+
+    def _decode(self, raw: LogRecord) -> Record:
         try:
             key = None if raw.key is None else self._deserialize_key(raw.key)
             value = None if raw.value is None else self._deserialize_value(raw.value)
-        except Exception as error:
+        except BaseException as given:
+            error = failure_of(given)
+            if not isinstance(error, Exception):
+                raise
             what = f"{self.at(raw)}: cannot be deserialised"
             if (beyond := beyond_record(error, what)) is not None:
                 raise beyond from error
@@ -247,7 +299,10 @@ class Input:
             return self.wall_ms()
         try:
             stamp = self.timestamp(record)  # type: ignore[misc]
-        except Exception as error:
+        except BaseException as given:
+            error = failure_of(given)
+            if not isinstance(error, Exception):
+                raise
             raise RecordFailed(
                 f"{self.at(raw)}: the timestamp extractor failed ({type(error).__name__}: {error})", "process"
             ) from error

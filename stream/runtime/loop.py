@@ -38,17 +38,20 @@ from standfast.store.errors import (
     StateLost,
     Unavailable,
     UnknownStore,
+    WorkerFailed,
     is_of_serde,
 )
 from standfast.store.log import as_event, logger
-from standfast.store.names import few
+from standfast.store.process.in_hand import FOLDER, InHand
+from standfast.stream.deaths.deadly import Deadly
+from standfast.stream.deaths.death_notes import note_stall
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.commit_pace import CommitPace
 from standfast.stream.runtime.commits import Commits, groups_before
 from standfast.stream.runtime.guard import can_skip
 from standfast.stream.runtime.holds import Holds, Taken
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
-from standfast.stream.runtime.running import RunningTask, offsets_text, wait_for_task
+from standfast.stream.runtime.running import RunningTask, offsets_text, positions_text, wait_for_task
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import SourceRuns
 from standfast.stream.runtime.starts import Starts
@@ -122,6 +125,9 @@ class Loop:
         session.own_sources = self._sources.statistics
         self._starts = Starts(topology, runners.partitions_of, session.log.admin)
         self._holds = Holds(session.join_checkpoints(topology.flow()), clock)
+        runners.in_hand = InHand(session.state_path / FOLDER)
+        self._progress.on_stall = partial(note_stall, session, runners.in_hand)
+        self._deadly = Deadly(session, clock)
 
     def poll_once(self, timeout_ms: int = 0) -> int:
         """Run one round and return the number of processed records. Raises the error of a task that is given up."""
@@ -221,6 +227,8 @@ class Loop:
         self._runners.calls.close()
         self._commits.close()
         self._reader.close()
+        self._deadly.close()
+        self._runners.in_hand.close()
         self._progress.end(LOOP)
         if errors:
             raise errors[0]
@@ -296,7 +304,16 @@ class Loop:
             return
         try:
             positions = {at: committed[at] if at in committed else starts.get(at, 0) for at in inputs}
+            fatal = self._deadly.look(task, group, positions)
             runner = TaskRunner(task, group, self._runners, positions)
+            runner.leave_out(fatal)
+        except Unavailable as error:
+            self._wait_for_log(error)
+            return
+        except WorkerFailed as error:
+            task.fail(error)
+            self._deadly.warn(task_id, error)
+            return
         except Exception as error:  # noqa: BLE001 - a take-over just now, or application code; `_failed` decides
             self._failed(task_id, task, error)
             return
@@ -319,7 +336,7 @@ class Loop:
         logger.info(
             "task %s runs here, from %s",
             task_id,
-            _offsets(positions),
+            positions_text(positions),
             extra=as_event("task_started", task=task_id, sources={str(at): offset for at, offset in positions.items()}),
         )
         self._guarded(task_id, running, runner.start)
@@ -430,6 +447,7 @@ class Loop:
 
     def _reopen_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
+        self._reopen_at |= dict.fromkeys(self._deadly.due(self._session.all_tasks()), now_ms)
         for task_id, at_ms in list(self._reopen_at.items()):
             if now_ms < at_ms:
                 continue
@@ -784,7 +802,3 @@ class Loop:
             self._session.log.admin.delete_records(done)
         except Unavailable as error:
             self._wait_for_log(error)
-
-
-def _offsets(positions: Mapping[TopicPartition, int]) -> str:
-    return few(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +33,11 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InternalError, InvalidRequest
 from standfast.store.failpoint import reach
+from standfast.store.process.in_hand import INPUT, OFFSET, STEP
+from standfast.store.process.in_hand import InHand as InHandWords
 from standfast.store.timestamps import writable
 from standfast.stream.control import control_headers
+from standfast.stream.deaths.exits import as_failures, failure_of
 from standfast.stream.punctuation import (
     STREAM_TIME,
     Callback,
@@ -45,9 +48,10 @@ from standfast.stream.punctuation import (
 )
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, START_MAX_MS, CallLoop
+from standfast.stream.runtime.callbacks import Callbacks
 from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.guard import Guard, can_skip, failing
-from standfast.stream.runtime.inputs import NEVER, Input, OwnInput, choose
+from standfast.stream.runtime.inputs import NEVER, Input, NamedInput, OwnInput, choose
 from standfast.stream.runtime.passing_time import PassingTime
 from standfast.stream.runtime.record_work import RecordWork
 from standfast.stream.runtime.skipped import Skipped
@@ -57,7 +61,7 @@ from standfast.stream.runtime.timers import Timers
 from standfast.stream.steps import Steps, run_steps
 from standfast.stream.stream_time import Policy, TaskStreamTime
 from standfast.stream.task.task import Task
-from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer, TimerKind
+from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, TimerKind
 from standfast.stream.topology.calls import AsyncContext, Call
 from standfast.stream.topology.drops import Drops
 from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
@@ -83,6 +87,12 @@ class RunnerSettings:
     tracing: Tracing | None = None
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
     calls: CallLoop = field(default_factory=CallLoop)  # of asynchronous steps; it starts with the first call
+    in_hand: InHandWords = field(default_factory=InHandWords)  # which outlive this process
+
+    @property
+    def shared(self) -> tuple[LeaseProgress, MutableSequence[int]]:
+        """The words that other processes read: progress, and the record in hand."""
+        return self.progress, self.in_hand.words
 
 
 class TaskRunner:
@@ -110,9 +120,8 @@ class TaskRunner:
         self._guard = Guard(task, settings.drops)
         self._left_out = Skipped(task, self._guard, self.in_hand, settings.partitions_of)
         self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
-        self._step_policies = {
-            node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
-        }
+        callbacks_of = (task, topology, self.in_hand, self._guard, self._left_out)
+        self._callbacks = Callbacks(*callbacks_of, settings.shared, self.wall_ms)
         self._nodes = {node.name: node for node in topology.processors}
         self._calls: TaskCalls | None = None  # where a step is asynchronous
         self._draining = False  # a commit waits for the results of all calls
@@ -133,7 +142,7 @@ class TaskRunner:
         task.stores.buffer.leave_disk()  # the loop checks the disk before it begins a record
         # The ends of the inputs in the log, None while it does not answer; without fetching all is here that there is.
         self.input_ends: Callable[[], Mapping[TopicPartition, int] | None] = self._fetched
-        self._passing = PassingTime(topology, self._timers, self._clock, self._without_record)
+        self._passing = PassingTime(topology, self._timers, self._clock, self._callbacks.without_record)
         self._build(positions)
         self._time.restore(task.stream_times)
         self._reading: Input | None = None  # the input whose records are processed now
@@ -205,6 +214,12 @@ class TaskRunner:
             self._advance(one)
         return one.waiting
 
+    def leave_out(self, fatal: Mapping[str, Mapping[int, Exception]] | None) -> None:
+        """Leave these records out, by topic and offset, and name each that is decoded; None: no process died here."""
+        if fatal is not None:
+            for topic, one in self.inputs.items():
+                one.fatal = fatal.get(topic, {})
+
     @property
     def own_inputs(self) -> tuple[OwnInput, ...]:
         """The inputs of sources of one's own."""
@@ -233,15 +248,16 @@ class TaskRunner:
         self._run_records = 0
         self._inside = True
         try:
-            while self._run_records < limit:
-                chosen = choose(self.inputs.values())
-                if chosen is None:
-                    break
-                self._process(*chosen, limit - self._run_records)
-                if task.commit_requested or buffer.full:
-                    break
-                if calls is not None and (self._held or calls.full):
-                    break
+            with as_failures():
+                while self._run_records < limit:
+                    chosen = choose(self.inputs.values())
+                    if chosen is None:
+                        break
+                    self._process(*chosen, limit - self._run_records)
+                    if task.commit_requested or buffer.full:
+                        break
+                    if calls is not None and (self._held or calls.full):
+                        break
         finally:
             self._inside = False
             task.counters.processed_records[self._name] += self._run_records
@@ -417,7 +433,9 @@ class TaskRunner:
                 "a record to an asynchronous step there"
             )
         queue = self._stream_queue if kind is STREAM_TIME else self._wall_queue
-        handle = queue.schedule(due_ms, interval_ms, partial(self._fire, context.name, kind, queue, callback))
+        handle = queue.schedule(
+            due_ms, interval_ms, partial(self._callbacks.punctuate, context.name, kind, queue, callback)
+        )
         if kind is STREAM_TIME:
             self._stream_due_ms = min(self._stream_due_ms, due_ms)
         return handle
@@ -503,9 +521,20 @@ class TaskRunner:
 
     def _own_policy(self, node: ProcessorNode | SinkNode, forward: Forward) -> Forward:
         policy = node.policy
-        if policy is None or not policy.protects:
+        if policy is None:
             return failing(forward)
-        return partial(self._attempt_step, node, policy, forward)
+        self._steps.append(node.name)
+        own = partial(self._attempt_step, node, policy, forward) if policy.protects else failing(forward)
+        return partial(self._within, len(self._steps), own)
+
+    def _within(self, step: int, forward: Forward, record: Record) -> None:
+        """Name the step while it has the record."""
+        words = self._words
+        around, words[STEP] = words[STEP], step
+        try:
+            forward(record)
+        finally:
+            words[STEP] = around
 
     def _attempt_step(
         self, node: ProcessorNode | SinkNode, policy: ErrorPolicy, forward: Forward, record: Record
@@ -515,6 +544,8 @@ class TaskRunner:
             self._left_out.failed_at(policy, node.name, node.given, record, error)
 
     def _build(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._words = self._settings.in_hand.words
+        self._steps: list[str] = []  # those with a policy of their own, by their numbers
         wired = wire(self.topology, self, self._settings.partitions_of, self._own_policy)
         for node, processor, context in wired.processors:
             self._processors.append(processor)
@@ -522,7 +553,7 @@ class TaskRunner:
             if node.timer_store is not None and node.timer_key is not None:
                 where = f"processor {node.name!r} of task {self.task.id}"
                 store = self.task.store(node.timer_store)
-                fire = partial(self._fire_timer, node, processor)
+                fire = partial(self._callbacks.fire_timer, node, processor)
                 key = node.timer_key.of_topic(store.topic, "key")
                 self._timers[node.name] = Timers(store, key, fire, where)
         for source in self.topology.sources:
@@ -533,6 +564,8 @@ class TaskRunner:
                 process = self._tracing.processing(process, self._name, source.label, at.partition, self.in_hand)
             given = (at.partition, positions[at], process, self.wall_ms, policy)
             one = Input(source, *given) if source.own is None else OwnInput(source, source.own, *given)
+            named = (self._name, source.topic, at.partition, one.behind, self._steps)
+            one.in_hand = NamedInput(self._settings.in_hand, *named)
             self.inputs[source.topic] = one
             self._time.add(one.key)
 
@@ -555,8 +588,9 @@ class TaskRunner:
         hand, task, buffer, calls = self.in_hand, self.task, self.task.stores.buffer, self._calls
         words, work, records, offsets = self._settings.progress.words, one.work, one.records, one.offsets
         hand.topic, hand.partition = one.label, one.partition
-        first = one.place
+        first, steps, last_words = one.place, words[LOOP], self._words
         self._hear(one, records[first].timestamp)
+        last_words[INPUT] = one.in_hand.number if calls is None else -one.in_hand.number  # a call may end the process
         try:
             for at in range(first, min(len(records), first + limit)):
                 record = records[at]
@@ -564,12 +598,13 @@ class TaskRunner:
                 if stamp > until_ms:
                     break
                 one.place = at
-                hand.offset, hand.headers, task.record_timestamp = offsets[at], headers, stamp
+                last_words[OFFSET] = hand.offset = offsets[at]
+                hand.headers, task.record_timestamp = headers, stamp
                 if stamp > one.largest_ms:
                     one.largest_ms = stamp
                 work(record)
                 # A word in shared memory: the lease process renews only while the loop makes progress.
-                words[LOOP] += 1
+                words[LOOP] = steps = steps + 1
                 # After each record and not once per chunk: how often a callback fires must not depend on the fetches.
                 if self._stream_due_ms != NEVER and self._stream_is_due():
                     break
@@ -580,11 +615,15 @@ class TaskRunner:
         except BaseException as error:
             self._run_records += one.place - first
             one.stop_at(one.place)
-            if isinstance(error, Exception):
-                error.add_note(f"while task {task.id} processed the {one.at(one.raw)}")
+            failure = failure_of(error)
+            if isinstance(failure, Exception):
+                failure.add_note(f"while task {task.id} processed the {one.at(one.raw)}")
                 self.failed_at = f"{one.label}-{one.partition} at offset {one.offset}"
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         finally:
+            last_words[INPUT] = 0
             self._note_time()
             self._reading = None
         self._run_records += one.place - first + 1
@@ -662,62 +701,11 @@ class TaskRunner:
         due_ms = self._stream_queue.next_due_ms
         self._stream_due_ms = NEVER if due_ms is None else due_ms
 
-    def _fire(self, node: str, kind: PunctuationType, queue: PunctuationQueue, callback: Callback, now_ms: int) -> None:
-        self.task.counters.punctuation_delay_seconds[(kind.value,)].observe(queue.late_ms / 1_000)
-        with_record = self._set_aside(now_ms)
-        outcome = "failed"
-        policy = self._step_policies.get(node)
-        try:
-            # No record has caused it, so that only the step's own policy covers it.
-            error = None if policy is None else self._guard.attempt(callback, now_ms)
-            if policy is None:
-                callback(now_ms)
-            elif error is not None:
-                self._left_out.callback_failed(policy, node, f"punctuation ({kind.value}) at {now_ms}", node, error)
-            outcome = "fired" if error is None else "failed"
-        finally:
-            self.task.counters.punctuations[kind.value, outcome] += 1
-            self._take_up(with_record)
-
-    def _fire_timer(self, node: ProcessorNode, processor: Processor, timer: Timer) -> None:
-        policy = self.topology.policy_at(node.name)
-        with_record = self._set_aside(timer.time if timer.kind is EVENT_TIME else self.wall_ms())
-        try:
-            if not policy.protects:
-                processor.on_timer(timer)
-                return
-            error = self._guard.attempt(processor.on_timer, timer)
-            if error is not None:  # the timer stays fired: it would fail again, and delay the timers behind it
-                what = f"timer of key {timer.key!r} at {timer.time} ({timer.kind.value})"
-                self._left_out.callback_failed(policy, node.name, what, "timer", error)
-        finally:
-            self._take_up(with_record)
-
-    def _without_record(self, now_ms: int, work: Callable[[], None]) -> None:
-        with_record = self._set_aside(now_ms)
-        try:
-            work()
-        finally:
-            self._take_up(with_record)
-
     def _fetched(self) -> Mapping[TopicPartition, int]:
         return {TopicPartition(one.topic, one.partition): one.fetched for one in self.inputs.values()}
 
     def _consumed(self) -> Mapping[TopicPartition, int]:
         return {TopicPartition(one.topic, one.partition): one.consumed for one in self.inputs.values()}
-
-    def _set_aside(self, now_ms: int) -> tuple[Any, ...]:
-        # A callback is progress for the lease like a record, or a long series of timers would stop its renewal.
-        self._settings.progress.step(LOOP)
-        hand = self.in_hand
-        kept = (hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp)
-        hand.clear()
-        self.task.record_timestamp = now_ms
-        return kept
-
-    def _take_up(self, kept: tuple[Any, ...]) -> None:
-        hand = self.in_hand
-        hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp = kept
 
     def _send_signal(self, signal: Signal) -> None:
         stamp = signal.watermark_ms if isinstance(signal, Watermark) else (self.watermark_ms() or 0)
@@ -759,7 +747,7 @@ class TaskRunner:
 
     def _call_failed(self, call: Call) -> None:
         """Skip the record of a call that failed for good, as its policy says, or raise the error."""
-        error = call.error or InternalError(f"{call}: it was cancelled while its task runs")
+        error = failure_of(call.error or InternalError(f"{call}: it was cancelled while its task runs"))
         policy = self.topology.policy_at(call.step.name)
         if not isinstance(error, Exception) or not policy.protects or not can_skip(error):
             raise error
@@ -775,16 +763,18 @@ class TaskRunner:
 
     def _await(self, work: Callable[..., object], what: str, max_ms: int, *given: object) -> None:
         """Call an `init` or `close`, which runs on the event loop if it is asynchronous."""
-        outcome = work(*given)
-        if inspect.iscoroutine(outcome):
-            step = partial(self._settings.progress.step, LOOP)
-            self._settings.calls.run(outcome, f"{what} of task {self.task.id}", max_ms, step)
+        with as_failures():
+            outcome = work(*given)
+            if inspect.iscoroutine(outcome):
+                step = partial(self._settings.progress.step, LOOP)
+                self._settings.calls.run(outcome, f"{what} of task {self.task.id}", max_ms, step)
 
     @contextmanager
     def _at_work(self, *, behind_records: bool = True) -> Iterator[None]:
         before, self._inside = self._inside, True
         try:
-            yield
+            with as_failures():
+                yield
         except Exception:
             self.failed_behind = behind_records
             raise

@@ -5,7 +5,7 @@ Rules of this file: the loop's thread alone. It keeps facts and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from standfast.replication.log import Record
@@ -54,6 +54,11 @@ def offsets_text(task: Task) -> str:
     """The source offsets of a task's last commit, as text; of a failed task, too."""
     offsets = sorted(task.stores.cut.sources.items())
     return few(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
+
+
+def positions_text(positions: Mapping[TopicPartition, int]) -> str:
+    """Positions as text."""
+    return few(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))
 
 
 def wait_for_task(session: Session, clock: Clock, timeout_ms: int) -> None:

@@ -48,7 +48,8 @@ class Skipped:
 
     def failed(self, one: Input, raw: LogRecord, error: Exception, reason: str) -> None:
         """Count a failed record, and write it to the dead-letter topic of its policy, if any."""
-        policy, topic = one.policy, one.policy.dead_letter
+        policy: ErrorPolicy = getattr(error, "policy", one.policy)  # of a record that ended processes, the step's
+        topic = policy.dead_letter
         # First: where the service of a serde is away, the record comes again and must count once.
         key, value = (None, None) if topic is None else one.stored(raw, topic)
         self._guard.drop(None, policy.counted_as(reason), f"{one.at(raw)}: {_told(error)}")

@@ -135,6 +135,7 @@ class LeaseKeeper:
                 " and ".join(still),
                 extra=as_event("lease_withheld", silent_ms=self._max_stall_ms + words[ALLOWED]),
             )
+            self.progress.on_stall(f"no progress for {self._max_stall_ms + words[ALLOWED]} ms")
         self._stalled = still
         self._withheld |= bool(still)
         process = self._process

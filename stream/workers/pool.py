@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from standfast.replication.deaths import DEATHS_MAX
 from standfast.replication.lease.progress import ALLOWED, LeaseProgress
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
@@ -26,6 +27,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed
 from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
+from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.snapshots.counts import SnapshotCounts
@@ -37,7 +39,6 @@ from standfast.stream.workers.process import WorkerProcess, process_facts
 from standfast.stream.workers.protocol import (
     Failed,
     Open,
-    Pause,
     Report,
     State,
     Stop,
@@ -49,7 +50,7 @@ from standfast.stream.workers.protocol import (
     times_of,
 )
 from standfast.stream.workers.spare import Spare
-from standfast.stream.workers.watch import Look, Watch, WorkerRestarts
+from standfast.stream.workers.watch import STOPPED, Look, Watch, WorkerRestarts
 
 CALM_MS = 2_000  # for so long all tasks have run after a worker was replaced: a start takes a core for a second
 SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
@@ -69,6 +70,7 @@ class _Slot:
     start_ms: int | None = 0  # when to start the next process; None: never
     began_ms: int = 0  # when its process became this worker; a spare was started before
     starts: int = 0
+    stalled: bool = False  # it is killed, since it made no progress
 
     @property
     def name(self) -> int:
@@ -94,6 +96,7 @@ class PoolSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda _pid: None
     alone: Callable[[], bool] = lambda: False
+    deaths: DeathNotes | None = None
 
 
 class Pool:
@@ -117,6 +120,7 @@ class Pool:
         self.parts = PoolParts(self._send_checkpoint)
         self._gone = SnapshotCounts()  # of the processes that have ended
         self._no_room: dict[int, str] = {}  # by worker: they share one state directory, and one of them finds it full
+        self._wishes: list[str] = []  # not taken yet
 
     @property
     def pids(self) -> list[int | None]:
@@ -176,11 +180,15 @@ class Pool:
 
     def pause(self, on: bool) -> None:
         """Have all workers process nothing, or go on."""
-        if on != self._paused:
-            self._paused = on
-            for slot in self._slots:
-                if slot.process is not None and slot.process.ready:
-                    slot.process.child.order(command_line(Pause(on)))
+        self._paused = on
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.pause(on)
+
+    def wishes(self) -> list[str]:
+        """Calls of stop(), pause() and resume() in the workers, the spare included, since the last call."""
+        found, self._wishes = self._wishes + self._spare.wishes(), []
+        return found
 
     def wait(self, wait_ms: int) -> None:
         """Wait until a worker says something, or ends, for at most so long."""
@@ -292,12 +300,14 @@ class Pool:
         assert slot.watch is not None
         child, was_ready = process.child, process.ready
         states = process.hear()
+        self._wishes += process.take_wishes()
         if child.ended is None:
             now_ms = self._clock.monotonic_ms()
             counts, allowed = process.progress.counts(), process.progress.words[ALLOWED]
             seen = Look(child.heard_ms, process.ready, counts, allowed, partial(process_facts, child.pid))
             why = slot.watch.look(seen, now_ms)
             if why:
+                slot.stalled = not why.startswith(STOPPED)
                 logger.error(
                     "worker %d (process %d) is killed: %s", slot.name, child.pid, why,
                     extra=as_event("worker_killed", worker=slot.name, pid=child.pid),
@@ -313,8 +323,7 @@ class Pool:
     def _advance(self, slot: _Slot, process: WorkerProcess, *, was_ready: bool) -> None:
         """Act on how far a process has come: one that could take no order before gets those of now."""
         if process.ready and not was_ready:
-            if self._paused:
-                process.child.order(command_line(Pause(True)))
+            process.pause(self._paused)
             if self._stopping:
                 process.child.order(command_line(Stop()))
         if process.opened and not slot.takes_tasks:
@@ -360,6 +369,8 @@ class Pool:
         how, words = str(ended), ended.words
         lived_ms = self._clock.monotonic_ms() - slot.began_ms
         clean = self._stopping and ended.code == 0 and not ended.why
+        deaths, stalled = self._settings.deaths, slot.stalled
+        left = None if deaths is None else deaths.take(process.child.pid)
         self._release(slot, process)
         if clean:
             logger.info("worker %d has ended", slot.name, extra=as_event("worker_ended", worker=slot.name))
@@ -376,11 +387,16 @@ class Pool:
                 how += ", without a call of run()"
             if ended.for_memory:
                 how += ": run fewer workers, lower memory_bytes or cache_max_bytes, or give the machine more memory"
-            self._give_up_or_restart(slot, lived_ms, how, words)
+            held = None if deaths is None else deaths.note(left, ended.code, ended.why, stalled=stalled)
+            if held is not None:
+                how += f"; {held[0]} was in hand" + (f", death {held[1]} of {DEATHS_MAX} there" if held[1] else "")
+            self._give_up_or_restart(slot, lived_ms, how, words, named=held is not None)
 
-    def _give_up_or_restart(self, slot: _Slot, lived_ms: int, how: str, words: str) -> None:
-        now_ms = self._clock.monotonic_ms()
-        pause_ms = None if self._stopping else slot.restarts.ended(now_ms, lived_ms)
+    def _give_up_or_restart(self, slot: _Slot, lived_ms: int, how: str, words: str, *, named: bool = False) -> None:
+        now_ms, restarts = self._clock.monotonic_ms(), slot.restarts
+        pause_ms = None
+        if not self._stopping:
+            pause_ms = restarts.named(lived_ms) if named else restarts.ended(now_ms, lived_ms)
         if pause_ms is None:
             why = "while the application stopped" if self._stopping else slot.restarts.reason
             last = f"; its last lines:\n{words}" if words else ""
@@ -406,7 +422,7 @@ class Pool:
         self._gone.add(replace(process.counts, errors={}))
         ran = [task for task, one in self.orders.tasks(slot.number).items() if (one.role, one.state) == RUNS]
         self.parts.ended(slot.number, ran)
-        slot.process, slot.watch, slot.start_ms, slot.takes_tasks = None, None, None, False
+        slot.process, slot.watch, slot.start_ms, slot.takes_tasks, slot.stalled = None, None, None, False, False
         if not self._stopping:
             for task in ran:
                 self._between.frees(task, FAILOVER, self._clock.monotonic_ms())

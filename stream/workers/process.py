@@ -16,8 +16,20 @@ from typing import TypeAlias
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.store.process.program import ProgramProcess
 from standfast.stream.snapshots.counts import SnapshotCounts
-from standfast.stream.workers.protocol import Counted, Failed, Opened, Ready, Report, State, counts_of
+from standfast.stream.workers.protocol import (
+    Asked,
+    Counted,
+    Failed,
+    Opened,
+    Pause,
+    Ready,
+    Report,
+    State,
+    command_line,
+    counts_of,
+)
 from standfast.stream.workers.watch import ProcessFacts
+from standfast.stream.workers.wishes import WISHES
 
 TICK_HZ = os.sysconf("SC_CLK_TCK")
 STOPPED, WORKING = frozenset("Tt"), frozenset("RD")  # of a thread: by a signal or a debugger; runs, waits for the disk
@@ -37,6 +49,8 @@ class WorkerProcess:
     opened: bool = False  # it has opened its session
     failed: Failed | None = None
     counts: SnapshotCounts = field(default_factory=SnapshotCounts)  # of its snapshots, as it last said
+    wishes: list[str] = field(default_factory=list)  # its calls of stop(), pause() and resume(), not taken yet
+    paused: bool | None = False  # whether it rests, by the last Pause that it got; None: by a call of its own
 
     def hear(self) -> list[State]:
         """Take its words and its end: `child.ended` is set then. Returns the reports of its tasks."""
@@ -51,9 +65,30 @@ class WorkerProcess:
                 self.failed = report
             elif isinstance(report, Counted):
                 self._take(report)
+            elif isinstance(report, Asked):
+                self._wish(report.wish)
             else:
                 states.append(report)
         return states
+
+    def take_wishes(self) -> list[str]:
+        """Its calls of stop(), pause() and resume() since the last call."""
+        taken, self.wishes = self.wishes, []
+        return taken
+
+    def pause(self, on: bool) -> None:
+        """Have it process nothing, or go on, unless it does so already."""
+        if self.ready and self.paused is not on:
+            self.paused = on
+            self.child.order(command_line(Pause(on)))
+
+    def _wish(self, wish: str) -> None:
+        if wish not in WISHES:
+            self.child.give_up(f"it asked for {wish!r:.100}, which there is not")
+            return
+        self.wishes.append(wish)
+        # It has followed its own call, perhaps after an order that was on its way: it needs the next order in any case.
+        self.paused = None
 
     def _take(self, report: Counted) -> None:
         try:

@@ -1,7 +1,7 @@
 """Messages between the supervisor and a worker: one JSON object a line.
 
     supervisor  ── Open, then Hold*, Pause*, Checkpoint*, Stop ──> worker     its orders; their end ends it
-    supervisor  <── Ready, Opened, State*, Counted*, perhaps Failed ── worker  its answers; an empty line is a heartbeat
+    supervisor  <── Ready, Opened, State*, Counted*, Asked*, perhaps Failed ── worker  its answers; empty line: a beat
 
 Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not into the
 environment.
@@ -107,6 +107,12 @@ class Counted(Shape, frozen=True, tag_field="say", tag=True):
     errors: Mapping[str, tuple[str, int]]
 
 
+class Asked(Shape, frozen=True, tag_field="say", tag=True):
+    """The program called stop(), pause() or resume() in the worker, which follows its own call at once."""
+
+    wish: str
+
+
 class Failed(Shape, frozen=True, tag_field="say", tag=True):
     """The worker cannot go on. `kind`: the name of the error's class."""
 
@@ -116,7 +122,7 @@ class Failed(Shape, frozen=True, tag_field="say", tag=True):
 
 
 Command: TypeAlias = Open | Hold | Pause | Checkpoint | Stop
-Report: TypeAlias = Ready | Opened | State | Counted | Failed
+Report: TypeAlias = Ready | Opened | State | Counted | Asked | Failed
 
 command_line = report_line = line
 

@@ -65,6 +65,10 @@ class Spare:
         taken, self._process = self._process, None
         return taken
 
+    def wishes(self) -> list[str]:
+        """As `WorkerProcess.take_wishes`, of the process that waits."""
+        return [] if self._process is None else self._process.take_wishes()
+
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:

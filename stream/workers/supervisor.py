@@ -40,6 +40,7 @@ from standfast.store.process import forks
 from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
+from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
@@ -109,13 +110,12 @@ class Supervisor(Closing):
             undo.callback(self._group.close)
             self._lease_group = self.log.group(app)
             undo.callback(self._lease_group.close)
-            member = self._state.instance_id
+            member, path = self._state.instance_id, self._state.path
             traits = Traits(workers, settings.tags, program_of(groups))
             self.writers = Writers(self.log, self._group, app, member)
-            self.membership = Membership(
-                self._group, member, settings.lease_ms, self._keeper, self.counters, self._state.path
-            )
+            self.membership = Membership(self._group, member, settings.lease_ms, self._keeper, self.counters, path)
             self.membership.plan = lambda: MemberPlan(managed=traits)
+            self._deaths = DeathNotes.begun(self._group, path, member)
             self.pool = Pool(
                 self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock, self.counters
             )
@@ -180,6 +180,7 @@ class Supervisor(Closing):
             if self.membership.stale:
                 self.membership.publish()
             self._note_snapshots()
+            self._deaths.again()
             self.managed.tick(now_ms)
         except Unavailable as error:
             self._next_tick_ms = now_ms + RETRY_MS
@@ -206,6 +207,7 @@ class Supervisor(Closing):
                 self.managed.close,
                 self._end_threads,
                 self._end_care,
+                self._deaths.clear,
                 self.pool.kill,
             ):
                 last.callback(close)
@@ -276,6 +278,7 @@ class Supervisor(Closing):
             self._state.lock,
             forget=self._state.drop_copies,
             alone=lambda: self.membership.size <= 1,
+            deaths=self._deaths,
         )
 
     def _keep_lease(self, address: str) -> None:

@@ -5,6 +5,7 @@
                    │                          │ silent in one long native call, or starved       max_stall_ms
                    └── later, or stopped:     │ heard, but its loop or background work stalls    max_stall_ms
 
+    ended with a record in hand ──> started again at once, then after pauses: DEATHS_MAX such ends give up the task
     ended ──> the first time in a row: started again at once; then after the delay of the restart strategy
           ──> FAILURES_MAX times in a row, or as often as the strategy allows: given up, and the run ends
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from standfast.replication.lease.renewal import StallWatch
+from standfast.store.process.child import Restarts
 from standfast.stream.restart import RestartHistory, RestartStrategy
 
 START_MS = 120_000  # until run(): the imports of the program, and all that it does before
@@ -29,8 +31,10 @@ BEATS_PER_LEASE = 6
 BEAT_MIN_MS = 10
 IDLE_MS = 20  # of processor time within a silence; the kernel counts in steps of 10 ms
 FAILURES_MAX = 5
+STOPPED = "it is stopped"  # the first words of a reason that is no fault of the process
 WELL_MS = 600_000  # a worker that lived for so long begins a new row of failures
 LOG_PAUSE_MS, LOG_PAUSE_MAX_MS = 500, 10_000
+NAMED_PAUSE_MAX_MS = 10_000
 
 
 def beat_ms(lease_ms: int) -> int:
@@ -92,7 +96,7 @@ class Watch:
         if not seen.facts().stopped:
             self._stopped_ms = now_ms
         stopped_ms = now_ms - self._stopped_ms
-        return f"it is stopped, for {stopped_ms} ms now" if stopped_ms > self._silent_ms else ""
+        return f"{STOPPED}, for {stopped_ms} ms now" if stopped_ms > self._silent_ms else ""
 
     def _judge(self, silent_ms: int, seen: Look, facts: ProcessFacts) -> str:
         """Why a silent process must be killed; "" if it may go on."""
@@ -101,7 +105,7 @@ class Watch:
         if silent_ms <= self._silent_ms:
             return ""
         if facts.stopped:
-            return f"it is stopped, and was silent for {silent_ms} ms"
+            return f"{STOPPED}, and was silent for {silent_ms} ms"
         if not (seen.allowance_ms or facts.works or facts.cpu_ms - self._silence[1] > IDLE_MS):
             return f"it was silent for {silent_ms} ms, and none of its threads works"
         if silent_ms > self._max_stall_ms + seen.allowance_ms:
@@ -116,6 +120,8 @@ class WorkerRestarts:
         self._history = RestartHistory(strategy)
         self._row = 0
         self._log_pause_ms = LOG_PAUSE_MS
+        self._named = Restarts(NAMED_PAUSE_MAX_MS)
+        self._was_named = False
         self.reason = ""  # why it is not started again
 
     def ended(self, now_ms: int, lived_ms: int) -> int | None:
@@ -130,6 +136,11 @@ class WorkerRestarts:
             return None
         # A worker that was well until now is needed at once; one that dies again may do so each time.
         return 0 if self._row == 1 else delay_ms
+
+    def named(self, lived_ms: int) -> int:
+        """The pause after an end whose record is noted: the notes bound how often it comes."""
+        first, self._was_named = not self._was_named or lived_ms >= WELL_MS, True
+        return 0 if first else self._named.pause_ms(lived_ms)
 
     def log_away(self) -> int:
         """The pause after an end because the log did not answer, which is no fault of the worker."""

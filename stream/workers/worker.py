@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import deque
 from typing import NoReturn, Protocol
 
 from standfast.replication.lease.progress import LeaseProgress
@@ -34,6 +35,7 @@ from standfast.stream.task.groups import program_of
 from standfast.stream.topology.assembly import Assembled
 from standfast.stream.workers.orders import HeldTask
 from standfast.stream.workers.protocol import (
+    Asked,
     Checkpoint,
     Counted,
     Failed,
@@ -68,7 +70,11 @@ class Host(Protocol):
     name: str
     clock: Clock
     lease_ms: int
+    wishes: deque[str]  # calls of stop(), pause() and resume() in this process, oldest first
 
+    @property
+    def rests(self) -> bool: ...
+    def pause(self, on: bool) -> None: ...
     def facts(self) -> dict[str, str]: ...
     def assemble(self) -> Assembled: ...
     def session(
@@ -131,7 +137,6 @@ class _Worker:
         self._host = host
         self._parent = parent
         self._stop = Flag()
-        self._paused = False
         self._error: BaseException | None = None
         self._told: tuple[int, dict[TaskId, tuple[str, str, int]], PartReport | None, str] | None = None
         self._told_tasks: dict[TaskId, HeldTask] = {}
@@ -184,7 +189,7 @@ class _Worker:
         threading.Thread(target=self._follow, args=(session,), name="standfast-orders", daemon=True).start()
         try:
             while not self._stop.is_set():
-                loop.paused = self._paused
+                loop.paused = self._host.rests
                 loop.poll_once(POLL_MS)
             if self._error is not None:
                 raise self._error
@@ -210,6 +215,8 @@ class _Worker:
                 calm_ms = STAND_LOOK_MS if session.stands else LOOK_MS
                 for line in self._parent.orders(calm_ms if session.settled else QUICK_LOOK_MS):
                     self._obey(session, line)
+                while self._host.wishes:
+                    self._tell(Asked(self._host.wishes.popleft()))
                 self._look(session)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._error = error
@@ -222,7 +229,7 @@ class _Worker:
         elif isinstance(command, Checkpoint):
             session.follow_checkpoint(checkpoint_of(command))
         elif isinstance(command, Pause):
-            self._paused = command.on
+            self._host.pause(command.on)
         elif isinstance(command, Stop):
             self._stop.set()
         else:

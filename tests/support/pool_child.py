@@ -2,6 +2,7 @@
 
     python pool_child.py HOW     obey: reports the tasks of its orders; mute: Ready, then stopped; exit: before Ready
                                  outage, wrong: Failed; rubbish: no report; holds: never gives a task back
+                                 asks: as obey, its program pauses it when a task comes
     Under an order of a checkpoint it has cut the part of each of its tasks, and counts one snapshot.
 
 Rules of this file: it opens no log and no store; it ends by itself, should a test leave it behind.
@@ -21,6 +22,7 @@ from standfast.store.process.parent import Parent, lent_channel
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
 from standfast.stream.workers.protocol import (
+    Asked,
     Checkpoint,
     Failed,
     Hold,
@@ -89,6 +91,8 @@ class Child:
             gone = [task for task, one in self.held.items() if one.role == ACTIVE and task not in tasks]
             self.left |= {task: Left(now_ms, 0) for task in gone}
             self.since = {task: self.since.get(task, now_ms) for task in order.active}
+            if self.how == "asks" and not self.held:
+                self.tell(Asked("pause"))
             self.held, self.round = dict(tasks), order.round
             self.report()
         elif isinstance(command, Checkpoint):

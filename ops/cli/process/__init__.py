@@ -1,1 +1,1 @@
-"""Commands about processes and applications: serve, run, config, doctor, reset."""
+"""Commands about processes and applications: serve, run, config, doctor, reset, deaths."""

@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 
 from standfast.ops.cli.process.placement_seen import look
-from standfast.replication.log import Outgoing
+from standfast.replication.deaths import DEATHS_MAX
+from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.stream.workers.process import process_facts
@@ -151,7 +152,7 @@ def test_signal_to_all_processes_at_once_ends_the_instance_cleanly(cluster: Clus
     end(cluster)
 
 
-def test_record_that_kills_its_worker_again_and_again_ends_the_run_and_costs_no_other_worker(tmp_path: Path) -> None:
+def test_record_that_kills_its_worker_again_and_again_costs_its_own_task_and_no_other_worker(tmp_path: Path) -> None:
     with closing(make(tmp_path, poison="k0", restart="twice")) as cluster:
         cluster.start(NAME)
         cluster.feed(100, range(1, TASKS))
@@ -159,15 +160,16 @@ def test_record_that_kills_its_worker_again_and_again_ends_the_run_and_costs_no_
         workers = cluster.workers(NAME)
         (hit,) = [number for number, pid in workers.items() if 0 in held_by(pid)]
         feed_one(cluster, "k0", 0)
-        process = cluster.processes.pop(NAME)
-        assert process.wait(PATIENCE_S) == 1
+        wait_for(lambda: "task 0_0 is given up, the others go on" in cluster.said(NAME), PATIENCE_S)
         said = cluster.said(NAME)
-        assert f"standfast.store.errors.WorkerFailed: worker {hit} ended (signal 9)" in said
-        assert "the poison was met" in said.rpartition("its last lines:")[2]
-        assert cluster.workers(NAME).keys() == workers.keys()
+        assert f"worker {hit} ended (signal 9; record {cluster.app}-in-0 at offset 0 (task 0_0) was in hand" in said
+        assert said.count("the poison was met") == DEATHS_MAX
+        assert f"standfast deaths --app {cluster.app} --log ADDRESS --forget 0_0" in said
         others = {number: pid for number, pid in cluster.workers(NAME).items() if number != hit}
         assert others == {number: pid for number, pid in workers.items() if number != hit}
-        assert all(map(has_ended, cluster.workers(NAME).values()))
+        cluster.feed(100, range(1, TASKS))
+        cluster.await_results()  # those of the worker that died, too
+        end(cluster)
 
 
 def feed_one(cluster: Cluster, key: str, partition: int) -> None:
@@ -225,6 +227,75 @@ if __name__ == "__main__":
         app.run(workers=2)
     print("the program goes on")
 """
+
+
+STEERED = """
+import os
+import sys
+import threading
+import time
+import standfast as sf
+app = sf.App("steered", log=f"sqlite:///{sys.path[0]}/log", state_dir=f"{sys.path[0]}/state", commit_interval_ms=20)
+
+def steer(key, value):
+    if value == "pause":
+        app.pause()
+        threading.Thread(target=resume).start()
+    if value == "stop":
+        app.stop()
+    return True
+
+def resume():
+    path = f"{sys.path[0]}/resume"
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    app.resume()
+
+app.stream("in", key=sf.serde.string, value=sf.serde.string).filter(steer).to("out")
+if __name__ == "__main__":
+    app.run(workers=2)
+"""
+
+
+def test_pause_resume_and_stop_in_a_processor_are_those_of_the_whole_instance(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STEERED)
+    with (
+        closing(open_log(f"sqlite:///{tmp_path}/log")) as log,
+        closing(log.producer()) as producer,
+        closing(log.reader()) as reader,
+    ):
+        for topic in ("in", "out"):
+            log.admin.create_topic(topic, 2, TopicPolicy())
+        out = [TopicPartition("out", partition) for partition in (0, 1)]
+
+        def feed(partition: int, value: str) -> None:
+            stamp = int(time.time() * 1_000)
+            producer.append({TopicPartition("in", partition): [Outgoing(b"k%d" % partition, value.encode(), stamp)]})
+
+        def written(count: int) -> bool:
+            return sum(bounds.end for bounds in reader.bounds(out).values()) == count
+
+        with (tmp_path / "said").open("w") as said:
+            process = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, stdout=said, stderr=said)
+        try:
+            for partition in (0, 1):
+                feed(partition, "first")
+            wait_for(lambda: written(2), PATIENCE_S)
+            feed(0, "pause")
+            wait_for(lambda: written(3), PATIENCE_S)  # its record is processed whole
+            time.sleep(1)  # the supervisor, and the other worker, hear of it
+            feed(1, "while paused")
+            time.sleep(1)
+            assert written(3)
+            (tmp_path / "resume").touch()
+            wait_for(lambda: written(4), PATIENCE_S)
+            feed(1, "stop")
+            assert process.wait(PATIENCE_S) == 0
+            assert written(5)
+        finally:
+            process.kill()
+            process.wait()
+        assert "application steered ended" in (tmp_path / "said").read_text()
 
 
 def started(*command: str, cwd: Path, text: str = "") -> subprocess.CompletedProcess[str]:

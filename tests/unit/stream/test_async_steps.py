@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -196,15 +197,31 @@ def test_record_that_is_rolled_back_makes_no_call(drive: Drive, service: Service
     assert service.asked == [1, 3]
 
 
-@pytest.mark.parametrize("bad", [SystemExit(3), KeyboardInterrupt()])
-def test_exit_within_a_call_is_raised_where_the_application_runs(drive: Drive, bad: BaseException) -> None:
+def test_interruption_within_a_call_is_raised_where_the_application_runs(drive: Drive) -> None:
     async def leave(value: Any) -> Any:
-        raise bad
+        raise KeyboardInterrupt
 
     app = sf.App("app")
     app.stream("in", on_error="skip").map_values_async(leave, retries=3).to("out")
-    with pytest.raises(type(bad)):
+    with pytest.raises(KeyboardInterrupt):
         drive(app).pipe("in", "k", 1, 1)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_exit_within_a_call_is_a_failure_of_its_record(on_error: Any, drive: Drive) -> None:
+    async def leave(value: Any) -> Any:
+        return sys.exit(3) if value == 1 else value
+
+    app = sf.App("app")
+    app.stream("in", on_error=on_error).map_values_async(leave, retries=3).to("out")
+    driver = drive(app)
+    if on_error == "fail":
+        with pytest.raises(sf.InvalidRequest, match=r"called sys\.exit\(3\)"):
+            driver.pipe("in", "k", 1, 1)
+        return
+    for value in (1, 2):
+        driver.pipe("in", "k", value, 1)
+    assert came(driver) == [("k", 2, 1)]
 
 
 def test_call_that_cancels_itself_is_an_error_and_no_lost_record(drive: Drive) -> None:

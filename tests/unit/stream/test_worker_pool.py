@@ -333,6 +333,26 @@ def test_pause_reaches_running_workers_and_later_ones(start: Start, capfd: pytes
     until(pool, lambda: "worker paused: False" in (said + capfd.readouterr().out))
 
 
+def test_worker_that_paused_itself_gets_the_order_of_its_supervisor_in_any_case(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own call, and an order that was on its way, may have crossed."""
+    pool = start("asks", workers=1)
+    said, wishes = "", []
+
+    def heard(line: str) -> bool:
+        nonlocal said
+        said += capfd.readouterr().out
+        return line in said
+
+    until(pool, lambda: wishes.extend(pool.wishes()) or wishes)
+    assert (wishes, pool.wishes()) == (["pause"], [])
+    pool.pause(False)  # as it was, by the supervisor
+    until(pool, lambda: heard("worker paused: False"))
+    pool.pause(True)
+    until(pool, lambda: heard("worker paused: True"))
+
+
 def test_stop_ends_all_workers_and_those_that_are_starting_too(start: Start) -> None:
     pool = start("obey")
     run(pool)
