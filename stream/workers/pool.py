@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from standfast.replication.lease.progress import ALLOWED, LeaseProgress
+from standfast.replication.lease.progress import ALLOWED, LOOP, LeaseProgress
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import part_report
@@ -156,6 +156,10 @@ class Pool:
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `Part`: each worker looks at the owners of its tasks itself, and reports the lost ones."""
+
+    def loops(self) -> list[int]:
+        """Steps of each worker's loop; 0 for one without a process."""
+        return [0 if slot.process is None else slot.process.progress.words[LOOP] for slot in self._slots]
 
     def snapshot_counts(self) -> SnapshotCounts:
         """The counts of the snapshots of all workers, those of processes that have ended included."""
