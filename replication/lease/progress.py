@@ -34,7 +34,10 @@ _WORDS, _WORD_BYTES = 10, 8
 
 
 class LeaseProgress:
-    """The words. `shared` makes a file descriptor, by which other processes can map them. `workers`: of a supervisor."""
+    """The words; a supervisor has one more for each of its `workers`.
+
+    `shared` makes a file descriptor, by which other processes can map them.
+    """
 
     def __init__(self, *, shared: bool = False, fd: int = -1, workers: int = 0) -> None:
         size = (_WORDS + workers) * _WORD_BYTES if fd < 0 else os.fstat(fd).st_size

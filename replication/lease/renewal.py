@@ -57,9 +57,7 @@ class BusyWatch:
             if loop not in self._seen or self._seen[loop][0] != count:
                 self._seen[loop] = (count, now_ms)
             found.append(now_ms - self._seen[loop][1] if count else 0)
-        least_ms = renewal_interval_ms(
-            lease_ms
-        )  # shorter ones are no news, which every other member would have to read
+        least_ms = renewal_interval_ms(lease_ms)  # a shorter time is no news, which each other member would read
         look_ms = now_ms - looked_ms if looked_ms else 0
         return Busy(look_ms if look_ms >= least_ms else 0, tuple(one if one >= least_ms else 0 for one in found))
 

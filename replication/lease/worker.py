@@ -12,7 +12,8 @@ counts a lease that ran out in LOST, and the parent decides to join again. It en
 when the parent's thread ends, also by SIGKILL; so does the end of stdin.
 
 Rules of this file: the process renews only while the parent makes progress, so that a parent that is stopped or hangs
-does not keep its tasks. A renewal says how busy the parent is, which others see while its interpreter is held. It must not import RocksDB, a session or user code.
+does not keep its tasks. A renewal says how busy the parent is, so that others see it while its interpreter is held. It
+must not import RocksDB, a session or user code.
 """
 
 from __future__ import annotations

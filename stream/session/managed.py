@@ -278,9 +278,8 @@ class ManagedPlacement:
     def _tick(self, now_ms: int) -> None:
         instance, writers = self._instance, self._instance.writers
         view = instance.membership.look()
-        if (
-            self._group is None or view.members != self._group.members
-        ):  # in a large group reading it takes longer than all the rest
+        # In a large group reading it takes longer than all the rest.
+        if self._group is None or view.members != self._group.members:
             self._members = {name: plan.managed for name, plan in plans(view).items()}
         self._group, members = view, self._members
         self._deaths.look(members.keys(), instance.membership.lease_ms, now_ms)

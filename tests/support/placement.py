@@ -60,11 +60,10 @@ class Cluster:
 
     def renew(self, *instances: Running) -> None:
         """Renew leases, as the lease process of each does."""
+        now_ms = self.bench.clock.monotonic_ms()
         for one in instances:
             session = one.session
-            session._instance.membership.heartbeat(
-                session._lease_group, session._keeper.busy(self.bench.clock.monotonic_ms())
-            )
+            session._instance.membership.heartbeat(session._lease_group, session._keeper.busy(now_ms))
 
     def rounds(self, count: int = 30) -> None:
         for _ in range(count):
