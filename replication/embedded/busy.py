@@ -4,7 +4,7 @@
 
 The first busy member makes the table. Older versions pass over it, so it changes no format number.
 
-Rules of this file: statements within one transaction of db.py. The rows go with the lease: they need no seal.
+Rules of this file: statements within one transaction of db.py.
 """
 
 from __future__ import annotations
@@ -13,27 +13,34 @@ import json
 
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.embedded.db import Transaction
+from standfast.replication.embedded.sums import check_seal, seal
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS busy (
-    group_name TEXT NOT NULL, member_id TEXT NOT NULL, numbers TEXT NOT NULL,
+    group_name TEXT NOT NULL, member_id TEXT NOT NULL, numbers TEXT NOT NULL, seal INTEGER NOT NULL,
     PRIMARY KEY (group_name, member_id)) STRICT, WITHOUT ROWID
 """
 
 
 def find_busy(run: Transaction, group: str) -> dict[str, Busy]:
-    """The busy members of a group; some may not be live any more."""
+    """The busy members of a group; some may not be live any more. Raises Corruption if a row's seal does not match."""
     if not _is_there(run):
         return {}
-    rows = run.execute("SELECT member_id, numbers FROM busy WHERE group_name = ? ORDER BY member_id", (group,))
-    return {name: Busy.of(json.loads(numbers)) for name, numbers in rows.fetchall()}
+    columns = "group_name, member_id, numbers, seal"
+    rows = run.execute(f"SELECT {columns} FROM busy WHERE group_name = ? ORDER BY member_id", (group,)).fetchall()  # noqa: S608
+    for row in rows:
+        check_seal(f"group {group!r}, busy member {row[1]!r}", row[-1], *row[:-1])
+    return {name: Busy.of(json.loads(numbers)) for _, name, numbers, _ in rows}
 
 
 def store_busy(run: Transaction, group: str, member: str, busy: Busy = IDLE) -> None:
     """Write how busy a member is, or remove its row if it is idle, or no member any more."""
     if numbers := busy.numbers:
         run.execute(_TABLE)
-        run.execute("INSERT OR REPLACE INTO busy VALUES (?, ?, ?)", (group, member, json.dumps(numbers)))
+        row = (group, member, json.dumps(numbers))
+        run.execute(
+            "INSERT OR REPLACE INTO busy (group_name, member_id, numbers, seal) VALUES (?, ?, ?, ?)", (*row, seal(*row))
+        )
     elif _is_there(run):
         run.execute("DELETE FROM busy WHERE group_name = ? AND member_id = ?", (group, member))
 

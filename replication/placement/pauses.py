@@ -58,17 +58,18 @@ class Deaths:
     """When the members that are gone renewed their leases for the last time, as far as this instance saw them live."""
 
     def __init__(self) -> None:
-        self._seen: frozenset[str] = frozenset()
+        self._seen: Collection[str] = ()
         self._seen_ms = 0
         self._gone: dict[str, tuple[int, int]] = {}  # between these two times
 
     def look(self, members: Collection[str], lease_ms: int, now_ms: int) -> None:
         """Note the members of a look at the group."""
-        for name in self._gone.keys() & set(members):
-            del self._gone[name]
-        for name in self._seen.difference(members):
-            self._gone[name] = self._seen_ms - lease_ms, now_ms - lease_ms
-        self._seen, self._seen_ms = frozenset(members), now_ms
+        if members is not self._seen:  # a large group is the same for most looks
+            for name in self._gone.keys() & set(members):
+                del self._gone[name]
+            for name in set(self._seen).difference(members):
+                self._gone[name] = self._seen_ms - lease_ms, now_ms - lease_ms
+        self._seen, self._seen_ms = members, now_ms
 
     def since(self, name: str, placed_ms: int, lease_ms: int) -> int | None:
         """The last renewal of a member that is gone; None if it was never seen to live. `placed_ms`: of its tasks."""

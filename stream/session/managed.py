@@ -282,7 +282,7 @@ class ManagedPlacement:
         if self._group is None or view.members != self._group.members:
             self._members = {name: plan.managed for name, plan in plans(view).items()}
         self._group, members = view, self._members
-        self._deaths.look(members.keys(), instance.membership.lease_ms, now_ms)
+        self._deaths.look(members, instance.membership.lease_ms, now_ms)
         if instance.membership.member not in members:
             return  # the lease ran out: the next heartbeat joins again
         if not self._has_looked:

@@ -3,7 +3,8 @@
     argv   a JSON object: log, state_dir, app, guarantee, and workers for worker processes
            `poison`: a key whose record kills the process; `raises`: one whose record raises;
            `held_s`: for how long the record of key HOLD keeps the interpreter, or (`sleeps`) its task alone
-           `lease_ms`, `replicas`: of standbys; `restart`: a name of RESTARTS; `discovery_ms`; `other`: it also counts in a store of that name; `replace`
+           `lease_ms`; `replicas`: standbys of a task
+           `restart`: a name of RESTARTS; `discovery_ms`; `other`: it also counts in a store of that name; `replace`
     exit   0 after SIGTERM
 
 Rules of this file: the cache is off, so that each record has a result of its own.
