@@ -82,7 +82,7 @@ class LeaseKeeper:
         return withheld or before != self._stalls
 
     def looked(self) -> None:
-        """Note that this process has looked at the placement, and decided what was to be decided."""
+        """Note that this process has looked at the placement, and decided if it leads."""
         self.progress.words[LOOKED] = self._clock.monotonic_ms()
 
     def busy(self, now_ms: int) -> Busy:

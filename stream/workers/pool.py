@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from standfast.replication.lease.progress import ALLOWED, LOOP, LeaseProgress
+from standfast.replication.lease.renewal import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import part_report
@@ -115,6 +116,7 @@ class Pool:
         self._unsettled_ms = clock.monotonic_ms()  # when a task was last seen not to run
         self._spare = Spare(self._process, clock)
         self.parts = PoolParts(self._send_checkpoint)
+        self._busy = BusyWatch()
         self._gone = SnapshotCounts()  # of the processes that have ended
 
     @property
@@ -133,7 +135,8 @@ class Pool:
         """As in `Part`."""
         self.changed = False
         self._between.keep(active)
-        self.orders.want(active, standby)
+        busy = self._busy.look(self.loops(), 0, self._settings.lease_ms, self._clock.monotonic_ms()).loops_ms
+        self.orders.want(active, standby, [number for number, busy_ms in enumerate(busy) if busy_ms])
         for number, order in self.orders.next(is_free).items():
             process = self._slots[number].process
             assert process is not None, "only a worker with a session has an order"
