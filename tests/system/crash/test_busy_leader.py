@@ -162,9 +162,10 @@ def test_leader_that_stands_still_in_the_middle_of_a_publish_loses_the_lead_and_
         cluster.feed(50)
         cluster.await_results()
         cluster.start("b")
-        wait_for(lambda: "this instance takes the lead" in cluster.said("b"), PATIENCE_S)
+        wait_for(lambda: "this instance (" in cluster.said("b"), PATIENCE_S)  # it has claimed the lead
+        assert "this instance takes the lead" in cluster.said("b")
         cluster.processes["a"].send_signal(signal.SIGCONT)
-        wait_for(lambda: "does not lead application" in cluster.said("a"), PATIENCE_S)
+        wait_for(lambda: "does not lead application" in cluster.said("a"), PATIENCE_S, lambda: cluster.said("a", "b"))
         cluster.start("c")
         with closing(Placed(cluster)) as placed:
             wait_for(lambda: (tmp_path / "c" / cluster.app / "INSTANCE").exists(), PATIENCE_S)
