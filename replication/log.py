@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import Need
 from standfast.store.errors import StandfastError, Unavailable
@@ -171,11 +173,15 @@ class Member(NamedTuple):
 
 
 class GroupView(NamedTuple):
-    """A group as one member sees it: live members by id, the leader (first by id), the generation."""
+    """A group as one member sees it: live members by id, the leader (first by id), the generation.
+
+    `busy`: the members that were busy at their last renewal.
+    """
 
     generation: int
     leader: str | None
     members: tuple[Member, ...]
+    busy: Mapping[str, Busy] = MappingProxyType({})
 
 
 class EnteredView(GroupView):
@@ -417,7 +423,7 @@ class Group(Protocol):
         """
         ...
 
-    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None, busy: Busy = IDLE) -> GroupView:
         """Renew the lease, for `lease_ms` from now on (None: as it is).
 
         Raises Fenced if it had run out and the member was removed: join again.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import (
     Committed,
     ConsumerMember,
@@ -165,7 +166,7 @@ class ReadOnlyGroup:
         self._members = (Member(member_id, metadata),)
         return self.view()
 
-    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None, busy: Busy = IDLE) -> GroupView:
         """The view; there is no lease to renew."""
         return self.view()
 

@@ -1,6 +1,6 @@
 """Take-over of tasks without an owner: every member decides it, with the same result, from the same view of the group.
 
-    lost its owner -- a live member stands by for it --> the first such member by id
+    lost its owner -- a live member stands by for it --> the first such member by id; of several an idle one
         |
         +------------ no member does ------------------> the first live member by id that takes any task
     never owned -----------------------------------------^   (no member takes any: the task stays unowned)
@@ -21,8 +21,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import InvalidRequest
@@ -122,14 +124,18 @@ def plans(view: GroupView) -> dict[str, MemberPlan]:
 
 
 def decide(
-    me: str, members: Mapping[str, MemberPlan], owners: Mapping[TaskId, str], tasks: Iterable[TaskId]
+    me: str,
+    members: Mapping[str, MemberPlan],
+    owners: Mapping[TaskId, str],
+    tasks: Iterable[TaskId],
+    busy: Mapping[str, Busy] = MappingProxyType({}),
 ) -> frozenset[TaskId]:
     """Those of `tasks` that `me` must take now.
 
     `members` are the live ones. A task is owned while its last owner is among them, or while one of them runs it by
     its own plan (it may not have opened its writer yet). `me` takes back tasks that it owned and does not run: it was
     restarted before its lease ran out. If `me` is not in `members`, it has lost its own lease and takes no task: it
-    must join again first.
+    must join again first. `busy`: members with a record in hand; of several standbys the idle one takes over.
     """
     if me not in members:
         return frozenset()
@@ -138,7 +144,7 @@ def decide(
     free = [task for task in tasks if task not in running]
     mine = frozenset(task for task in free if owners.get(task) == me)
     lost = (task for task in free if owners.get(task) not in members)
-    return mine | frozenset(task for task in lost if _taker(task, members, lost=task in owners) == me)
+    return mine | frozenset(task for task in lost if _taker(task, members, busy, lost=task in owners) == me)
 
 
 def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas: int) -> bool:
@@ -150,8 +156,12 @@ def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas:
     return owner is not None and me in others[:replicas]
 
 
-def _taker(task: TaskId, members: Mapping[str, MemberPlan], *, lost: bool) -> str | None:
+def _taker(task: TaskId, members: Mapping[str, MemberPlan], busy: Mapping[str, Busy], *, lost: bool) -> str | None:
     standing_by = (member for member, plan in members.items() if task in plan.standby and (lost or plan.takes_any))
     takes_any = (member for member, plan in members.items() if plan.takes_any)
     # Standbys first: their stores have nearly all rows, so the task goes on soonest there.
-    return min(standing_by, default=None) or min(takes_any, default=None)
+
+    def rank(member: str) -> tuple[int, str]:
+        return busy.get(member, IDLE).of_worker(None), member
+
+    return min(standing_by, key=rank, default=None) or min(takes_any, key=rank, default=None)

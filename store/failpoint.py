@@ -34,6 +34,7 @@
     snapshot.fetched  a snapshot is restored beside the task's directory, and not in its place
     snapshot.rows     rows of one store of a snapshot are in new files, none of them is in the task
     snapshot.placed   a restored snapshot is in its place, the rest of the log is not read
+    placement.decided a leader has decided an assignment, nothing of it is in the log
     checkpoint.begun  a coordinated checkpoint is announced in the storage, no task has its order
     checkpoint.order  an order of a coordinated checkpoint is in the log
     checkpoint.part   a task's snapshot for a checkpoint is stored, its part is not
@@ -75,6 +76,7 @@ NAMES = (
     "stores.dropped",
     "restore.apply",
     "standby.apply",
+    "placement.decided",
     "ingest.marked",
     "ingest.family",
     "ingest.positioned",

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.checks import check_commit, check_join
+from standfast.replication.embedded.busy import find_busy, forget_busy, store_busy
 from standfast.replication.embedded.db import Database, Transaction
 from standfast.replication.embedded.notes import find_notes, store_notes
 from standfast.replication.embedded.sums import check_seal, seal
@@ -57,10 +59,11 @@ class EmbeddedGroup:
             )
             if entered:
                 self._grow(run, 1)
+                store_busy(run, self._name, member_id)
             view = self._view(run, now_ms)
             return EnteredView(*view) if entered else view
 
-    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None, busy: Busy = IDLE) -> GroupView:
         """Renew the lease, for `lease_ms` from now on (None: as it is). Raises Fenced if it had run out: join again."""
         # No lease survives the boot after a power loss, so this write need not wait for the disk.
         with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write(durable=False) as run:
@@ -71,6 +74,8 @@ class EmbeddedGroup:
                 "WHERE group_name = ?3 AND member_id = ?4",
                 (lease_ms, now_ms, self._name, member_id),
             ).rowcount
+            if renewed:
+                store_busy(run, self._name, member_id, busy)
             view = self._view(run, now_ms)
         if not renewed:  # raised after the transaction: within it, it would roll back the removal of other members
             raise Fenced(
@@ -90,6 +95,7 @@ class EmbeddedGroup:
             self._expire(run, self._clock.monotonic_ms())
             left = run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
             self._grow(run, left.rowcount)
+            store_busy(run, self._name, member_id)
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""
@@ -162,6 +168,8 @@ class EmbeddedGroup:
             (self._name, self._boot, now_ms),
         )
         self._grow(run, gone.rowcount)
+        if gone.rowcount:
+            forget_busy(run, self._name)
 
     def _grow(self, run: Transaction, by: int) -> None:
         if by:
@@ -180,9 +188,12 @@ class EmbeddedGroup:
         ).fetchall()
         stored = run.execute("SELECT count(*) FROM members WHERE group_name = ?", (self._name,)).fetchone()[0]
         members = tuple(map(Member._make, live))
+        busy = find_busy(run, self._name)
+        if busy:
+            busy = {name: busy[name] for name, _ in members if name in busy}
         # The next write removes the members that ran out; counting them already keeps generation and members equal.
         generation = self._generation(run) + stored - len(members)
-        return GroupView(generation, members[0].member_id if members else None, members)
+        return GroupView(generation, members[0].member_id if members else None, members, busy)
 
     def _generation(self, run: Transaction) -> int:
         row = run.execute("SELECT generation FROM groups WHERE name = ?", (self._name,)).fetchone()

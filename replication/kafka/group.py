@@ -24,6 +24,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
@@ -94,10 +95,10 @@ class KafkaGroup:
             self._ready_asker()  # a member soon asks for offsets, so the client can connect meanwhile
         return self._board.join(member_id, metadata, lease_ms)
 
-    def heartbeat(self, member_id: str, *, lease_ms: int | None = None) -> GroupView:
+    def heartbeat(self, member_id: str, *, lease_ms: int | None = None, busy: Busy = IDLE) -> GroupView:
         """Renew the lease, for `lease_ms` from now on (None: as it is). Raises Fenced if it had run out: join again."""
         self._check_open()
-        return self._board.beat(member_id, lease_ms)
+        return self._board.beat(member_id, lease_ms, busy)
 
     def view(self) -> GroupView:
         """Live members now."""

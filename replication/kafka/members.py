@@ -1,7 +1,7 @@
 """Members of a group and owners of its writers, as a function of the records of the group's members topic.
 
     key ["member", id]           {"kind":"join"|"beat", "session":..., "lease_ms":..., "generation":..., "metadata":...,
-                                  "plan":...}
+                                  "plan":...,"busy":[...]}
                                  no value: it left, or, with a header "seen", its lease ran out
     key ["writer", id, owner]    {"epoch":...}    the owner opened a writer for this transactional id
     key [kind, name]             a note: any text, for a module of its own; no value: it is removed
@@ -10,6 +10,7 @@
     beat   renews the lease, if the member is still live in that very session; else it is void
     plan   grows with each join of a session; a beat with a smaller one renews, and its metadata are void: a member
            joins with new metadata from one process while its beats come from another, which has not read them yet
+    busy   of a beat: see `replication/busy.py`; of an idle member it is left out
     seen   the offset of the newest beat or join that the proposer of the removal had read. The removal is void if the
            member renewed its lease after that: a stalled proposer may be late by any time
     epoch  counts if it is larger than any before; of two claims of one epoch the first in the topic wins
@@ -31,8 +32,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import GroupView, Member, Note, Record
-from standfast.replication.shapes import Shape, dump, read
+from standfast.replication.shapes import Count, Shape, dump, read
 from standfast.store.errors import InvalidRequest
 
 MEMBERS_SUFFIX = "-standfast-members"  # <group>-standfast-members, 1 partition
@@ -42,7 +44,7 @@ _WRITER = "writer"
 T = TypeVar("T")
 
 
-class Presence(Shape, frozen=True, forbid_unknown_fields=False):
+class Presence(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
     """A join or a beat; later versions may add fields."""
 
     kind: str
@@ -51,6 +53,7 @@ class Presence(Shape, frozen=True, forbid_unknown_fields=False):
     generation: int
     metadata: str
     plan: int = 0
+    busy: tuple[Count, ...] = ()
 
 
 class Claim(Shape, frozen=True, forbid_unknown_fields=False):
@@ -79,6 +82,7 @@ class Lease:
     old: bool
     plan: int = 0
     offset: int = -1  # of the newest join or beat
+    busy: tuple[int, ...] = ()
 
 
 class Members:
@@ -135,10 +139,11 @@ class Members:
 
     def view(self) -> GroupView:
         """Live members by id."""
-        # Beats change none of it, and in a large group there are hundreds of those a second.
+        # Beats of idle members change none of it, and in a large group there are hundreds of those a second.
         if self._view is None or self._view.generation != self.generation:
             members = tuple(Member(name, lease.metadata) for name, lease in sorted(self.leases.items()))
-            self._view = GroupView(self.generation, members[0].member_id if members else None, members)
+            busy = {name: Busy.of(lease.busy) for name, lease in self.leases.items() if lease.busy}
+            self._view = GroupView(self.generation, members[0].member_id if members else None, members, busy)
         return self._view
 
     def _repeats(self, record: Record, now_ms: int, old: bool) -> bool:
@@ -184,12 +189,11 @@ class Members:
         metadata, plan = said.metadata, said.plan
         if said.kind != "join" and lease is not None and plan < lease.plan:
             metadata, plan = lease.metadata, lease.plan
-        if lease is None or lease.metadata != metadata:
+        if lease is None or lease.metadata != metadata or lease.busy != said.busy:
             self._view = None
         deadline_ms = now_ms + said.lease_ms
-        self.leases[name] = Lease(
-            name, metadata, said.session, said.lease_ms, deadline_ms, record.timestamp, old, plan, record.offset
-        )
+        at = (deadline_ms, record.timestamp, old, plan, record.offset)
+        self.leases[name] = Lease(name, metadata, said.session, said.lease_ms, *at, said.busy)
         (self._old.add if old else self._old.discard)(name)
         if said.kind != "join":
             self._beats[record.key] = record.value, name, self.leases[name]
@@ -200,9 +204,11 @@ def member_key(member_id: str) -> bytes:
     return json.dumps([_MEMBER, member_id]).encode()
 
 
-def member_value(kind: str, session: str, lease_ms: int, generation: int, metadata: str, plan: int) -> bytes:
+def member_value(
+    kind: str, session: str, lease_ms: int, generation: int, metadata: str, plan: int, busy: Busy = IDLE
+) -> bytes:
     """Value of a join or a beat."""
-    return dump(Presence(kind, session, lease_ms, generation, metadata, plan))
+    return dump(Presence(kind, session, lease_ms, generation, metadata, plan, busy.numbers))
 
 
 def removal_headers(lease: Lease) -> list[tuple[str, bytes]]:

@@ -27,6 +27,7 @@ from typing import TypeAlias
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.kafka.admin import KafkaAdmin
 from standfast.replication.kafka.bounds import bounds_of, written_end
 from standfast.replication.kafka.cluster import Cluster
@@ -113,7 +114,7 @@ class Board:
             view = self._members.view()
             return EnteredView(*view) if lease is None else view
 
-    def beat(self, member_id: str, lease_ms: int | None) -> GroupView:
+    def beat(self, member_id: str, lease_ms: int | None, busy: Busy = IDLE) -> GroupView:
         """Renew a lease, for `lease_ms` from now on. Raises Fenced if the member was removed."""
         with self._lock:
             if not self._can_beat(member_id):
@@ -123,7 +124,7 @@ class Board:
             if lease is not None and lease.session == session:
                 generation, plan = self._members.generation, lease.plan
                 lease_ms = lease.lease_ms if lease_ms is None else lease_ms
-                value = member_value("beat", lease.session, lease_ms, generation, lease.metadata, plan)
+                value = member_value("beat", lease.session, lease_ms, generation, lease.metadata, plan, busy)
                 self._write(member_key(member_id), value)
                 lease = self._members.leases.get(member_id)
             self._remove_run_out()

@@ -10,6 +10,8 @@
     STALLED   the lease process   1 while it does not renew because this process makes no progress
     STALLS    the lease process   times that it began to withhold renewals
     GAP       the lease process   the longest time between two renewals so far, milliseconds
+    LOOKED    this process        when it last looked at the placement, by the machine's monotonic clock
+    further   this process        LOOP of each of its worker processes, of a supervisor
 
 Rules of this file: memory alone. One process writes each word, and reading it needs neither a lock nor the other
 process's interpreter.
@@ -20,30 +22,34 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 from standfast.replication.lease.renewal import replay_allowance_ms
 
-WORK, LOOP, ALLOWED, TRIES, RENEWED, LOST, STALLED, STALLS, GAP = range(9)
-_WORDS, _WORD_BYTES = 9, 8
+WORK, LOOP, ALLOWED, TRIES, RENEWED, LOST, STALLED, STALLS, GAP, LOOKED = range(10)
+_WORDS, _WORD_BYTES = 10, 8
 
 
 class LeaseProgress:
-    """The words. `shared` makes a file descriptor, by which other processes can map them."""
+    """The words; a supervisor has one more for each of its `workers`.
 
-    def __init__(self, *, shared: bool = False, fd: int = -1) -> None:
+    `shared` makes a file descriptor, by which other processes can map them.
+    """
+
+    def __init__(self, *, shared: bool = False, fd: int = -1, workers: int = 0) -> None:
+        size = (_WORDS + workers) * _WORD_BYTES if fd < 0 else os.fstat(fd).st_size
         if shared and fd < 0:
             # Closed on exec: only the lease process gets it, and no program that the application starts.
             fd = os.memfd_create("standfast-lease", os.MFD_CLOEXEC)
-            os.ftruncate(fd, _WORDS * _WORD_BYTES)
+            os.ftruncate(fd, size)
         self.fd = fd
         self.on_stall: Callable[[str], None] = lambda _why: None  # called in the thread that watches
-        self._memory = None if fd < 0 else mmap.mmap(fd, _WORDS * _WORD_BYTES)
+        self._memory = None if fd < 0 else mmap.mmap(fd, size)
         self.words: MutableSequence[int] = (
-            array("Q", bytes(_WORDS * _WORD_BYTES))
+            array("Q", bytes(size))
             if self._memory is None
             else cast("MutableSequence[int]", memoryview(self._memory).cast("Q"))
         )
@@ -69,6 +75,15 @@ class LeaseProgress:
     def counts(self) -> dict[str, int]:
         """Steps of each part, by the part's name in reports."""
         return {"background work": self.words[WORK], "the application's loop": self.words[LOOP]}
+
+    def loops(self) -> list[int]:
+        """Steps of the loop of this process, or of each of its workers; 0 for one that does not run."""
+        return list(self.words[_WORDS:]) or [self.words[LOOP]]
+
+    def note_loops(self, counts: Iterable[int]) -> None:
+        """Take over the steps of the workers' loops, in the order of their numbers."""
+        for number, count in enumerate(counts):
+            self.words[_WORDS + number] = count
 
     def close(self) -> None:
         """Release the descriptor; the words stay readable in this process."""

@@ -12,7 +12,8 @@ counts a lease that ran out in LOST, and the parent decides to join again. It en
 when the parent's thread ends, also by SIGKILL; so does the end of stdin.
 
 Rules of this file: the process renews only while the parent makes progress, so that a parent that is stopped or hangs
-does not keep its tasks. It must not import RocksDB, a session or user code.
+does not keep its tasks. A renewal says how busy the parent is, so that others see it while its interpreter is held. It
+must not import RocksDB, a session or user code.
 """
 
 from __future__ import annotations
@@ -24,8 +25,18 @@ import signal
 import sys
 from typing import Any
 
-from standfast.replication.lease.progress import ALLOWED, GAP, LOST, RENEWED, STALLED, STALLS, TRIES, LeaseProgress
-from standfast.replication.lease.renewal import StallWatch, lease_in_group_ms, renewal_interval_ms
+from standfast.replication.lease.progress import (
+    ALLOWED,
+    GAP,
+    LOOKED,
+    LOST,
+    RENEWED,
+    STALLED,
+    STALLS,
+    TRIES,
+    LeaseProgress,
+)
+from standfast.replication.lease.renewal import BusyWatch, StallWatch, lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import Group, Log
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
@@ -67,6 +78,7 @@ class Renewer:
         self._address: str = order["log"]
         self._progress = LeaseProgress(fd=order["words"])
         self._watch = StallWatch(order["max_stall_ms"])
+        self._busy = BusyWatch()
         self._clock = SystemClock()
         self._log: Log | None = None
         self._group: Group | None = None
@@ -91,8 +103,9 @@ class Renewer:
         return renewal_interval_ms(min(given_ms, lease_in_group_ms(lease_ms, self._size)))
 
     def _renew(self, group: str, member: str, lease_ms: int) -> None:
-        words = self._progress.words
-        still = self._watch.look(self._progress.counts(), words[ALLOWED], self._clock.monotonic_ms())
+        words, now_ms = self._progress.words, self._clock.monotonic_ms()
+        still = self._watch.look(self._progress.counts(), words[ALLOWED], now_ms)
+        busy = self._busy.look(self._progress.loops(), words[LOOKED], lease_ms, now_ms)
         if still and not words[STALLED]:
             words[STALLS] += 1
         words[STALLED] = 1 if still else 0
@@ -103,7 +116,7 @@ class Renewer:
         try:
             if self._group is None:
                 self._group = self._log.group(group)
-            self._size = len(self._group.heartbeat(member, lease_ms=lease_ms).members)
+            self._size = len(self._group.heartbeat(member, lease_ms=lease_ms, busy=busy).members)
         except Fenced:
             words[LOST] += 1
             self._renewed_ms = -1  # LOST counts this gap, so GAP must not

@@ -4,7 +4,7 @@
         └── restores, far from ready, while another copy is near the end ─────────────────> that member takes it
     its disk takes no writes ── see `no_room.py` ─────────────────────────────────────────> another member, or it stays
     it is gone ── stopped cleanly, within the grace, no standby is near the end ──────────> held until it is back
-        ├── standbys ─────────────────────────────────────────────────────────────────────> the most caught-up
+        ├── standbys ────────────────────────────────────> the most caught-up; of those near the end an idle one
         └── none ─────────────────────────────────────────────────────────────────────────> a member below its quota
     a member is above its quota ── a receiver is caught up (or the task has no stores) ───> hand-over now
         ├── the receiver is a standby that catches up ────────────────────────────────────> later; the owner serves
@@ -143,11 +143,11 @@ class Actives:
         if look.lag(task, owner) <= FAR * max(look.settings.acceptable_lag, 1) or look.holder(task, owner) is not None:
             return None
         near = [
-            (look.lag(task, name), name)
+            (*look.rank(copy), name)
             for name, copy in look.copies.get(task, NO_COPIES).items()
             if name != owner and name in look.members and look.is_near(copy) and self._load[name] < self._room[name]
         ]
-        return min(near)[1] if near else None
+        return min(near)[-1] if near else None
 
     def _hold(self, task: TaskId, former: str | None) -> bool:
         look = self.look
@@ -204,9 +204,22 @@ class Actives:
             if former is not None:
                 facts["source"] = former
                 self.homes[task] = former
-            self._own(task, taker, Reason("STANDBY_TAKES", facts))
+            self._own(task, taker, self._taken(task, taker, facts))
             self.moves.append(Move(MoveKind.TAKE_OVER, task, former, taker, self.why[task]))
         return free
+
+    def _taken(self, task: TaskId, taker: str, facts: dict[str, Fact]) -> Reason:
+        """Why a standby takes the task over: the most caught-up one, or an idle one beside that."""
+        look = self.look
+        busy = [
+            (look.lag(task, name), name)
+            for name in look.tailing(task)
+            if look.copies[task][name].busy_ms > look.copies[task][taker].busy_ms
+        ]
+        if not busy or min(busy)[0] > look.lag(task, taker):
+            return Reason("STANDBY_TAKES", facts)
+        other = min(busy)[1]
+        return Reason("IDLE_STANDBY_TAKES", {**facts, "other": other, "busy_ms": look.copies[task][other].busy_ms})
 
     # --- balance ----------------------------------------------------------------------------------------------------
 

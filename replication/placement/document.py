@@ -41,6 +41,7 @@ class CopyShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=T
     state: CopyState
     lag: Count | None = None
     total: Count | None = None
+    busy_ms: Count = 0
 
 
 class InstanceShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
@@ -240,7 +241,7 @@ def _task(text: str) -> TaskId:
 
 
 def _member(shape: InstanceShape) -> Member:
-    copies = {_task(text): Copy(one.state, one.lag, one.total) for text, one in shape.tasks.items()}
+    copies = {_task(text): Copy(one.state, one.lag, one.total, one.busy_ms) for text, one in shape.tasks.items()}
     return Member(shape.id, shape.slots, shape.rack, shape.tags, copies, shape.waits)
 
 

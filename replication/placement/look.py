@@ -65,13 +65,21 @@ class Look:
         return copy.lag is not None and copy.lag <= self.settings.acceptable_lag
 
     def tailing(self, task: TaskId) -> list[str]:
-        """Able members with an open standby or warm-up: the most caught-up first, then by id."""
+        """Able members with an open standby or warm-up: the most caught-up first, then by id.
+
+        Of those that have caught up the idle ones come first: a busy one opens the task after its record in hand.
+        """
         found = [
-            (UNKNOWN_LAG if copy.lag is None else copy.lag, name)
+            (*self.rank(copy), name)
             for name, copy in self.copies.get(task, NO_COPIES).items()
             if copy.state in TAILING and name in self.members
         ]
-        return [name for _, name in sorted(found)]
+        return [name for *_, name in sorted(found)]
+
+    def rank(self, copy: Copy) -> tuple[bool, int, int]:
+        """Order of copies: the one that can serve soonest first."""
+        near = self.is_near(copy)
+        return not near, copy.busy_ms if near else 0, UNKNOWN_LAG if copy.lag is None else copy.lag
 
     def holder(self, task: TaskId, besides: str | None) -> str | None:
         """Another member that has the task open as active; one that runs it before one that restores it."""

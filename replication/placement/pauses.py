@@ -9,9 +9,10 @@
                share the monotonic clock, the pause is exact: from the begin of that owner's last commit until the task
                runs here. Over two machines no clocks are compared: the pause is `took` + `here`, and leaves out the
                way of the report between them (two trips to the log, and at most one look of the new owner).
-    failover   the former owner was killed, or fenced, and reports nothing: the pause counts from the moment when the
-               task was placed here and free. It leaves out the time until the death was seen, which is the rest of
-               the lease for an instance, and milliseconds for a worker process.
+    failover   the former owner was killed, or fenced, and reports nothing: the pause counts from its death. That lies
+               between its last renewal, which was a lease before the group lost it, and the next one, a fifth of the
+               lease later: the pause counts from the former. The death of a worker process is seen within
+               milliseconds. An instance that starts after the death counts from the moment when it found the task free.
 
 Neither has the wait of a restore gate for other tasks, nor the first round of the loop after the task runs. The restart
 of an instance that gets its own tasks back is no move and has no pause here.
@@ -51,6 +52,32 @@ class _Free(NamedTuple):
     took_ms: int
     kind: str
     generation: int
+
+
+class Deaths:
+    """When the members that are gone renewed their leases for the last time, as far as this instance saw them live."""
+
+    def __init__(self) -> None:
+        self._seen: Collection[str] = ()
+        self._seen_ms = 0
+        self._gone: dict[str, tuple[int, int]] = {}  # between these two times
+
+    def look(self, members: Collection[str], lease_ms: int, now_ms: int) -> None:
+        """Note the members of a look at the group."""
+        if members is not self._seen:  # a large group is the same for most looks
+            for name in self._gone.keys() & set(members):
+                del self._gone[name]
+            for name in set(self._seen).difference(members):
+                self._gone[name] = self._seen_ms - lease_ms, now_ms - lease_ms
+        self._seen, self._seen_ms = members, now_ms
+
+    def since(self, name: str, placed_ms: int, lease_ms: int) -> int | None:
+        """The last renewal of a member that is gone; None if it was never seen to live. `placed_ms`: of its tasks."""
+        if name not in self._gone:
+            return None
+        # An instance that could not look for long knows the time of the leader's decision, which saw the death at once.
+        first_ms, last_ms = self._gone[name]
+        return min(max(placed_ms - lease_ms, first_ms), last_ms)
 
 
 class PauseWatch:

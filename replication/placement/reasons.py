@@ -20,6 +20,8 @@ WORDS: Mapping[str, str] = {
     "MORE_CAUGHT_UP": "the copy on {instance} lacks {lag} records; the restore on {source} lacks {source_lag}",
     "HELD": "{source} stopped cleanly {for_ms} ms ago and is expected back within {grace_ms} ms; no standby is ready",
     "STANDBY_TAKES": "{source} is gone, and {instance} is its most caught-up standby: it lacks {lag} records",
+    "IDLE_STANDBY_TAKES": "{source} is gone, and {instance}, which lacks {lag} records, can open it first: the standby "
+    "on {other} has been busy with one record for {busy_ms} ms",
     "ROWS_ON_DISK": "{instance} has its rows on disk, which lack {lag} records, and is below its share",
     "EMPTIEST": "no instance has its rows; of those below their share {instance} has the fewest tasks ({load})",
     "RESTORE_MOVES": "{source} has more than its share, and most of the restore was left; {instance} restores it",
@@ -56,6 +58,8 @@ WORDS: Mapping[str, str] = {
 WITHOUT: Mapping[str, str] = {
     "NO_ROOM_COLD": "the disk of {source} takes no writes; {instance} has room, and takes it without a copy",
     "STANDBY_TAKES": "{instance} is its most caught-up standby",
+    "IDLE_STANDBY_TAKES": "{instance} can open it first: the standby on {other} has been busy with one record for "
+    "{busy_ms} ms",
     "WARMS_UP": "{target} is to get it for the balance; it runs on {instance} until the warm-up there lacks at most "
     "{limit} records",
 }

@@ -171,6 +171,7 @@ class PlacementTopic:
             forgotten=set(self.state.reporters()) - named - set(members),
             explained=explained,
         )
+        reach("placement.decided")
         self._transact(records)
         self._generation, self._published = published.assignment.generation, named
         self.state.valid, self.state.valid_ms = published, now_ms  # its records come with a later look

@@ -17,10 +17,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from standfast.replication.busy import Busy
 from standfast.replication.kafka.callbacks import needs_this_process
 from standfast.replication.lease.process import LeaseProcess
-from standfast.replication.lease.progress import ALLOWED, GAP, STALLED, STALLS, LeaseProgress
-from standfast.replication.lease.renewal import StallWatch, renewal_interval_ms
+from standfast.replication.lease.progress import ALLOWED, GAP, LOOKED, STALLED, STALLS, LeaseProgress
+from standfast.replication.lease.renewal import BusyWatch, StallWatch, renewal_interval_ms
 from standfast.replication.log import Group
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
@@ -48,18 +49,22 @@ class LeaseHolder(Protocol):
     def member(self) -> str: ...
     @property
     def lease_ms(self) -> int: ...
-    def heartbeat(self, group: Group) -> None: ...
+    def heartbeat(self, group: Group, busy: Busy) -> None: ...
 
 
 class LeaseKeeper:
-    """Renews the lease of one session; see the module header."""
+    """Renews the lease of one session; see the module header. `workers`: the processes of a supervisor."""
 
-    def __init__(self, lease_ms: int, max_stall_ms: int, clock: Clock, counters: SessionCounters) -> None:
+    def __init__(
+        self, lease_ms: int, max_stall_ms: int, clock: Clock, counters: SessionCounters, *, workers: int = 0
+    ) -> None:
         self._lease_ms = lease_ms
         self._max_stall_ms = max_stall_ms
         self._clock = clock
         self._counters = counters
         self._watch = StallWatch(max_stall_ms)
+        self._busy = BusyWatch()
+        self._workers = workers
         self._stop = Flag()
         self._began = Flag()
         self._started = Flag()
@@ -69,14 +74,14 @@ class LeaseKeeper:
         self._stalled: tuple[str, ...] = ()
         self._withheld = False
         self._stalls = 0  # of the process: its count at the last call of `was_stalled`
-        self.progress = LeaseProgress()
+        self.progress = LeaseProgress(workers=workers)
 
     def use_process(self, address: str) -> None:
         """Renew by a process; called before the thread runs. A clock that is not the machine's needs the thread."""
         # A frozen program is its own interpreter, so starting it would run the application again.
         startable = bool(sys.executable) and not getattr(sys, "frozen", False)
         if startable and isinstance(self._clock, SystemClock):
-            self.progress = LeaseProgress(shared=True)
+            self.progress = LeaseProgress(shared=True, workers=self._workers)
             self._process = LeaseProcess(address, self.progress, self._max_stall_ms, self._clock)
 
     @property
@@ -89,6 +94,14 @@ class LeaseKeeper:
         before, self._stalls = self._stalls, self.progress.words[STALLS]
         withheld, self._withheld = self._withheld, bool(self._stalled)
         return withheld or before != self._stalls
+
+    def looked(self) -> None:
+        """Note that this process has looked at the placement, and decided if it leads."""
+        self.progress.words[LOOKED] = self._clock.monotonic_ms()
+
+    def busy(self, now_ms: int) -> Busy:
+        """How busy this process is; the lease process measures the same by a watch of its own."""
+        return self._busy.look(self.progress.loops(), self.progress.words[LOOKED], self._holder_lease_ms, now_ms)
 
     def begin(self, holder: LeaseHolder, group_name: str, group: Group) -> None:
         """Start renewing: the session has joined. `group` is the thread's own."""
@@ -127,6 +140,7 @@ class LeaseKeeper:
         now_ms, words = self._clock.monotonic_ms(), self.progress.words
         # Looked at in each round, also while the process renews: the stall is logged in this process.
         still = self._watch.look(self.progress.counts(), words[ALLOWED], now_ms)
+        busy = self.busy(now_ms)
         if still and not self._stalled:
             logger.error(
                 "no progress for %d ms (%s): the lease is not renewed, so that a standby takes the tasks over; give "
@@ -154,7 +168,7 @@ class LeaseKeeper:
         assert self._holder is not None
         holder, group = self._holder
         try:
-            holder.heartbeat(group)
+            holder.heartbeat(group, busy)
         except (Unavailable, Corruption) as error:
             if isinstance(error, Corruption) and not error.of_log:
                 raise

@@ -9,7 +9,8 @@
     an instance that starts      reports its rows on disk first; until it has reported, a leader gives it nothing new
 
 Until it has given a task up, the owner serves it; the log fences an owner that stalled. The lead is a claim of the log
-(`<app>-leader`) and ends with the leader's lease; an instance that joins never takes it.
+(`<app>-leader`) and ends with the leader's lease; an instance that joins never takes it. A leader that does not look,
+while a decision waits, loses the lead to an instance that does (`replication/placement/busy_lead.py`).
 
 `Part` brings the instance's tasks about: `LocalPart` opens and closes them in this process. A supervisor of worker
 processes has one that gives orders to them (`standfast.stream.workers`), which each carries out by a `LocalPart`.
@@ -23,12 +24,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.busy_lead import BusyLead, is_busy
 from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.no_room import Shortages
-from standfast.replication.placement.pauses import FAILOVER, PLANNED, Left, Pause, PauseWatch, newest
+from standfast.replication.placement.pauses import FAILOVER, PLANNED, Deaths, Left, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
 from standfast.replication.placement.programs import Shapes
@@ -236,6 +239,8 @@ class ManagedPlacement:
             replace=replace,
             grace_ms=settings.restart_grace_ms,
         )
+        self._busy_lead = BusyLead(instance.membership.member)
+        self._deaths = Deaths()
         self._start_wait = StartWait(instance.app, settings.restart_grace_ms)
         self._has_looked = False
         self._stateless = stateless
@@ -273,11 +278,17 @@ class ManagedPlacement:
 
     def tick(self, now_ms: int) -> None:
         """Read the topic; decide, if this instance leads; follow its part, and report."""
+        self._tick(now_ms)
+        self._instance.membership.looked()
+
+    def _tick(self, now_ms: int) -> None:
         instance, writers = self._instance, self._instance.writers
         view = instance.membership.look()
-        if view != self._group:  # in a large group reading it takes longer than all the rest
-            self._group, self._members = view, {name: plan.managed for name, plan in plans(view).items()}
-        members = self._members
+        # In a large group reading it takes longer than all the rest.
+        if self._group is None or view.members != self._group.members:
+            self._members = {name: plan.managed for name, plan in plans(view).items()}
+        self._group, members = view, self._members
+        self._deaths.look(members, instance.membership.lease_ms, now_ms)
         if instance.membership.member not in members:
             return  # the lease ran out: the next heartbeat joins again
         if not self._has_looked:
@@ -353,18 +364,21 @@ class ManagedPlacement:
         instance, topic = self._instance, self._topic
         member = instance.membership.member
         replaces = self._programs.replaces(self.valid)
-        if leader is not None and leader != member and leader in members and not replaces:
+        follows = leader is not None and leader != member and leader in members
+        if leader is not None and follows and not replaces:
             if topic.leads:
                 self._told("lead_lost", "%s leads application %s now: this instance follows", leader)
                 topic.resign()
-            return
+            if not self._takes_lead(leader, members, now_ms):
+                return
         try:
             led = topic.leads
-            if not topic.claim(if_free=not replaces):
+            if not topic.claim(if_free=not (replaces or follows)):
                 return
             if not led:
                 self._note_program(replaces=replaces)
                 self._told("lead_claimed", "this instance (%s) leads application %s", member)
+                self._busy_lead.rests()
                 self._gone_since, self._decided_for, self.round = {}, None, None
                 self._shortages.begin(topic.state.moves.values(), topic.wall_ms(), now_ms)
             self._decide(members, now_ms)
@@ -380,6 +394,29 @@ class ManagedPlacement:
                 newer,
                 extra=as_event("lead_lost", app=self._instance.app),
             )
+
+    def _takes_lead(self, leader: str, members: Members, now_ms: int) -> bool:
+        """Whether a decision waits for a leader that does not look, and this instance is the one to take the lead."""
+        valid, membership = self.valid, self._instance.membership
+        busy: Mapping[str, Busy] = {} if self._group is None else self._group.busy
+        lease_ms = membership.lease_ms
+        if not is_busy(busy, leader, lease_ms) or valid is None or valid.drains or not self._programs.runs(valid):
+            self._busy_lead.rests()
+            return False
+        found = self._next(members, self._own_report(), now_ms) or self.round
+        if found is None or not is_changed(valid.assignment, found.assignment):
+            self._busy_lead.rests()
+            return False
+        able = [one for one, traits in members.items() if traits is not None and traits.program == valid.program]
+        if not self._busy_lead.takes(busy, able, lease_ms, now_ms):
+            return False
+        logger.warning(
+            "%s leads application %s and has not looked at the placement for %d ms, while a decision waits: this "
+            "instance takes the lead",
+            *(leader, self._instance.app, busy[leader].look_ms),
+            extra=as_event("lead_taken", app=self._instance.app, leader=leader, busy_ms=busy[leader].look_ms),
+        )
+        return True
 
     def _told(self, event: str, text: str, leader: str) -> None:
         app = self._instance.app
@@ -424,22 +461,28 @@ class ManagedPlacement:
         """Decide again if anything was reported since, or copies were to catch up meanwhile."""
         if not self._may_place(members):
             return
-        mine, state, valid = self._own_report(), self._topic.state, self.valid
-        basis = (state.changes, sorted(members), mine, self._instance.shared)
-        due = self._again_ms is not None and now_ms >= self._again_ms
-        if basis == self._decided_for and not due:
+        valid = self.valid
+        found = self._next(members, self._own_report(), now_ms)
+        if found is None:
             return
-        view = self._view(members, mine, now_ms)
-        self.round = place(view)
-        self._decided_for = basis
-        self._again_ms = None if self.round.again_ms is None else now_ms + self.round.again_ms
-        self._instance.standbys_missing = self.round.standbys_missing
+        self._instance.standbys_missing = found.standbys_missing
         # Also for the program alone: an unchanged assignment of the program before is none of this one.
         begins = valid is None or valid.drains or valid.program != self._programs.program
-        if begins or view.previous is None or is_changed(view.previous, self.round.assignment):
+        if begins or valid is None or is_changed(valid.assignment, found.assignment):
             replaced = valid.replaced if valid is not None and self._programs.runs(valid) else ""
-            self._publish(self.round.assignment, members, self.round, replaced=replaced)
-            self._shortages.published(self.round, now_ms)
+            self._publish(found.assignment, members, found, replaced=replaced)
+            self._shortages.published(found, now_ms)
+
+    def _next(self, members: Members, mine: Report, now_ms: int) -> Round | None:
+        """The next round; None if the last one still holds, since nothing was reported after it."""
+        basis = (self._topic.state.changes, sorted(members), mine, self._instance.shared)
+        due = self._again_ms is not None and now_ms >= self._again_ms
+        if basis == self._decided_for and not due:
+            return None
+        self.round = place(self._view(members, mine, now_ms))
+        self._decided_for = basis
+        self._again_ms = None if self.round.again_ms is None else now_ms + self.round.again_ms
+        return self.round
 
     def _view(self, members: Members, mine: Report, now_ms: int) -> View:
         state, me = self._topic.state, self._instance.membership.member
@@ -448,6 +491,7 @@ class ManagedPlacement:
         warmups = {} if previous is None else previous.warmups
         # Also one that only has standby places, or had tasks that were taken over: it is expected back as well.
         known = set() if previous is None else instances_of(previous)
+        busy: Mapping[str, Busy] = {} if self._group is None else self._group.busy
         if not self._programs.runs(state.valid):
             known = set()  # instances of another program are not expected back
         gone = known - members.keys()
@@ -463,7 +507,7 @@ class ManagedPlacement:
         short = [name for name, _, report in able if report is not None and report.no_room]
         no_room_ms = self._shortages.look(short, now_ms)
         return View(
-            members=tuple(_member(*one, warmups, no_room_ms.get(one[0])) for one in able),
+            members=tuple(_member(*one, warmups, no_room_ms.get(one[0]), busy.get(one[0], IDLE)) for one in able),
             tasks=tuple(sorted(self._instance.shared or ())),
             settings=self._settings,
             previous=previous,
@@ -523,6 +567,8 @@ class ManagedPlacement:
         """Note since when the tasks are free that come here from another instance."""
         self._coming.keep(active)
         me, state = self._instance.membership.member, self._topic.state
+        lease_ms = self._instance.membership.lease_ms
+        placed_ms = 0 if state.valid_ms is None else max(self._topic.wall_ms() - state.valid_ms, 0)  # ago
         self._waits_for_owner = {}
         for task_id in active - self._running:
             owner = owners.get(task_id)
@@ -534,7 +580,9 @@ class ManagedPlacement:
             report = state.report(owner)
             # The last report of a killed owner may be older than its last opening of the task.
             if owner not in members and not _stopped(report):
-                self._coming.frees(task_id, FAILOVER, now_ms, generation=generation)
+                died_ms = self._deaths.since(owner, now_ms - placed_ms, lease_ms)
+                since_ms = now_ms if died_ms is None else died_ms
+                self._coming.frees(task_id, FAILOVER, since_ms, generation=generation)
             elif report is not None and task_id in report.left:
                 same = report.boot == self._boot
                 self._coming.left(task_id, report.left[task_id], now_ms, same_clock=same, generation=generation)
@@ -628,7 +676,12 @@ def _stopped(report: Report | None) -> bool:
 
 
 def _member(
-    name: str, traits: Traits, report: Report | None, warmups: Mapping[TaskId, str], no_room_ms: int | None
+    name: str,
+    traits: Traits,
+    report: Report | None,
+    warmups: Mapping[TaskId, str],
+    no_room_ms: int | None,
+    busy: Busy,
 ) -> Member:
     """A live instance, as placement sees it."""
     copies: dict[TaskId, Copy] = {}
@@ -636,7 +689,7 @@ def _member(
         copies.update({task_id: Copy(CopyState.STORED, lag) for task_id, lag in report.stored.items()})
         for task_id, lag in report.lags.items():
             state = CopyState.WARMUP if warmups.get(task_id) == name else CopyState.STANDBY
-            copies[task_id] = Copy(state, lag)
+            copies[task_id] = Copy(state, lag, None, busy.of_worker(report.worker_of(task_id)) if busy.numbers else 0)
         copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
         copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
     return Member(name, traits.slots, traits.tags.get("rack"), traits.tags, copies, no_room_ms=no_room_ms)

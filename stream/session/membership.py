@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.lease.renewal import lease_in_group_ms
 from standfast.replication.log import EnteredView, Group, GroupView
 from standfast.replication.tail.open_log import open_log
@@ -83,10 +84,14 @@ class Membership:
         self._join(self._group)
         self.stale = False
 
-    def heartbeat(self, group: Group) -> None:
+    def looked(self) -> None:
+        """Note a look at the placement; a member that has not looked for long loses the lead to one that has."""
+        self._keeper.looked()
+
+    def heartbeat(self, group: Group, busy: Busy = IDLE) -> None:
         """Renew the lease; after it ran out, join again (tasks lost meanwhile are fenced at the log)."""
         try:
-            self.view = group.heartbeat(self.member, lease_ms=self.lease_ms)
+            self.view = group.heartbeat(self.member, lease_ms=self.lease_ms, busy=busy)
         except Fenced:
             self._join(group)
 

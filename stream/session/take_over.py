@@ -54,14 +54,15 @@ class TakeOver:
         if not self._allowed:
             return
         instance, writers, member = self._instance, self._instance.writers, self._instance.membership.member
-        members = plans(instance.membership.look())
+        view = instance.membership.look()
+        members = plans(view)
         # The lease ran out: the next heartbeat joins again.
         if member not in members:
             return
         candidates = instance.shared if instance.shared is not None else frozenset(instance.tasks)
         owners = writers.owners(candidates)
         writers.give_way(instance.tasks, owners)
-        due = sorted(decide(member, members, owners, candidates))
+        due = sorted(decide(member, members, owners, candidates, view.busy))
         here = (task_id for task_id, task in instance.tasks.items() if task.role == "active")
         instance.waiting.keep({*due, *here, *writers.ownership.wanted})
         due = [one for one in due if not instance.waiting.holds_back(one)]

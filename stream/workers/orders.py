@@ -19,7 +19,7 @@ Rules of this file: pure. Workers are numbered from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,15 +81,27 @@ class Orders:
         self._place: dict[TaskId, int] = {}  # the worker of each task of the part
         self._openings: dict[TaskId, int] = {}
         self._round = 0
+        self._uneven = False  # the part came while a worker was busy
 
-    def want(self, active: frozenset[TaskId], standby: frozenset[TaskId]) -> None:
-        """Replace the instance's part."""
-        if (active, standby) == (self._active, self._standby):
+    def want(self, active: frozenset[TaskId], standby: frozenset[TaskId], busy: Collection[int] = ()) -> None:
+        """Replace the instance's part.
+
+        While workers are `busy` with a record, each task stays at its copy and further ones go to the others: a task
+        that the balance gave to a busy worker would wait for that record. The balance comes after it.
+        """
+        if (active, standby) == (self._active, self._standby) and not (self._uneven and not busy):
             return
         self._active, self._standby = active, standby
         where = self._place | {task: number for number, worker in enumerate(self._workers) for task in worker.may_hold}
-        count = len(self._workers)
-        self._place = spread(active, where, count) | spread(standby, where, count)
+        idle = [number for number in range(len(self._workers)) if number not in busy]
+        self._uneven = bool(busy) and bool(idle)
+        if not self._uneven:
+            idle = list(range(len(self._workers)))
+        self._place = {task: where[task] for task in active | standby if self._uneven and task in where}
+        at = {task: idle.index(number) for task, number in where.items() if number in idle}
+        for tasks in (active, standby):
+            placed = spread(tasks - self._place.keys(), at, len(idle))
+            self._place |= {task: idle[number] for task, number in placed.items()}
 
     def move(self, task: TaskId, worker: int) -> None:
         """Place a task of the part at a worker, whatever the balance says, until the part changes.

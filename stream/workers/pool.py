@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from standfast.replication.deaths import DEATHS_MAX
-from standfast.replication.lease.progress import ALLOWED, LeaseProgress
+from standfast.replication.lease.progress import ALLOWED, LOOP, LeaseProgress
+from standfast.replication.lease.renewal import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import part_report
@@ -118,6 +119,7 @@ class Pool:
         self._unsettled_ms = clock.monotonic_ms()  # when a task was last seen not to run
         self._spare = Spare(self._process, clock)
         self.parts = PoolParts(self._send_checkpoint)
+        self._busy = BusyWatch()
         self._gone = SnapshotCounts()  # of the processes that have ended
         self._no_room: dict[int, str] = {}  # by worker: they share one state directory, and one of them finds it full
         self._wishes: list[str] = []  # not taken yet
@@ -138,7 +140,8 @@ class Pool:
         """As in `Part`."""
         self.changed = False
         self._between.keep(active)
-        self.orders.want(active, standby)
+        busy = self._busy.look(self.loops(), 0, self._settings.lease_ms, self._clock.monotonic_ms()).loops_ms
+        self.orders.want(active, standby, [number for number, busy_ms in enumerate(busy) if busy_ms])
         for number, order in self.orders.next(is_free).items():
             process = self._slots[number].process
             assert process is not None, "only a worker with a session has an order"
@@ -162,6 +165,10 @@ class Pool:
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `Part`: each worker looks at the owners of its tasks itself, and reports the lost ones."""
+
+    def loops(self) -> list[int]:
+        """Steps of each worker's loop; 0 for one without a process."""
+        return [0 if slot.process is None else slot.process.progress.words[LOOP] for slot in self._slots]
 
     def snapshot_counts(self) -> SnapshotCounts:
         """The counts of the snapshots of all workers, those of processes that have ended included."""

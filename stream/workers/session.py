@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from standfast.replication.busy import IDLE, Busy
 from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.log import Group, GroupView
 from standfast.replication.offsets import TaskId
@@ -44,7 +45,7 @@ class LentMembership(Membership):
         """Nothing to publish: the supervisor reports the tasks of all workers."""
         self.stale = False
 
-    def heartbeat(self, group: Group) -> None:
+    def heartbeat(self, group: Group, busy: Busy = IDLE) -> None:
         """The supervisor renews the lease."""
 
     def leave(self) -> None:

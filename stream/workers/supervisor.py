@@ -92,7 +92,7 @@ class Supervisor(Closing):
         settings.check(app, (), groups)
         address = with_settings(log, settings.kafka)
         self.counters = SessionCounters()
-        self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self.counters)
+        self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self.counters, workers=workers)
         self._stop = Flag()
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None  # of a thread
@@ -169,6 +169,7 @@ class Supervisor(Closing):
         # A checkpoint under way: the orders of another leader, and its parts in other instances, come soon.
         self.pool.wait(CHECKPOINT_WAIT_MS if self.pool.parts.under_way else WAIT_MS)
         self.pool.poll()
+        self._keeper.progress.note_loops(self.pool.loops())
         for error in (self.pool.error, self._error):
             if error is not None:
                 raise error

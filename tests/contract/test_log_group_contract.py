@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from standfast.replication.busy import Busy
 from standfast.replication.log import (
     Committed,
     GroupCommit,
@@ -20,6 +21,7 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import Fenced, Held, InvalidRequest, UnknownStore
+from support.lease import until
 
 P0, P1, P2 = (TopicPartition("flights", number) for number in range(3))
 LEASE_MS = 3_000
@@ -277,6 +279,29 @@ def test_heartbeat_may_change_the_length_of_a_lease_and_joining_again_never_shor
     group.join("a", lease_ms=LEASE_MS)
     pass_time_ms(LEASE_MS)
     assert group.view().members == ()
+
+
+def test_renewal_says_how_busy_a_member_is_until_the_next_one(
+    log: Log, reopen: Callable[[], Log], pass_time_ms: Callable[[int], None]
+) -> None:
+    group, other = log.group("board"), reopen().group("board")
+    before = group.join("a", "the metadata", lease_ms=LEASE_MS)
+    assert before.busy == {}
+    group.join("b", lease_ms=LEASE_MS)
+    busy = Busy(2_900, (0, 3_100))
+    assert group.heartbeat("a", busy=busy).busy == {"a": busy}
+    until(lambda: other.view().busy == {"a": busy}, "another process sees it", 10)
+    assert other.view().members == (Member("a", "the metadata"), Member("b", ""))
+    assert group.heartbeat("b", busy=Busy(7)).busy == {"a": busy, "b": Busy(7)}
+    assert group.heartbeat("a").busy == {"b": Busy(7)}
+    pass_time_ms(LEASE_MS - 1)
+    group.heartbeat("a")
+    pass_time_ms(1)
+    assert group.heartbeat("a").busy == {}, "the other one is no member any more"
+    assert group.join("b", lease_ms=LEASE_MS).busy == {}
+    group.heartbeat("b", busy=busy)
+    group.leave("b")
+    assert group.join("b", lease_ms=LEASE_MS).busy == {}
 
 
 def test_heartbeat_of_one_who_never_joined_is_fenced(log: Log) -> None:

@@ -143,6 +143,23 @@ def test_replaced_leader_is_fenced_and_publishes_nothing(instances: Instances) -
         old.publish(of(a=(T0,)))
 
 
+def test_live_leader_whose_lead_is_claimed_is_fenced_with_the_generation_that_it_had_decided(
+    instances: Instances,
+) -> None:
+    old, new = instances.join("a"), instances.join("b")
+    old.claim()
+    first = old.publish(of(a=(T0,)))
+    assert not new.claim(), "a live leader has it"
+    assert new.claim(if_free=False)
+    assert new.state.valid == first, "it goes on from the last generation of the former leader"
+    with pytest.raises(Fenced, match="board-leader"):  # before the new leader has published anything
+        old.publish(of(a=(T0, T1)))
+    kept = new.publish(of(b=(T0, T1)))
+    assert not old.leads
+    for topic in (old, new):
+        seen(topic, kept)
+
+
 def test_new_leader_goes_on_from_the_last_generation(instances: Instances) -> None:
     old, new = instances.join("a"), instances.join("b")
     old.claim()

@@ -29,6 +29,7 @@ class Cluster:
     def __init__(self, bench: Bench, make: Callable[[sf.App], object] = counts, **settings: Any) -> None:
         self.bench = bench
         self.live: dict[str, Running] = {}
+        self.held: dict[str, Running] = {}  # by a record that keeps the interpreter: their lease processes go on
         self._make = make
         self._settings: dict[str, Any] = {  # of Running
             "stores": [COUNT],
@@ -50,11 +51,26 @@ class Cluster:
         """Stop to drive an instance, as a process that gets no processor."""
         return self.live.pop(name)
 
+    def hold(self, name: str) -> None:
+        """Keep the interpreter of an instance, until `let_go`."""
+        self.held[name] = self.live.pop(name)
+
+    def let_go(self, name: str) -> None:
+        self.live[name] = self.held.pop(name)
+
+    def renew(self, *instances: Running) -> None:
+        """Renew leases, as the lease process of each does."""
+        now_ms = self.bench.clock.monotonic_ms()
+        for one in instances:
+            session = one.session
+            session._instance.membership.heartbeat(session._lease_group, session._keeper.busy(now_ms))
+
     def rounds(self, count: int = 30) -> None:
         for _ in range(count):
             self.bench.clock.advance(100)
+            self.renew(*self.held.values())
             for one in list(self.live.values()):
-                one.session._instance.membership.heartbeat(one.session._lease_group)  # as the lease's thread does
+                self.renew(one)
                 one.session.poll_once()
                 one.loop.poll_once()
 

@@ -2,6 +2,8 @@
 
     argv   a JSON object: log, state_dir, app, guarantee, and workers for worker processes
            `poison`: a key whose record kills the process; `raises`: one whose record raises;
+           `held_s`: for how long the record of key HOLD keeps the interpreter, or (`sleeps`) its task alone
+           `lease_ms`; `replicas`: standbys of a task
            `restart`: a name of RESTARTS; `discovery_ms`; `other`: it also counts in a store of that name; `replace`
     exit   0 after SIGTERM
 
@@ -10,10 +12,12 @@ Rules of this file: the cache is off, so that each record has a result of its ow
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
@@ -24,6 +28,7 @@ from support.crash.options import use
 
 LIFE_MAX_S = 240  # an orphan ends by itself
 LEASE_MS = 1_000
+HOLD = "hold"
 RESTORED = "restored"  # begins a line: the word, task and number of records
 RESTARTS = {"default": None, "never": sf.NoRestart(), "twice": sf.FixedDelay(2, 100)}
 
@@ -47,8 +52,8 @@ def main() -> None:
         stores=[sf.KeyValueStore(name, sf.serde.string, sf.serde.int64) for name in names],
         replace=settings.get("replace", False),
         guarantee=settings["guarantee"],
-        standby_replicas=1,
-        lease_ms=LEASE_MS,
+        standby_replicas=settings.get("replicas", 1),
+        lease_ms=settings.get("lease_ms", LEASE_MS),
         cache_max_bytes=0,
         commit_interval_ms=50,
         memory_bytes=32 << 20,
@@ -62,6 +67,9 @@ def main() -> None:
         if key == poison:
             print("the poison was met", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
+        if key == HOLD:
+            (time.sleep if settings.get("sleeps") else ctypes.PyDLL(None).sleep)(settings["held_s"])
+            return False
         if key == raises:
             raise ValueError(f"no {key} here")
         return True

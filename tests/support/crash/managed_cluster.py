@@ -24,6 +24,7 @@ from typing import Any
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.store.failpoint import VARIABLE
 from support.crash import managed_child
 from support.crash.managed_child import LEASE_MS
 from support.crash.seeds import seed_of_run
@@ -54,7 +55,7 @@ class Cluster:
             for topic in ("in", "out"):
                 opened.admin.create_topic(f"{app}-{topic}", TASKS, TopicPolicy())
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, failpoint: str = "") -> None:
         settings = {
             "log": self.address,
             "state_dir": str(self.root / name),
@@ -65,7 +66,9 @@ class Cluster:
         with (self.root / f"{name}.err").open("ab") as err:
             self.begun[name] = err.tell()
             self.processes[name] = subprocess.Popen(
-                [sys.executable, managed_child.__file__, json.dumps(settings)], stderr=err
+                [sys.executable, managed_child.__file__, json.dumps(settings)],
+                stderr=err,
+                env={**os.environ, **({VARIABLE: failpoint} if failpoint else {})},
             )
 
     def runs(self, name: str) -> bool:

@@ -402,7 +402,11 @@ def views(draw: st.DrawFn) -> View:
     gone = ["x", "y"]
     tasks = [t(number, group) for group in range(draw(st.integers(1, 2))) for number in range(draw(st.integers(0, 5)))]
     copy = st.builds(
-        Copy, st.sampled_from(CopyState), st.none() | st.sampled_from([0, LIMIT, 5_000]), st.none() | st.just(9_000)
+        Copy,
+        st.sampled_from(CopyState),
+        st.none() | st.sampled_from([0, LIMIT, 5_000]),
+        st.none() | st.just(9_000),
+        st.sampled_from([0, 3_000]),
     )
     members = tuple(
         Member(
