@@ -31,7 +31,8 @@ WORDS: Mapping[str, str] = {
     "{limit} records ({lag} now)",
     "WAITS_FOR_WARM_UP": "{target} is to get it for the balance; it runs on {instance} while other copies warm up, at "
     "most {max} at a time",
-    "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; until then no task without an owner starts",
+    "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; the tasks that run take the {places} places of all "
+    "instances, and this one starts on the next that comes free",
     # standbys and warm-ups
     "STAYS": "{instance} stands by already",
     "EXPECTED_BACK": "{instance} left a moment ago and is expected back",
@@ -53,6 +54,7 @@ WITHOUT: Mapping[str, str] = {
     "STANDBY_TAKES": "{instance} is its most caught-up standby",
     "WARMS_UP": "{target} is to get it for the balance; it runs on {instance} until the warm-up there lacks at most "
     "{limit} records",
+    "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; until then no task starts",
 }
 
 

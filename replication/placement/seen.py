@@ -33,7 +33,7 @@ class SeenInstance:
     """An instance that is live, reported, or has tasks.
 
     `state`: live, `waits` (live, and of another version, program or placement), `stopped` (it closed cleanly) or
-    `gone`. `slots` and `tags` are known of live ones. `generation` is the last one that it reported to follow.
+    `gone`. `slots`, `max_tasks` (None: no bound) and `tags` are known of live ones. `generation` is the last one that it reported to follow.
     `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of each of its worker
     processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it reported.
     """
@@ -51,6 +51,7 @@ class SeenInstance:
     stored: int
     workers: tuple[int, ...]
     waits: str
+    max_tasks: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +267,7 @@ def _instances(
             stored=0 if report is None else len(report.stored),
             workers=() if report is None else tuple(map(len, report.workers)),
             waits=report.waits if report is not None and is_ == "waits" else "",
+            max_tasks=None if traits is None else traits.max_tasks,
         )
 
 

@@ -223,6 +223,7 @@ class ManagedPlacement:
         self._tasks = tasks
         self._topic = topic
         self._settings = settings
+        self._traits = traits
         self._programs = Programs(
             instance.app,
             instance.membership.member,
@@ -255,6 +256,16 @@ class ManagedPlacement:
         return self._topic.leads
 
     @property
+    def max_tasks(self) -> int | None:
+        """The bound of this instance's active tasks; None: no bound."""
+        return self._traits.max_tasks
+
+    @property
+    def slots_missing(self) -> int:
+        """Places that tasks of the application wait for."""
+        return self._topic.state.slots_missing
+
+    @property
     def valid(self) -> Generation | None:
         """The last valid generation that was read here."""
         return self._topic.state.valid
@@ -263,6 +274,8 @@ class ManagedPlacement:
         """Why this instance has no tasks yet; empty once it takes its part."""
         if self._programs.waits or self._part is None:
             return self._programs.waits or "no placement of this instance is known yet"
+        if self.slots_missing and not self._part[0].active:
+            return f"{_slots(self.slots_missing)}; until then no task starts"
         return self._start_wait.text
 
     def tick(self, now_ms: int) -> None:
@@ -418,12 +431,16 @@ class ManagedPlacement:
         if not self._may_place(members):
             return
         mine, state, valid = self._own_report(), self._topic.state, self.valid
-        basis = (state.changes, sorted(members), mine, self._instance.shared)
+        basis = (state.changes, members, mine, self._instance.shared)
         due = self._again_ms is not None and now_ms >= self._again_ms
         if basis == self._decided_for and not due:
             return
         view = self._view(members, mine, now_ms)
-        self.round = place(view)
+        before, self.round = self.slots_missing, place(view)
+        if self.round.slots_missing not in (0, before):
+            missing = _slots(self.round.slots_missing)
+            about = as_event("slots_missing", app=self._instance.app, missing=self.round.slots_missing)
+            logger.warning("application %s: %s", self._instance.app, missing, extra=about)
         self._decided_for = basis
         self._again_ms = None if self.round.again_ms is None else now_ms + self.round.again_ms
         self._instance.standbys_missing = self.round.standbys_missing
@@ -458,6 +475,8 @@ class ManagedPlacement:
             previous=previous,
             away=away,
             stateless=self._stateless,
+            # Between two programs the assignment is empty, and an application without stores has no copies.
+            ran=state.valid is not None and bool(state.valid.drains or state.valid.replaced),
         )
 
     def _started(self, previous: Assignment | None, state: PlacementState, members: Members) -> Members:
@@ -480,9 +499,18 @@ class ManagedPlacement:
             self._part = (valid, *_part_of(valid, instance.membership.member))
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
         self.misses_partitions = not known >= self._part[1] | self._part[2]
-        active, standby = self._part[1] & known, self._part[2] & known
+        active, standby = self._within_bound(self._part[1] & known), self._part[2] & known
         self._begin_pauses(active, valid.generation, members, owners, now_ms)
         self._tasks.follow(active, standby, lambda task_id: self._is_free(task_id, valid.generation, members, owners))
+
+    def _within_bound(self, active: frozenset[TaskId]) -> frozenset[TaskId]:
+        """The tasks to run: after a start with a lower bound those of before may be more, until a leader has seen it."""
+        most = self.max_tasks
+        if most is None or len(active) <= most:
+            return active
+        found = self._tasks.facts()
+        open_ = found.running | found.restoring
+        return frozenset(sorted(active, key=lambda task_id: (task_id not in open_, task_id))[:most])
 
     def _note_held(self, valid: Assignment, now_ms: int) -> None:
         assert self._part is not None, "it follows the assignment"
@@ -601,6 +629,10 @@ def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker:
     logger.info("task %s runs on %s, after a %s pause of %d ms", task, where, pause.kind, pause.ms, extra=about)
 
 
+def _slots(missing: int) -> str:
+    return f"WAITING_FOR_SLOTS: {missing} more needed: start an instance, or raise the max_tasks of one"
+
+
 def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
     """The active tasks of an instance, and those of which it keeps a copy."""
     active = {task_id for task_id, name in valid.active.items() if name == me}
@@ -624,4 +656,6 @@ def _member(name: str, traits: Traits, report: Report | None, warmups: Mapping[T
             copies[task_id] = Copy(state, lag)
         copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
         copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
-    return Member(name, traits.slots, traits.tags.get("rack"), traits.tags, copies)
+    return Member(
+        name, traits.slots, traits.tags.get("rack"), traits.tags, copies, max_tasks=traits.max_tasks
+    )
