@@ -31,10 +31,12 @@ from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.command import Program
+from standfast.stream.workers.gate import InstanceGate
 from standfast.stream.workers.orders import ACTIVE, RUNNING, Orders
 from standfast.stream.workers.parts import PoolParts
 from standfast.stream.workers.process import WorkerProcess, process_facts
 from standfast.stream.workers.protocol import (
+    Command,
     Failed,
     Open,
     Pause,
@@ -115,6 +117,7 @@ class Pool:
         self._unsettled_ms = clock.monotonic_ms()  # when a task was last seen not to run
         self._spare = Spare(self._process, clock)
         self.parts = PoolParts(self._send_checkpoint)
+        self._gate = InstanceGate()
         self._gone = SnapshotCounts()  # of the processes that have ended
 
     @property
@@ -138,6 +141,8 @@ class Pool:
             process = self._slots[number].process
             assert process is not None, "only a worker with a session has an order"
             process.child.order(command_line(hold(order)))
+        if self._gate.look(active, self.orders, is_free):
+            self._send(self._gate.state)
 
     def move(self, task: TaskId, worker: int) -> None:
         """As `Orders.move`, from any thread; carried out by the next round."""
@@ -166,9 +171,12 @@ class Pool:
         return total
 
     def _send_checkpoint(self, order: CheckpointOrder) -> None:
+        self._send(checkpoint(order))
+
+    def _send(self, command: Command) -> None:
         for slot in self._slots:
             if slot.process is not None and slot.takes_tasks:
-                slot.process.child.order(command_line(checkpoint(order)))
+                slot.process.child.order(command_line(command))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -318,6 +326,7 @@ class Pool:
         if process.opened and not slot.takes_tasks:
             slot.takes_tasks = True
             self.orders.ready(slot.number)
+            process.child.order(command_line(self._gate.state))
             if self.parts.order is not None:  # before it opens a task that the order holds back
                 process.child.order(command_line(checkpoint(self.parts.order)))
             slot.restarts.opened()
