@@ -3,6 +3,7 @@
     argv   a JSON object: log, state_dir, app, guarantee, and workers for worker processes
            `poison`: a key whose record kills the process; `raises`: one whose record raises;
            `restart`: a name of RESTARTS; `discovery_ms`; `other`: it also counts in a store of that name; `replace`
+           `max_tasks`; `gate`; `slow`: a task whose restore begins SLOW_S later
     exit   0 after SIGTERM
 
 Rules of this file: the cache is off, so that each record has a result of its own.
@@ -14,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
@@ -24,12 +26,22 @@ from support.crash.options import use
 
 LIFE_MAX_S = 240  # an orphan ends by itself
 LEASE_MS = 1_000
+SLOW_S = 4
 RESTORED = "restored"  # begins a line: the word, task and number of records
 RESTARTS = {"default": None, "never": sf.NoRestart(), "twice": sf.FixedDelay(2, 100)}
 
 
 class Restores(sf.Listener):
-    """Reports each restore to the test."""
+    """Reports each restore to the test, and delays that of one task."""
+
+    def __init__(self, slow: str | None) -> None:
+        self._slow = slow
+
+    def on_restore_start(
+        self, task: TaskId, store: str, changelog: TopicPartition, start: int, end: int, reason: str
+    ) -> None:
+        if str(task) == self._slow:
+            time.sleep(SLOW_S)
 
     def on_restore_end(self, task: TaskId, store: str, changelog: TopicPartition, records: int) -> None:
         print(RESTORED, task, records, file=sys.stderr, flush=True)
@@ -54,7 +66,9 @@ def main() -> None:
         memory_bytes=32 << 20,
         discovery_interval_ms=settings.get("discovery_ms", 60_000),
         restart=RESTARTS[settings.get("restart", "default")],
-        listeners=[Restores()],
+        listeners=[Restores(settings.get("slow"))],
+        max_tasks=settings.get("max_tasks"),
+        gate=settings.get("gate", "all"),
     )
     poison, raises = settings.get("poison"), settings.get("raises")
 
