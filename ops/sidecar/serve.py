@@ -75,7 +75,8 @@ def check(config: Config) -> None:
         problems.append(f"serve.run_dir: {problem}")
     if config.group.max_tasks is not None:
         problems.append(
-            "group.max_tasks bounds the tasks that a leader places: the programs of a sidecar choose theirs; leave it out"
+            "group.max_tasks is for `standfast run`, whose tasks a leader places: programs of a sidecar choose "
+            "theirs; leave it out"
         )
     if config.snapshot_policy is not None:
         problems += missing_library()

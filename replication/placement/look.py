@@ -34,7 +34,9 @@ class Look:
         slotless = [f"{member.id!r} has {member.slots}" for member in everyone if member.slots < 1]
         if slotless:
             raise InvalidRequest(f"instances need a slot or more: {few(slotless)}")
-        closed = [f"{one.id!r} has {one.max_tasks}" for one in everyone if one.max_tasks is not None and one.max_tasks < 1]
+        closed = [
+            f"{one.id!r} has {one.max_tasks}" for one in everyone if one.max_tasks is not None and one.max_tasks < 1
+        ]
         if closed:
             raise InvalidRequest(f"max_tasks of an instance is 1 or more, or None for no bound: {few(closed)}")
         self.members: dict[str, Member] = {member.id: member for member in everyone if not member.waits}

@@ -10,7 +10,7 @@ giving up a task that is there costs 1. It starts from the present counts, clamp
 for the sums, and corrects these by successive shortest paths (Ahuja, Magnanti, Orlin: Network Flows, 9.7). After a
 small change few paths are needed.
 
-A member with a bound gets no larger share of all tasks than that; the others share what is left by their slots
+A member with a bound gets no larger share of all tasks than that; the others share the rest by their slots
 (`bounded_shares`).
 
 Rules of this file: pure numbers. Members and groups come in order, and ties go to the first.

@@ -33,9 +33,10 @@ class SeenInstance:
     """An instance that is live, reported, or has tasks.
 
     `state`: live, `waits` (live, and of another version, program or placement), `stopped` (it closed cleanly) or
-    `gone`. `slots`, `max_tasks` (None: no bound) and `tags` are known of live ones. `generation` is the last one that it reported to follow.
-    `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of each of its worker
-    processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it reported.
+    `gone`. `slots`, `max_tasks` (None: no bound) and `tags` are known of live ones. `generation` is the last one that
+    it reported to follow. `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of
+    each of its worker processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it
+    reported.
     """
 
     id: str

@@ -504,7 +504,7 @@ class ManagedPlacement:
         self._tasks.follow(active, standby, lambda task_id: self._is_free(task_id, valid.generation, members, owners))
 
     def _within_bound(self, active: frozenset[TaskId]) -> frozenset[TaskId]:
-        """The tasks to run: after a start with a lower bound those of before may be more, until a leader has seen it."""
+        """The tasks to run: after a start with a lower bound more may be placed here, until a leader has seen it."""
         most = self.max_tasks
         if most is None or len(active) <= most:
             return active
@@ -656,6 +656,4 @@ def _member(name: str, traits: Traits, report: Report | None, warmups: Mapping[T
             copies[task_id] = Copy(state, lag)
         copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
         copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
-    return Member(
-        name, traits.slots, traits.tags.get("rack"), traits.tags, copies, max_tasks=traits.max_tasks
-    )
+    return Member(name, traits.slots, traits.tags.get("rack"), traits.tags, copies, max_tasks=traits.max_tasks)

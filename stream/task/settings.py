@@ -134,8 +134,8 @@ class SessionSettings:
                             for it
     tags                    of this instance, such as {"rack": "a", "zone": "north"}: standbys are spread over their
                             values
-    max_tasks               with managed placement, number of active tasks that this instance may run; standbys, warm-ups
-                            and their restores do not count. None: no bound
+    max_tasks               with managed placement, number of active tasks that this instance may run, in all of its
+                            worker processes; standbys and warm-ups do not count. None: no bound
     replace                 of an application: whether this instance, at its start and once, takes the application over
                             from live instances of another program (other groups, topics or stores), which give up
                             their tasks and wait. False: it waits until they have stopped

@@ -23,7 +23,6 @@ from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
 from standfast.stream.workers.protocol import (
     Checkpoint,
     Failed,
-    Gate,
     Hold,
     Open,
     Opened,

@@ -418,13 +418,11 @@ def test_instance_id_used_twice_is_refused() -> None:
 def test_instance_without_slots_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="'b' has 0"):
         place(view([member("a"), member("b", slots=0)]))
-    with pytest.raises(InvalidRequest, match="max_tasks of an instance is 1 or more.*'b' has 0"):
+    with pytest.raises(InvalidRequest, match=r"max_tasks of an instance is 1 or more.*'b' has 0"):
         place(view([member("a"), member("b", max_tasks=0)]))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"warmups_max": 0}, {"standby_replicas": -1}, {"probe_interval_ms": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"warmups_max": 0}, {"standby_replicas": -1}, {"probe_interval_ms": 0}])
 def test_wrong_setting_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest, match="or more"):
         Settings(**wrong)

@@ -130,6 +130,7 @@ class Instance:
         self.workers = [self._worker(**settings) for _ in range(2)]
 
     def _worker(self, **settings: Any) -> WorkerSession:
+        options: Any = {"placement": "managed", **settings}
         session = WorkerSession(
             "app",
             state_dir=self.state.lend(self.state.instance_id),
@@ -138,7 +139,7 @@ class Instance:
             groups={0: TaskGroup(3, tuple(four_stores()), frozenset({"in"}))},
             background=False,
             clock=self.bench.clock,
-            **worker_options({"placement": "managed", **settings}, 2),
+            **worker_options(options, 2),
         )
         self.bench.opened.append(session)
         return session
