@@ -111,16 +111,12 @@ class Gate:
         return self._on("revoked", tasks)
 
     def hold(self) -> None:
-        """This gate is a part of the instance's, which waits for tasks here or elsewhere."""
+        """This gate is a part of the instance's, which waits for tasks here or elsewhere. From any thread."""
         self._held = True
-        self._open = self._opened(self.missing())
 
     def release(self) -> None:
-        """The instance's gate has opened: from now on each task waits by itself."""
+        """The instance's gate has opened: from now on each task waits by itself. From any thread."""
         self._held = False
-        newly = self._opened(self.missing())
-        self._openings += len(newly - self._open)
-        self._open = newly
 
     @property
     def is_held(self) -> bool:
@@ -133,7 +129,7 @@ class Gate:
 
     def is_open(self, task: TaskId) -> bool:
         """Whether the task may process records; False for one that is not assigned."""
-        return task in self._open
+        return task in self._open and not self.is_held
 
     def missing(self) -> tuple[TaskId, ...]:
         """Assigned tasks that are not restored, in order."""
@@ -149,7 +145,7 @@ class Gate:
             policy=self._policy,
             assigned=len(self._states),
             missing=len(self.missing()),
-            open=len(self._open),
+            open=0 if self.is_held else len(self._open),
             waits=self._waits,
             openings=self._openings,
         )
@@ -173,8 +169,8 @@ class Gate:
         return Open(newly) if newly or not missing else Shut(missing, frozenset(shut))
 
     def _opened(self, missing: tuple[TaskId, ...]) -> frozenset[TaskId]:
-        shut = bool(missing) if self._held is None else self._held
-        if self._policy == "all" and shut:
+        # Of a part each task opens by itself, once the part is released.
+        if self._policy == "all" and missing and self._held is None:
             return frozenset()
         return frozenset(task for task, state in self._states.items() if state is TaskState.RESTORED)
 

@@ -274,8 +274,8 @@ class ManagedPlacement:
         """Why this instance has no tasks yet; empty once it takes its part."""
         if self._programs.waits or self._part is None:
             return self._programs.waits or "no placement of this instance is known yet"
-        if self.slots_missing and not self._part[0].active:
-            return f"{_slots(self.slots_missing)}; until then no task starts"
+        if not self._part[0].active and (missing := self.slots_missing):
+            return f"{_slots(missing)}; until then no task starts"
         return self._start_wait.text
 
     def tick(self, now_ms: int) -> None:
@@ -436,7 +436,7 @@ class ManagedPlacement:
         if basis == self._decided_for and not due:
             return
         view = self._view(members, mine, now_ms)
-        before, self.round = self.slots_missing, place(view)
+        before, self.round = 0 if self.round is None else self.round.slots_missing, place(view)
         if self.round.slots_missing not in (0, before):
             missing = _slots(self.round.slots_missing)
             about = as_event("slots_missing", app=self._instance.app, missing=self.round.slots_missing)

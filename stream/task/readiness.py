@@ -127,13 +127,15 @@ class Readiness:
         self.gate.failed(task_id, str(why))
 
     def join_gate(self, *, is_open: bool, standbys: bool) -> None:
-        """Follow the gate of the instance, of which this process has some tasks, and whether its standbys may begin."""
+        """Follow the gate of the instance, of which this process has some tasks, and whether its standbys may begin.
+
+        Without the session's lock: the openings of many standbys must not delay it.
+        """
         if is_open:
             self.gate.release()
         else:
             self.gate.hold()
         self._standbys_wait = not standbys
-        self._note_gate()
 
     def restore_round(self, now_ms: int) -> RestoreRound:
         """Replay some missing records. Below the disk's floor nothing is written this round; later rounds continue."""
@@ -201,6 +203,7 @@ class Readiness:
 
     def standby_round(self) -> TailResult:
         """Apply some records to standbys; they get none while an active task of this instance restores."""
+        self._note_gate()  # it may have opened for the whole instance
         self._allow_standbys()
         return self.tailer.poll_once(self._clock.wall_ms()) if self._may_write else TailResult()
 

@@ -137,12 +137,12 @@ class Pool:
         self.changed = False
         self._between.keep(active)
         self.orders.want(active, standby)
+        if self._gate.look(active, self.orders, is_free):  # before the orders of tasks that it is to wait for
+            self._send(self._gate.state)
         for number, order in self.orders.next(is_free).items():
             process = self._slots[number].process
             assert process is not None, "only a worker with a session has an order"
             process.child.order(command_line(hold(order)))
-        if self._gate.look(active, self.orders, is_free):
-            self._send(self._gate.state)
 
     def move(self, task: TaskId, worker: int) -> None:
         """As `Orders.move`, from any thread; carried out by the next round."""

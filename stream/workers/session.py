@@ -80,10 +80,9 @@ class WorkerSession(Session):
         self._wake.set()
 
     def join_gate(self, gate: Gate) -> None:
-        """Follow the restore gate of the instance. Raises as `order`."""
-        with self._usable():
-            self._gate_waits = gate.missing
-            self._instance.readiness.join_gate(is_open=gate.open, standbys=gate.standbys)
+        """Follow the restore gate of the instance."""
+        self._gate_waits = gate.missing
+        self._instance.readiness.join_gate(is_open=gate.open, standbys=gate.standbys)
         self._wake.set()
 
     def missing(self) -> tuple[str, ...]:

@@ -87,7 +87,10 @@ def test_instance_without_active_tasks_has_standbys_and_a_gate_for_the_next_assi
     one = Supervised()
     one.look({T0: held(RUNNING)}, {T1: held(RUNNING)})
     one.want(frozenset(), BOTH)
-    assert one.look({T0: HeldTask("standby", STANDBY)}, {}) == Gate(False, True)
+    assert one.look({T0: HeldTask("standby", STANDBY)}, {}) == Gate(True, True)
+    empty = Supervised()
+    empty.want(frozenset(), BOTH)
+    assert empty.look({T0: HeldTask("standby", STANDBY)}, {}) == Gate(False, True)
     one.want(BOTH)
     assert one.look() == Gate(False, False, ("task 0_0 is not open yet", "task 0_1 is not open yet"))
 
@@ -106,7 +109,7 @@ def test_part_of_a_gate_is_shut_until_it_is_released_and_each_later_task_waits_b
     gate.restored(T0)
     assert not gate.is_open(T0) and gate.missing() == () and gate.is_held
     gate.release()
-    assert gate.is_open(T0) and gate.statistics().openings == 1
+    assert gate.is_open(T0) and (gate.statistics().openings, gate.statistics().open) == (1, 1)
     gate.assigned([T1])
     assert gate.is_open(T0) and not gate.is_open(T1)
     gate.restored(T1)
