@@ -22,7 +22,7 @@ _SAID = {"": "is not open yet", "failed": "failed", "closed": "failed"}
 
 
 class InstanceGate:
-    """See the head of this file. `state` is what the workers are to know now."""
+    """See the head of this file. `state` is the message that the workers have, or get next."""
 
     def __init__(self) -> None:
         self.state = Gate(open=False, standbys=False)

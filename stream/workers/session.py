@@ -167,7 +167,7 @@ class WorkerSession(Session):
         self._part = LocalPart(instance, self.clock)
         instance.ordered = self._follow
         instance.alone = lambda: self.alone
-        instance.readiness.join_gate(is_open=False, standbys=False)  # until the supervisor has told more
+        instance.readiness.join_gate(is_open=False, standbys=False)  # until the first message of the supervisor
         return instance
 
     def _make_progress(self) -> LeaseProgress:
