@@ -68,7 +68,7 @@ def main() -> None:
         restart=RESTARTS[settings.get("restart", "default")],
         listeners=[Restores(settings.get("slow"))],
         max_tasks=settings.get("max_tasks"),
-        gate=settings.get("gate", "all"),
+        **{name: settings[name] for name in ("gate",) if name in settings},  # else as the options of the run say
     )
     poison, raises = settings.get("poison"), settings.get("raises")
 

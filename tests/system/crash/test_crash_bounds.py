@@ -90,7 +90,7 @@ def test_tasks_of_a_killed_instance_take_the_places_that_are_left_and_all_run_on
 def test_no_worker_processes_before_the_last_task_of_the_instance_is_restored(
     where: tuple[str, str], tmp_path: Path
 ) -> None:
-    with closing(Cluster(tmp_path, *where, 7, workers=2)) as cluster:
+    with closing(Cluster(tmp_path, *where, 7, workers=2, gate="all")) as cluster:
         cluster.start("a")
         cluster.feed(300)
         before = cluster.await_results()

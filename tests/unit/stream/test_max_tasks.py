@@ -7,9 +7,12 @@ import json
 import pytest
 
 import standfast as sf
+from standfast.ops.cli.process.run import settings_of
+from standfast.ops.config.config import load_config
 from standfast.ops.observe.metrics import SessionMetrics
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.verdict import verdict
+from standfast.ops.sidecar.serve import check
 from standfast.replication.takeover import MemberPlan, Traits
 from support.placement import TASKS, Cluster, placement_of, spread
 from support.sessions import Bench
@@ -103,3 +106,10 @@ def test_a_bound_that_is_no_number_of_tasks_is_refused(wrong: object, bench: Ben
 def test_a_bound_without_a_leader_that_places_tasks_is_refused(bench: Bench) -> None:
     with pytest.raises(sf.BadConfig, match="max_tasks is for an App whose tasks a leader places"):
         sf.Session("app", log=bench.address, state_dir=bench.root / "s", stores=[], partitions=2, max_tasks=2)
+
+
+def test_a_bound_in_the_settings_is_of_an_application_and_refused_for_a_sidecar() -> None:
+    loaded = load_config(None, {"STANDFAST_GROUP__MAX_TASKS": "5"})
+    assert settings_of(loaded) == {"max_tasks": 5}
+    with pytest.raises(sf.BadConfig, match=r"group\.max_tasks is for `standfast run`, whose tasks a leader places"):
+        check(loaded.config)
