@@ -37,11 +37,13 @@ class Traits:
     """Facts about an instance that its leader needs, and that do not change while it runs.
 
     `program` stands for the groups of its tasks, with their topics and stores: only equal ones may share tasks.
+    `max_tasks`: the bound of its active tasks; None for no bound, and then left out of the text, as in older versions.
     """
 
     slots: int = 1
     tags: Mapping[str, str] = field(default_factory=dict)
     program: str = ""
+    max_tasks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class MemberPlan:
         if self.warm:  # left out when empty, so that the text stays that of versions that know no warm standbys
             content["warm"] = [str(task) for task in sorted(self.warm)]
         if self.managed:
-            content["managed"] = asdict(self.managed)
+            content["managed"] = {name: one for name, one in asdict(self.managed).items() if one is not None}
         if self.process:
             content["process"] = [self.process.token, self.process.where]
         return json.dumps(content, separators=(",", ":"))
@@ -97,11 +99,7 @@ class MemberPlan:
             told = (content["active"], content["standby"], content.get("warm", ()))
             active, standby, warm = (frozenset(map(TaskId.parse, tasks)) for tasks in told)
             managed = content.get("managed")
-            traits = (
-                None
-                if managed is None
-                else Traits(int(managed["slots"]), dict(managed["tags"]), str(managed["program"]))
-            )
+            traits = None if managed is None else _traits(managed)
             token, where = content.get("process", ("", ""))
             process = Process(str(token), str(where)) if token else None
             return cls(active, standby, content["takes_any"] is True, warm, traits, process)
@@ -110,6 +108,13 @@ class MemberPlan:
                 f"member metadata {text[:200]!r} is not a standfast plan ({error!r}): "
                 "give this group a name that no other software uses"
             ) from error
+
+
+def _traits(told: Mapping[str, Any]) -> Traits:
+    bound = told.get("max_tasks")
+    return Traits(
+        int(told["slots"]), dict(told["tags"]), str(told["program"]), None if bound is None else max(int(bound), 1)
+    )
 
 
 def plans(view: GroupView) -> dict[str, MemberPlan]:

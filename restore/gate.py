@@ -9,6 +9,10 @@
     policy "all"    a task is open while *every* assigned task is RESTORED; a newly assigned one shuts all of them again
     policy "task"   a task is open while it is RESTORED itself
 
+    a process that has a part of the instance's tasks, with policy "all":
+        hold      no task is open: the instance has tasks, perhaps in other processes, that are not restored yet
+        release   all tasks of the assignment were restored once: a task that comes later waits by itself
+
 Rules of this file: pure; no store, thread or clock. The gate knows active tasks only. An illegal event raises
 InternalError and changes nothing, also when it names several tasks. The shell pauses and resumes the sources that the
 answer names.
@@ -84,6 +88,7 @@ class Gate:
         self._states: dict[TaskId, TaskState] = {}
         self._failures: dict[TaskId, str] = {}
         self._open: frozenset[TaskId] = frozenset()
+        self._held: bool | None = None  # None: all of the instance's tasks are here
         self._waits = self._openings = 0
 
     def assigned(self, tasks: Iterable[TaskId]) -> Open | Shut:
@@ -105,13 +110,26 @@ class Gate:
         """These tasks are no longer assigned to this instance."""
         return self._on("revoked", tasks)
 
+    def hold(self) -> None:
+        """This gate is a part of the instance's, which waits for tasks here or elsewhere. From any thread."""
+        self._held = True
+
+    def release(self) -> None:
+        """The instance's gate has opened: from now on each task waits by itself. From any thread."""
+        self._held = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the instance's gate, of which this one is a part, waits."""
+        return bool(self._held) and self._policy == "all"
+
     def __contains__(self, task: TaskId) -> bool:
         """Whether the task is assigned."""
         return task in self._states
 
     def is_open(self, task: TaskId) -> bool:
         """Whether the task may process records; False for one that is not assigned."""
-        return task in self._open
+        return task in self._open and not self.is_held
 
     def missing(self) -> tuple[TaskId, ...]:
         """Assigned tasks that are not restored, in order."""
@@ -127,7 +145,7 @@ class Gate:
             policy=self._policy,
             assigned=len(self._states),
             missing=len(self.missing()),
-            open=len(self._open),
+            open=0 if self.is_held else len(self._open),
             waits=self._waits,
             openings=self._openings,
         )
@@ -151,7 +169,8 @@ class Gate:
         return Open(newly) if newly or not missing else Shut(missing, frozenset(shut))
 
     def _opened(self, missing: tuple[TaskId, ...]) -> frozenset[TaskId]:
-        if self._policy == "all" and missing:
+        # Of a part each task opens by itself, once the part is released.
+        if self._policy == "all" and missing and self._held is None:
             return frozenset()
         return frozenset(task for task, state in self._states.items() if state is TaskState.RESTORED)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Json: TypeAlias = dict[str, Any]
 MOVES_SHOWN = 10
 BY_WORKER = "tasks by worker"
+BOUND = "max tasks"
 
 
 def show_placed_instances(placement: Json, out: Output) -> None:
@@ -32,6 +33,7 @@ def show_placed_instances(placement: Json, out: Output) -> None:
                 [one["state"], *(["leader"] if one["leads"] else []), *(["no room"] if one.get("no_room") else [])]
             ),
             one["slots"],
+            one.get("max_tasks"),
             " ".join(f"{key}={value}" for key, value in sorted(one["tags"].items())),
             _by_worker(one),
             *(one[name] for name in ("actives", "standbys", "warmups", "stored", "generation")),
@@ -39,10 +41,10 @@ def show_placed_instances(placement: Json, out: Output) -> None:
         )
         for one in placement["instances"]
     ]
-    numbers = ("slots", "active", "standby", "warm-up", "on disk", "follows")
-    columns = ("instance", "state", "slots", "tags", BY_WORKER, *numbers[1:], "report")
-    # The usual application has no worker processes: without any its table has no empty column.
-    hidden = () if any(row[4] for row in rows) else (BY_WORKER,)
+    numbers = ("slots", BOUND, "active", "standby", "warm-up", "on disk", "follows")
+    columns = ("instance", "state", "slots", BOUND, "tags", BY_WORKER, *numbers[2:], "report")
+    # The usual application has no bounds and no worker processes: without any its table has no empty column.
+    hidden = [columns[at] for at in (3, 5) if not any(row[at] for row in rows)]
     shown = [at for at, column in enumerate(columns) if column not in hidden]
     out.table(
         [columns[at] for at in shown],
@@ -55,9 +57,9 @@ def show_placed_instances(placement: Json, out: Output) -> None:
         if one.get("no_room"):  # an instance of an older version has no such field
             out.text(f"{one['id']}: {one['no_room']}")
     if placement["slots_missing"]:
-        out.text(
-            f"WAITING_FOR_SLOTS: {placement['slots_missing']:,} more slots are needed; no task without an owner starts."
-        )
+        started = any(one["active"] for one in placement["tasks"])
+        what = "the tasks without an owner wait" if started else "no task starts"
+        out.text(f"WAITING_FOR_SLOTS: {placement['slots_missing']:,} more slots are needed; until then {what}.")
     if placement["standbys_missing"]:
         out.line(f"{placement['standbys_missing']:,} requested standby replicas have no instance to run on")
 

@@ -124,6 +124,9 @@ class GroupSection:
     max_stall_ms: int = shown(
         30_000, at_least(DURATION, "100ms"), "after this time without progress a member stops renewing its lease"
     )
+    max_tasks: int | None = shown(
+        None, number(1), "active tasks that an instance of an application may run; left out: no bound"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

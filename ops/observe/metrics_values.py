@@ -69,6 +69,9 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     """(short name, label values, value) of all of a session's metrics."""
     yield "ready", (), float(statistics.ready)
     yield "standbys_missing", (), statistics.standbys_missing
+    yield "slots_missing", (), statistics.slots_missing
+    if statistics.max_tasks is not None:
+        yield "max_tasks", (), statistics.max_tasks
     holder = statistics.log_lock
     yield "log_lock_held_seconds", (), 0.0 if holder is None else holder.held_ms / MS
     yield "log_lock_holder_pid", (), 0 if holder is None else holder.pid

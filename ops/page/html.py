@@ -86,8 +86,8 @@ TABLES = (
     TableSpec(
         *("instances", "Instances", "The instances that share the tasks, as their leader sees them."),
         (
-            *("instance", "leads", "state", "#slots", "tags", "tasks by worker", "#actives", "#standbys", "#warm-ups"),
-            *("#on disk", "#follows generation", "last report"),
+            *("instance", "leads", "state", "#slots", "#max tasks", "tags", "tasks by worker", "#actives", "#standbys"),
+            *("#warm-ups", "#on disk", "#follows generation", "last report"),
         ),
         "",
     ),

@@ -73,6 +73,11 @@ def check(config: Config) -> None:
     problems = [f"{name} is missing: a sidecar needs it" for name, value in needed if value is None]
     if (problem := socket_problem(config)) is not None:
         problems.append(f"serve.run_dir: {problem}")
+    if config.group.max_tasks is not None:
+        problems.append(
+            "group.max_tasks is for `standfast run`, whose tasks a leader places: programs of a sidecar choose "
+            "theirs; leave it out"
+        )
     if config.snapshot_policy is not None:
         problems += missing_library()
     if problems:

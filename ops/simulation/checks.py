@@ -1,7 +1,7 @@
 """Promises of a simulation, for each round and at rest after it; each broken one is a sentence.
 
     each round   one active a task, none beside a standby or warm-up of it on one instance; the budget of warm-ups;
-                 a task that runs goes only to a copy that has caught up; a closing owner is named; slots are not
+                 a task that runs goes only to a copy that has caught up; a closing owner is named; bounds are not
                  exceeded; no choice moves anything where the balance is right
     at rest      actives are balanced, per application and per group; standbys are complete and cannot be evened out
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from standfast.ops.simulation.cluster import Cluster
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import TAILING, Assignment, CopyState, MoveKind, Round, View
-from standfast.replication.placement.quotas import is_balanced
+from standfast.replication.placement.quotas import bounded_shares, is_balanced
 from standfast.replication.placement.reasons import words
 
 
@@ -49,12 +49,10 @@ def round_problems(view: View, result: Round) -> Iterator[str]:
 
 
 def _slots(view: View, assignment: Assignment) -> Iterator[str]:
-    per_slot = view.settings.tasks_per_slot
-    if per_slot is not None:
-        counts = Counter(assignment.active.values())
-        for member in view.members:
-            if counts[member.id] > member.slots * per_slot:
-                yield f"{member.id} has {counts[member.id]} tasks in {member.slots} slots of {per_slot}"
+    counts = Counter(assignment.active.values())
+    for member in view.members:
+        if member.max_tasks is not None and counts[member.id] > member.max_tasks:
+            yield f"{member.id} has {counts[member.id]} tasks, and its bound is {member.max_tasks}"
 
 
 def _careless(view: View, assignment: Assignment) -> Iterator[str]:
@@ -76,7 +74,7 @@ def _careless(view: View, assignment: Assignment) -> Iterator[str]:
 def _needless(view: View, result: Round) -> Iterator[str]:
     """Moves by choice although the balance is right and all instances are there."""
     previous = view.previous
-    slots = {member.id: member.slots for member in view.members}
+    slots = _shares(view)
     if (
         previous is None
         or not set(view.tasks) <= previous.active.keys()
@@ -90,6 +88,13 @@ def _needless(view: View, result: Round) -> Iterator[str]:
     for move in result.moves:
         if move.kind in (MoveKind.HAND_OVER, MoveKind.WARM_UP, MoveKind.START):
             yield f"{move.kind} of task {move.task} to {move.target} although the balance is right"
+
+
+def _shares(view: View) -> dict[str, int]:
+    """The shares of the members."""
+    members = view.members
+    shares = bounded_shares([one.slots for one in members], [one.max_tasks for one in members], len(view.tasks))
+    return {one.id: share for one, share in zip(members, shares, strict=True)}
 
 
 def _uneven(slots: dict[str, int], owners: Mapping[TaskId, str]) -> list[str]:
@@ -110,13 +115,16 @@ def rest_problems(cluster: Cluster, view: View, result: Round) -> Iterator[str]:
     assignment = result.assignment
     slots = {member.id: member.slots for member in view.members}
     if result.slots_missing:
+        waiting, places = len(view.tasks) - len(assignment.active), sum(one.max_tasks or 0 for one in view.members)
+        if assignment.active and (waiting != result.slots_missing or len(assignment.active) != places):
+            yield f"{waiting} tasks wait, {result.slots_missing} places are missing, and {places} could be taken"
         return
     for task in view.tasks:
         name = assignment.active.get(task)
         if name is None or cluster.serving(task) != name:
             yield f"task {task} is not served by {name}"
-    uneven = _uneven(slots, assignment.active)
-    if view.settings.tasks_per_slot is not None:  # without a free slot no two tasks can change places
+    uneven = _uneven(_shares(view), assignment.active)
+    if any(one.max_tasks is not None for one in view.members):  # without a free place no two tasks can change theirs
         uneven = [part for part in uneven if part.startswith("the application")]
     yield from (f"not balanced: {part}" for part in uneven)
     if assignment.warmups or assignment.after or assignment.replacing or assignment.held:

@@ -38,6 +38,7 @@ class Instance:
     rows: dict[TaskId, int] = field(default_factory=dict)
     open: dict[TaskId, CopyState] = field(default_factory=dict)
     late: int = 0  # ticks in a row in which it has not seen the assignment
+    max_tasks: int | None = None
 
 
 @dataclass(slots=True)
@@ -153,7 +154,7 @@ class Cluster:
             copies[task] = Copy(state, lag, self.ends[task])
         if not instance.up:  # killed, and its lease lives: the leader has its last report, in which it ran its tasks
             copies = {task: Copy(CopyState.RUNNING, 0) for task, owner in self.claims.items() if owner == instance.id}
-        return Member(instance.id, instance.slots, instance.rack, instance.tags, copies)
+        return Member(instance.id, instance.slots, instance.rack, instance.tags, copies, max_tasks=instance.max_tasks)
 
     def _close(self, instance: Instance, wanted: dict[TaskId, CopyState]) -> None:
         for task, state in list(instance.open.items()):

@@ -88,8 +88,8 @@ class _Game:
             acceptable_lag=1_000,
             restart_grace_ms=chance.choice((0, 5_000, 10_000)),
             probe_interval_ms=1_000,
-            tasks_per_slot=chance.choice((None, None, None, -(-tasks // count) + 1)),
         )
+        self.max_tasks = chance.choice((None, None, None, -(-tasks // count) + 1))
         self.shape = {
             "racks": chance.choice((0, 0, 2, 3)),
             "hosts": chance.random() < 0.2,
@@ -110,6 +110,7 @@ class _Game:
         """A new instance."""
         self._number += 1
         (one,) = new_instances(self.chance, [f"i{self._number:03}"], **self.shape)  # type: ignore[arg-type]
+        one.max_tasks = self.max_tasks
         if self.shape["hosts"]:
             one.tags["host"] = f"h{self._number // 2}"
         self.cluster.start(one)

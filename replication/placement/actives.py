@@ -13,6 +13,12 @@
 A task that restores is not served, so no move of it needs a warm-up: it moves while less than half of its restore is
 done. While an instance is expected back, or slots are missing, nothing moves by choice.
 
+    places = max_tasks of all members    first start, fewer places than tasks ──> no task starts
+                                         later ── tasks that run go on; of the others those with a caught-up copy take
+                                                  the places that are left, then the rest by id; the others wait
+
+A task that another member still has open takes a place there until it is closed.
+
 Rules of this file: pure. Tasks, members and candidates are sorted and ties go to the smallest id: the same view
 gives the same result.
 """
@@ -27,8 +33,9 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
 from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
 from standfast.replication.placement.no_room import STAYS, taker
-from standfast.replication.placement.quotas import Matrix, quotas
+from standfast.replication.placement.quotas import Matrix, bounded_shares, quotas
 
+OPENED = frozenset((CopyState.RUNNING, CopyState.RESTORING))
 FAR = 2  # a restore this many times the acceptable lag behind is given to a copy that is near the end
 
 
@@ -45,24 +52,25 @@ class Actives:
         self.why_copies: dict[tuple[TaskId, str], Reason] = {}
         self.moves: list[Move] = []
         self.slots_missing = 0
+        self.none_starts = False  # a first start with too few places
         self.unsettled = False  # a copy catches up, or a task opens: worth another look soon
         self._budget = budget
         self._load: Counter[str] = Counter()
         self._kept: dict[str, Reason] = {}
-        per_slot = look.settings.tasks_per_slot
         self._room = {
-            name: UNKNOWN_LAG if per_slot is None else member.slots * per_slot for name, member in look.members.items()
+            name: UNKNOWN_LAG if member.max_tasks is None else member.max_tasks for name, member in look.members.items()
         }
+        self._closing: Counter[str] = Counter()  # tasks that a member has open, and that go to others
         lost = [task for task in look.tasks if not self._keep(task)]
+        if any(room != UNKNOWN_LAG for room in self._room.values()):
+            lost = sorted([*lost, *self._above_bounds()])
+            self._count_closing()
         self._overtake()
         self._leave_full_disks()
         if look.short and not look.members:
             self.why |= dict.fromkeys(lost, Reason("WAITS_FOR_ROOM", {}))
             return
-        self._count_slots(len(look.tasks))
-        free = self._take_over(lost)
-        if free or not self.slots_missing:
-            self._balance(free)
+        self._balance(self._take_over(self._with_places(lost)))
 
     def after(self) -> dict[TaskId, str]:
         """The instance that must close each task before its active opens it."""
@@ -119,7 +127,7 @@ class Actives:
                 "lag": look.lag(task, better),
                 "source_lag": look.lag(task, owner),
             }
-            self._load[owner] -= 1
+            self._leave(owner)
             self._own(task, better, Reason("MORE_CAUGHT_UP", facts))
             self.moves.append(Move(MoveKind.TAKE_OVER, task, owner, better, self.why[task]))
 
@@ -127,11 +135,11 @@ class Actives:
         """Give tasks of members without room to others; after all owners are counted."""
         look = self.look
         for task, owner in [(task, owner) for task, owner in self.active.items() if owner in look.short]:
-            found = taker(look, task, owner, self._load, lambda name: self._load[name] < self._room[name])
+            found = taker(look, task, owner, self._load, self._has_place)
             if found is None:
                 continue
             target, reason = found
-            self._load[owner] -= 1
+            self._leave(owner)
             self._own(task, target, reason)
             kind = MoveKind.TAKE_OVER if look.holder(task, target) is None else MoveKind.HAND_OVER
             self.moves.append(Move(kind, task, owner, target, reason))
@@ -145,7 +153,7 @@ class Actives:
         near = [
             (*look.rank(copy), name)
             for name, copy in look.copies.get(task, NO_COPIES).items()
-            if name != owner and name in look.members and look.is_near(copy) and self._load[name] < self._room[name]
+            if name != owner and name in look.members and look.is_near(copy) and self._has_place(name)
         ]
         return min(near)[-1] if near else None
 
@@ -176,24 +184,70 @@ class Actives:
 
     # --- lost and new tasks -----------------------------------------------------------------------------------------
 
-    def _count_slots(self, tasks: int) -> None:
-        per_slot = self.look.settings.tasks_per_slot
-        if not self.look.members:
-            self.slots_missing = -(-tasks // (per_slot or tasks)) if tasks else 0
-        elif per_slot is not None:
-            over = tasks - sum(self._room.values())
-            self.slots_missing = max(0, -(-over // per_slot))
+    def _has_place(self, name: str) -> bool:
+        return self._load[name] + self._closing[name] < self._room[name]
+
+    def _leave(self, name: str) -> None:
+        """Count a task that goes to another member: this one has it open until it is closed."""
+        self._load[name] -= 1
+        self._closing[name] += 1
+
+    def _count_closing(self) -> None:
+        for task, copies in self.look.copies.items():
+            owner = self.active.get(task)
+            self._closing.update(name for name, copy in copies.items() if name != owner and copy.state in OPENED)
+
+    def _above_bounds(self) -> list[TaskId]:
+        """Take tasks away that a member has not opened, and has no place for: it came back with a lower bound."""
+        found: list[TaskId] = []
+        for name, room in self._room.items():
+            over = self._load[name] - room
+            if over > 0:
+                closed = [task for task, owner in self.active.items() if owner == name and not self._is_open(task)]
+                found += sorted(closed)[-over:]
+        for task in found:
+            self._load[self.active.pop(task)] -= 1
+        gone = frozenset(found)
+        self.moves = [move for move in self.moves if move.task not in gone]
+        return found
+
+    def _is_open(self, task: TaskId) -> bool:
+        copy = self.look.copies.get(task, NO_COPIES).get(self.active[task])
+        return copy is not None and copy.state in OPENED
+
+    def _former(self, task: TaskId) -> str | None:
+        """The owner that is gone; None for a task without one."""
+        previous = self.look.previous
+        former = previous.active.get(task, previous.held.get(task))
+        return None if former in self.look.members else former
+
+    def _with_places(self, lost: list[TaskId]) -> list[TaskId]:
+        """Those of the lost tasks that get a place, tasks with a caught-up copy first; the others wait."""
+        look = self.look
+        places = sum(max(self._room[name] - self._load[name] - self._closing[name], 0) for name in look.members)
+        self.slots_missing = max(len(lost) - places, 0)
+        if not look.members:
+            self.slots_missing = min(self.slots_missing, 1)  # one instance without a bound is enough
+        if not self.slots_missing:
+            return lost
+        facts: dict[str, Fact] = {"missing": self.slots_missing}
+        if look.has_run and look.members:
+            warm = {task for task in lost if any(look.is_caught_up(task, name) for name in look.tailing(task))}
+            lost = sorted(lost, key=lambda task: (task not in warm, task))
+            facts["places"] = sum(self._room.values())
+        else:
+            places = 0
+            self.none_starts = True
+        self.why.update(dict.fromkeys(lost[places:], Reason("WAITING_FOR_SLOTS", facts)))
+        return lost[:places]
 
     def _take_over(self, lost: Iterable[TaskId]) -> list[TaskId]:
-        """Give lost tasks to their standbys; returns those without one. With too few slots all of them wait."""
-        look, previous = self.look, self.look.previous
+        """Give lost tasks to their standbys; returns those without one."""
+        look = self.look
         free = []
         for task in lost:
-            if self.slots_missing:
-                self.why[task] = Reason("WAITING_FOR_SLOTS", {"missing": self.slots_missing})
-                continue
-            former = previous.active.get(task, previous.held.get(task))
-            taker = next((name for name in look.tailing(task) if self._load[name] < self._room[name]), None)
+            former = self._former(task)
+            taker = next((name for name in look.tailing(task) if self._has_place(name)), None)
             if taker is None or task.group in look.view.stateless:
                 free.append(task)
                 continue
@@ -239,7 +293,9 @@ class Actives:
             if near and min(near)[0] != UNKNOWN_LAG:
                 present[task.group][min(near)[1]] += 1
         likely = [[present[group][name] for name in names] for group in groups]
-        goal = quotas([look.members[name].slots for name in names], totals, likely)
+        slots = [look.members[name].slots for name in names]
+        bounds = [look.members[name].max_tasks for name in names]
+        goal = quotas(bounded_shares(slots, bounds, sum(totals)), totals, likely)
         self._fill(free, _above(groups, names, goal, counts))
         settled = not look.expected and not self.slots_missing
         surplus = _above(groups, names, counts, goal)
@@ -252,7 +308,7 @@ class Actives:
             for task, name in self.active.items():
                 counts[row[task.group]][at[name]] += 1
             self._even_out(surplus, _above(groups, names, goal, counts))
-        elif not settled:
+        elif not settled and not self.slots_missing:  # all places are taken: no warm-up would end with a hand-over
             for task, target in look.previous.warmups.items():
                 if target in look.members and self.active.get(task) not in (None, target):
                     self._warm_up(task, self.active[task], target)
@@ -272,7 +328,7 @@ class Actives:
             if room[task.group, name] > 0
         )
         for lag, task, name in near:
-            open_ = room[task.group, name] > 0 and self._load[name] < self._room[name]
+            open_ = room[task.group, name] > 0 and self._has_place(name)
             if lag != UNKNOWN_LAG and task not in self.active and open_:
                 room[task.group, name] -= 1
                 self._start(task, name, "ROWS_ON_DISK", {"instance": name, "lag": lag})
@@ -287,10 +343,10 @@ class Actives:
                 continue
             heap = heaps.get(task.group, [])
             # A member below its share of a group may have no free slot: tasks of other groups are to leave it.
-            while heap and self._load[heap[0][1]] >= self._room[heap[0][1]]:
+            while heap and not self._has_place(heap[0][1]):
                 heapq.heappop(heap)
             if not heap:
-                roomy = (one for one in look.members if self._load[one] < self._room[one])
+                roomy = (one for one in look.members if self._has_place(one))
                 _, name = min((self._load[one] / look.members[one].slots, one) for one in roomy)
                 self._start(task, name, "EMPTIEST", {"instance": name, "load": self._load[name]})
                 continue
@@ -303,8 +359,7 @@ class Actives:
                 heapq.heappop(heap)
 
     def _start(self, task: TaskId, name: str, code: str, facts: dict[str, Fact]) -> None:
-        previous = self.look.previous
-        former = previous.active.get(task, previous.held.get(task))
+        former = self._former(task)
         if former is not None:
             facts["source"] = former
         self._own(task, name, Reason(code, facts))
@@ -316,7 +371,7 @@ class Actives:
         for task, target in self._pairs(surplus, room):
             source = self.active[task]
             wanted = surplus[task.group, source] > 0 and room[task.group, target] > 0
-            if wanted and self._is_at_rest(task) and self._load[target] < self._room[target]:
+            if wanted and self._is_at_rest(task) and self._has_place(target):
                 surplus[task.group, source] -= 1
                 room[task.group, target] -= 1
                 self._move(task, source, target)
@@ -373,7 +428,7 @@ class Actives:
             code = "RESTORE_MOVES" if restores else "HANDED_OVER" if "lag" in facts else "HANDED_OVER_STATELESS"
             self.active[task] = target
             self.why[task] = Reason(code, facts)
-            self._load[source] -= 1
+            self._leave(source)
             self._load[target] += 1
             self.moves.append(Move(MoveKind.HAND_OVER, task, source, target, self.why[task]))
             self.unsettled = True

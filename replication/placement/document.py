@@ -3,7 +3,7 @@
     {"standfast_placement": 1,
      "settings": {"standby_replicas": 1},
      "groups": [{"group": 0, "partitions": 12, "stateless": false}],
-     "instances": [{"id": "a", "slots": 2, "rack": "r1", "tags": {"zone": "z1"},
+     "instances": [{"id": "a", "slots": 2, "max_tasks": 8, "rack": "r1", "tags": {"zone": "z1"},
                     "tasks": {"0_0": {"state": "running"}, "0_1": {"state": "standby", "lag": 12}}}],
      "away": {"c": {"for_ms": 1200, "stopped": true}},
      "previous": {"generation": 7, "active": {"0_0": "a"}, "standbys": {"0_0": ["b"]}}}
@@ -53,6 +53,7 @@ class InstanceShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaul
     tags: dict[str, str] = field(default_factory=dict)
     tasks: dict[str, CopyShape] = field(default_factory=dict)
     waits: str = ""
+    max_tasks: int | None = None
 
 
 class GroupShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
@@ -78,7 +79,6 @@ class SettingsShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaul
     acceptable_lag: int = 10_000
     restart_grace_ms: int = 30_000
     probe_interval_ms: int = 5_000
-    tasks_per_slot: int | None = None
 
 
 class AssignmentShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
@@ -170,6 +170,7 @@ def write_view(view: View) -> bytes:
                 dict(one.tags),
                 {str(task): CopyShape(*one.copies[task]) for task in sorted(one.copies)},
                 one.waits,
+                one.max_tasks,
             )
             for one in sorted(view.members, key=lambda member: member.id)
         ),
@@ -212,6 +213,8 @@ def _instance_problems(shape: ViewShape, known: frozenset[TaskId]) -> Iterator[s
         seen.add(one.id)
         if one.slots < 1:
             yield f"instance {one.id!r} has {one.slots} slots: give 1 or more"
+        if one.max_tasks is not None and one.max_tasks < 1:
+            yield f"instance {one.id!r} has max_tasks {one.max_tasks}: give 1 or more, or leave it out for no bound"
         yield from _task_problems(f"tasks of instance {one.id!r}", one.tasks, known)
     yield from (f"instance {name!r} is away and a member" for name in sorted(seen & shape.away.keys()))
 
@@ -242,7 +245,7 @@ def _task(text: str) -> TaskId:
 
 def _member(shape: InstanceShape) -> Member:
     copies = {_task(text): Copy(one.state, one.lag, one.total, one.busy_ms) for text, one in shape.tasks.items()}
-    return Member(shape.id, shape.slots, shape.rack, shape.tags, copies, shape.waits)
+    return Member(shape.id, shape.slots, shape.rack, shape.tags, copies, shape.waits, max_tasks=shape.max_tasks)
 
 
 def _assignment(shape: AssignmentShape) -> Assignment:

@@ -34,6 +34,11 @@ class Look:
         slotless = [f"{member.id!r} has {member.slots}" for member in everyone if member.slots < 1]
         if slotless:
             raise InvalidRequest(f"instances need a slot or more: {few(slotless)}")
+        closed = [
+            f"{one.id!r} has {one.max_tasks}" for one in everyone if one.max_tasks is not None and one.max_tasks < 1
+        ]
+        if closed:
+            raise InvalidRequest(f"max_tasks of an instance is 1 or more, or None for no bound: {few(closed)}")
         able = [member for member in everyone if not member.waits]
         self.members: dict[str, Member] = {member.id: member for member in able if member.no_room_ms is None}
         # Members without room keep the tasks that no other can take, and get none: see `no_room.py`.
@@ -49,6 +54,11 @@ class Look:
             for name, away in view.away.items()
             if away.for_ms < self.settings.restart_grace_ms and name not in there
         }
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the application has run before: a task has an owner, or an instance has a copy of one."""
+        return self.view.ran or bool(self.previous.active or self.previous.held or self.copies)
 
     def lag(self, task: TaskId, name: str) -> int:
         """Records that a copy lacks; UNKNOWN_LAG without a copy, or before its lag is known."""

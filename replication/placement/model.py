@@ -1,7 +1,7 @@
 """Plain values of managed placement: the members' reports, the assignment, and the result of a round.
 
     View                                              Round
-      members     id, slots, rack, tags, copies         assignment  active, standbys, warm-up per task; next `previous`
+      members     id, slots, bound, rack, tags, copies  assignment  active, standbys, warm-up per task; next `previous`
       previous    the assignment published last         moves       the difference to `previous`
       away        instances that left a moment ago      why         a reason for each choice, as data
       settings    replicas, warm-ups, limits            waiting, standbys_missing, again_ms
@@ -55,6 +55,7 @@ class Member:
     """A live instance. It gets tasks in proportion to its slots; `waits` says why it may hold none.
 
     `no_room_ms`: for how long its state directory has taken no writes; None while there is room.
+    `max_tasks` bounds its active tasks, None: no bound. Standbys, warm-ups and their restores do not count.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Member:
     copies: Mapping[TaskId, Copy] = field(default_factory=dict)
     waits: str = ""
     no_room_ms: int | None = None
+    max_tasks: int | None = None
 
 
 class Away(NamedTuple):
@@ -82,7 +84,6 @@ class Settings:
     acceptable_lag       records up to which a copy counts as caught up (Kafka: acceptable.recovery.lag)
     restart_grace_ms     for so long an instance that left is expected back
     probe_interval_ms    time to the next round while copies catch up (Kafka: probing.rebalance.interval.ms)
-    tasks_per_slot       tasks that one slot takes; None: any number. Flink's strict slots are 1
     """
 
     standby_replicas: int = 0
@@ -90,13 +91,12 @@ class Settings:
     acceptable_lag: int = 10_000
     restart_grace_ms: int = 30_000
     probe_interval_ms: int = 5_000
-    tasks_per_slot: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"warmups_max": 1, "probe_interval_ms": 1, "tasks_per_slot": 1}
+        least = {"warmups_max": 1, "probe_interval_ms": 1}
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and value < least.get(name, 0):
+            if value < least.get(name, 0):
                 raise InvalidRequest(f"{name} is {value}: give {least.get(name, 0)} or more")
 
 
@@ -125,6 +125,7 @@ class View:
 
     `tasks` are all tasks of the application; those of the groups in `stateless` have no stores. `moved_for_room`: tasks
     that moved a short time ago because their owner's disk took no writes, and for how many milliseconds that is past.
+    `ran`: the application is known to have run, whatever the assignment and the copies show.
     """
 
     members: tuple[Member, ...]
@@ -134,6 +135,7 @@ class View:
     away: Mapping[str, Away] = field(default_factory=dict)
     stateless: frozenset[int] = frozenset()
     moved_for_room: Mapping[TaskId, int] = field(default_factory=dict)
+    ran: bool = False
 
 
 class Reason(NamedTuple):
@@ -170,8 +172,9 @@ class Round:
     """The result of `place`.
 
     `why` has a reason for the active of each task, `why_copies` one for each (task, instance) of a standby or warm-up.
-    `slots_missing` above 0 is the state WAITING_FOR_SLOTS: no task without an owner starts. `standbys_missing` counts
-    standbys that no instance can hold. `again_ms`: look again after this time even if nothing changes; None: no need.
+    `slots_missing` above 0 is the state WAITING_FOR_SLOTS: so many tasks have no place within the bounds of the
+    instances. Before the application has run, no task starts then. `standbys_missing` counts standbys that no instance
+    can hold. `again_ms`: look again after this time even if nothing changes; None: no need.
     """
 
     assignment: Assignment

@@ -10,6 +10,9 @@ giving up a task that is there costs 1. It starts from the present counts, clamp
 for the sums, and corrects these by successive shortest paths (Ahuja, Magnanti, Orlin: Network Flows, 9.7). After a
 small change few paths are needed.
 
+A member with a bound gets no larger share of all tasks than that; the others share the rest by their slots
+(`bounded_shares`).
+
 Rules of this file: pure numbers. Members and groups come in order, and ties go to the first.
 """
 
@@ -32,6 +35,30 @@ def quotas(slots: Sequence[int], totals: Sequence[int], present: Sequence[Sequen
         network.raise_potentials()
         network.push()
     return network.flow
+
+
+def bounded_shares(slots: Sequence[int], bounds: Sequence[int | None], tasks: int) -> list[int]:
+    """Numbers in proportion to which members share so many tasks, as `slots` of `quotas`.
+
+    Those of the slots, unless the share of a member is above its bound. If there are more tasks than places within all
+    bounds, tasks that run go on above them, and the bounds are the shares.
+    """
+    bounded: dict[int, int] = {}
+    while True:
+        free, left = sum(slots) - sum(slots[at] for at in bounded), tasks - sum(bounded.values())
+        more = {
+            at: bound
+            for at, bound in enumerate(bounds)
+            if bound is not None and at not in bounded and slots[at] * left > bound * free
+        }
+        if not more:
+            break
+        bounded |= more
+    if not bounded:
+        return list(slots)
+    if len(bounded) == len(slots):
+        return [bounded[at] for at in range(len(slots))]
+    return [bounded[at] * free if at in bounded else one * left for at, one in enumerate(slots)]
 
 
 def is_balanced(slots: Mapping[str, int], counts: Mapping[str, int]) -> bool:

@@ -33,7 +33,8 @@ WORDS: Mapping[str, str] = {
     "{limit} records ({lag} now)",
     "WAITS_FOR_WARM_UP": "{target} is to get it for the balance; it runs on {instance} while other copies warm up, at "
     "most {max} at a time",
-    "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; until then no task without an owner starts",
+    "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; the tasks that run take the {places} places of all "
+    "instances, and this one starts on the next that comes free",
     "NO_ROOM": "the disk of {instance} takes no writes, and no other instance has both room and a caught-up copy",
     "NO_ROOM_WARM": "the disk of {source} takes no writes, and the copy on {instance} lacks only {lag} records",
     "NO_ROOM_COLD": "the disk of {source} takes no writes; {instance} has room and restores it: {lag} records are left",
@@ -62,6 +63,7 @@ WITHOUT: Mapping[str, str] = {
     "{busy_ms} ms",
     "WARMS_UP": "{target} is to get it for the balance; it runs on {instance} until the warm-up there lacks at most "
     "{limit} records",
+    "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; until then no task starts",
 }
 
 

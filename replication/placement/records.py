@@ -39,7 +39,7 @@ from standfast.replication.placement.checkpoint import (
     read_pointer,
     read_request,
 )
-from standfast.replication.placement.explained import MOVES, REASONS_KEY
+from standfast.replication.placement.explained import MOVES, REASONS_KEY, read_reasons
 from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
 from standfast.replication.placement.pauses import Left, Pause
@@ -306,6 +306,14 @@ class PlacementState:
                     "to this application alone; run one version of standfast on all instances, or delete the topic "
                     "while all are stopped"
                 ) from error
+
+    @property
+    def slots_missing(self) -> int:
+        """Places that tasks wait for, by the leader's last reasons; 0 for reasons that this version cannot read."""
+        try:
+            return 0 if self.reasons is None else read_reasons(self.reasons).slots_missing
+        except ValueError:  # they are for people: `seen.py` says why they cannot be read
+            return 0
 
     def report(self, instance: str) -> Report | None:
         """The last report of an instance. Raises Corruption."""

@@ -33,10 +33,10 @@ class SeenInstance:
     """An instance that is live, reported, or has tasks.
 
     `state`: live, `waits` (live, and of another version, program or placement), `stopped` (it closed cleanly) or
-    `gone`. `slots` and `tags` are known of live ones. `generation` is the last one that it reported to follow.
-    `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of each of its worker
-    processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it reported; `no_room`:
-    why its state directory takes no writes.
+    `gone`. `slots`, `max_tasks` (None: no bound) and `tags` are known of live ones. `generation` is the last one that
+    it reported to follow. `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of
+    each of its worker processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it
+    reported; `no_room`: why its state directory takes no writes.
     """
 
     id: str
@@ -52,6 +52,7 @@ class SeenInstance:
     stored: int
     workers: tuple[int, ...]
     waits: str
+    max_tasks: int | None
     no_room: str = ""
 
 
@@ -269,6 +270,7 @@ def _instances(
             workers=() if report is None else tuple(map(len, report.workers)),
             waits=report.waits if report is not None and is_ == "waits" else "",
             no_room=report.no_room if report is not None and name in members else "",
+            max_tasks=None if traits is None else traits.max_tasks,
         )
 
 

@@ -57,7 +57,7 @@ class Standbys:
             self._heaps.setdefault(self._area(name), []).append((self._weight(name), name))
         for heap in self._heaps.values():
             heapq.heapify(heap)
-        for task in tasks:
+        for task in () if actives.none_starts else tasks:
             self._bring_to_number(task, held[task])
         # Actives come first: until each runs where it is to stay, standby counts do not show how even they will be.
         if not (look.expected or actives.slots_missing or actives.unsettled or actives.warmups):

@@ -101,7 +101,7 @@ class Instance:
         self.follower: GroupFollower | None = None
         if settings.placement == "group":
             self.follower = GroupFollower(self, settings.standby_replicas, learn_partitions)
-        self._traits = Traits(1, settings.tags, program_of(opener.groups))
+        self._traits = Traits(1, settings.tags, program_of(opener.groups), settings.max_tasks)
         self.managed: ManagedPlacement | None = None
         if placement_topic is not None:
             self.managed = ManagedPlacement(

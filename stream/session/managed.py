@@ -231,6 +231,7 @@ class ManagedPlacement:
         self._tasks = tasks
         self._topic = topic
         self._settings = settings
+        self._traits = traits
         self._programs = Programs(
             instance.app,
             instance.membership.member,
@@ -266,6 +267,16 @@ class ManagedPlacement:
         return self._topic.leads
 
     @property
+    def max_tasks(self) -> int | None:
+        """The bound of this instance's active tasks; None: no bound."""
+        return self._traits.max_tasks
+
+    @property
+    def slots_missing(self) -> int:
+        """Places that tasks of the application wait for."""
+        return self._topic.state.slots_missing
+
+    @property
     def valid(self) -> Generation | None:
         """The last valid generation that was read here."""
         return self._topic.state.valid
@@ -274,6 +285,8 @@ class ManagedPlacement:
         """Why this instance has no tasks yet; empty once it takes its part."""
         if self._programs.waits or self._part is None:
             return self._programs.waits or "no placement of this instance is known yet"
+        if not self._part[0].active and (missing := self.slots_missing):
+            return f"{_slots(missing)}; until then no task starts"
         return self._start_wait.text
 
     def tick(self, now_ms: int) -> None:
@@ -461,10 +474,14 @@ class ManagedPlacement:
         """Decide again if anything was reported since, or copies were to catch up meanwhile."""
         if not self._may_place(members):
             return
-        valid = self.valid
+        valid, before = self.valid, 0 if self.round is None else self.round.slots_missing
         found = self._next(members, self._own_report(), now_ms)
         if found is None:
             return
+        if found.slots_missing not in (0, before):
+            missing = _slots(found.slots_missing)
+            about = as_event("slots_missing", app=self._instance.app, missing=found.slots_missing)
+            logger.warning("application %s: %s", self._instance.app, missing, extra=about)
         self._instance.standbys_missing = found.standbys_missing
         # Also for the program alone: an unchanged assignment of the program before is none of this one.
         begins = valid is None or valid.drains or valid.program != self._programs.program
@@ -475,7 +492,7 @@ class ManagedPlacement:
 
     def _next(self, members: Members, mine: Report, now_ms: int) -> Round | None:
         """The next round; None if the last one still holds, since nothing was reported after it."""
-        basis = (self._topic.state.changes, sorted(members), mine, self._instance.shared)
+        basis = (self._topic.state.changes, members, mine, self._instance.shared)
         due = self._again_ms is not None and now_ms >= self._again_ms
         if basis == self._decided_for and not due:
             return None
@@ -514,6 +531,8 @@ class ManagedPlacement:
             away=away,
             stateless=self._stateless,
             moved_for_room=self._shortages.recent(now_ms),
+            # Between two programs the assignment is empty, and an application without stores has no copies.
+            ran=state.valid is not None and bool(state.valid.drains or state.valid.replaced),
         )
 
     def _started(self, previous: Assignment | None, state: PlacementState, members: Members) -> Members:
@@ -536,9 +555,18 @@ class ManagedPlacement:
             self._part = (valid, *_part_of(valid, instance.membership.member))
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
         self.misses_partitions = not known >= self._part[1] | self._part[2]
-        active, standby = self._part[1] & known, self._part[2] & known
+        active, standby = self._within_bound(self._part[1] & known), self._part[2] & known
         self._begin_pauses(active, valid.generation, members, owners, now_ms)
         self._tasks.follow(active, standby, lambda task_id: self._is_free(task_id, valid.generation, members, owners))
+
+    def _within_bound(self, active: frozenset[TaskId]) -> frozenset[TaskId]:
+        """The tasks to run: after a start with a lower bound more may be placed here, until a leader has seen it."""
+        most = self.max_tasks
+        if most is None or len(active) <= most:
+            return active
+        found = self._tasks.facts()
+        open_ = found.running | found.restoring
+        return frozenset(sorted(active, key=lambda task_id: (task_id not in open_, task_id))[:most])
 
     def _note_held(self, valid: Assignment, now_ms: int) -> None:
         assert self._part is not None, "it follows the assignment"
@@ -662,6 +690,10 @@ def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker:
     logger.info("task %s runs on %s, after a %s pause of %d ms", task, where, pause.kind, pause.ms, extra=about)
 
 
+def _slots(missing: int) -> str:
+    return f"WAITING_FOR_SLOTS: {missing} more needed: start an instance, or raise the max_tasks of one"
+
+
 def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
     """The active tasks of an instance, and those of which it keeps a copy."""
     active = {task_id for task_id, name in valid.active.items() if name == me}
@@ -692,4 +724,12 @@ def _member(
             copies[task_id] = Copy(state, lag, None, busy.of_worker(report.worker_of(task_id)) if busy.numbers else 0)
         copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
         copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
-    return Member(name, traits.slots, traits.tags.get("rack"), traits.tags, copies, no_room_ms=no_room_ms)
+    return Member(
+        name,
+        traits.slots,
+        traits.tags.get("rack"),
+        traits.tags,
+        copies,
+        no_room_ms=no_room_ms,
+        max_tasks=traits.max_tasks,
+    )

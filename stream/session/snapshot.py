@@ -99,6 +99,8 @@ def session_statistics(
         commit_interval_ms=commit_interval_ms,
         downloads=downloads,
         placement=None if instance.managed is None else instance.managed.snapshot(wall_ms),
+        max_tasks=None if instance.managed is None else instance.managed.max_tasks,
+        slots_missing=0 if instance.managed is None else instance.managed.slots_missing,
     )
 
 

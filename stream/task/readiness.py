@@ -87,6 +87,7 @@ class Readiness:
         self._gate_shut_ms = -1
         self._replay: tuple[int, int] | None = None  # when the restores under way began, and the records until then
         self._may_write = True  # in this round
+        self._standbys_wait = False  # for active tasks of the instance in other processes
         self._next_standby_ms = 0
         self._next_disk_ms = 0
 
@@ -134,7 +135,7 @@ class Readiness:
             self._copies[task.id] = task
         task.move(TaskState.STANDBY)
         task.stores.restoring(False)  # a standby has no end of its restore
-        self.tailer.allow(not self.restorer.tasks)
+        self._allow_standbys()
         self.tailer.add(task.applier, task.applier.limited)
 
     def remove(self, task_id: TaskId, reason: str) -> None:
@@ -155,6 +156,17 @@ class Readiness:
         if task_id not in self.gate or task_id in self.gate.failures():
             self.gate.assigned([task_id])
         self.gate.failed(task_id, str(why))
+
+    def join_gate(self, *, is_open: bool, standbys: bool) -> None:
+        """Follow the gate of the instance, of which this process has some tasks, and whether its standbys may begin.
+
+        Without the session's lock: the openings of many standbys must not delay it.
+        """
+        if is_open:
+            self.gate.release()
+        else:
+            self.gate.hold()
+        self._standbys_wait = not standbys
 
     def restore_round(self, now_ms: int) -> RestoreRound:
         """Replay some missing records. Below the disk's floor nothing is written this round; later rounds continue."""
@@ -223,7 +235,8 @@ class Readiness:
 
     def standby_round(self) -> TailResult:
         """Apply some records to standbys; they get none while an active task of this instance restores."""
-        self.tailer.allow(not self.restorer.tasks)
+        self._note_gate()  # it may have opened for the whole instance
+        self._allow_standbys()
         return self.tailer.poll_once(self._clock.wall_ms()) if self._may_write else TailResult()
 
     def standby_tick(self, now_ms: int) -> dict[TaskId, StandfastError]:
@@ -245,6 +258,9 @@ class Readiness:
                 del self._copies[task_id]
                 self._state_dir.drop_aside(str(task_id))
         return failed
+
+    def _allow_standbys(self) -> None:
+        self.tailer.allow(not (self.restorer.tasks or self._standbys_wait))
 
     def _activate(self, one: _Restore) -> None:
         task_id = one.task.id
@@ -275,7 +291,7 @@ class Readiness:
         note_rate(self._state_dir.path, REPLAY, self.restorer.records_total - before, took_ms, self._clock.wall_ms())
 
     def _note_gate(self) -> None:
-        if self._gate_shut_ms >= 0 and not self.gate.missing():
+        if self._gate_shut_ms >= 0 and not (self.gate.missing() or self.gate.is_held):
             waited_ms = self._clock.monotonic_ms() - self._gate_shut_ms
             self._counters.gate_wait_seconds.observe(waited_ms / 1_000)
             self._counters.gate_last_wait_ms = waited_ms

@@ -81,6 +81,7 @@ class SessionOptions(TypedDict, total=False):
     acceptable_lag: int
     restart_grace_ms: int
     tags: Mapping[str, str]
+    max_tasks: int | None
     replace: bool
     snapshots: SnapshotPolicy | None
     kafka: Mapping[str, Any] | None
@@ -134,6 +135,8 @@ class SessionSettings:
                             for it; so do those of one whose disk takes no writes
     tags                    of this instance, such as {"rack": "a", "zone": "north"}: standbys are spread over their
                             values
+    max_tasks               with managed placement, number of active tasks that this instance may run, in all of its
+                            worker processes; standbys and warm-ups do not count. None: no bound
     replace                 of an application: whether this instance, at its start and once, takes the application over
                             from live instances of another program (other groups, topics or stores), which give up
                             their tasks and wait. False: it waits until they have stopped
@@ -169,6 +172,7 @@ class SessionSettings:
     acceptable_lag: int = WARM_LAG_RECORDS
     restart_grace_ms: int = 30_000
     tags: Mapping[str, str] = field(default_factory=dict)
+    max_tasks: int | None = None
     replace: bool = False
     snapshots: SnapshotPolicy | None = None
     kafka: Mapping[str, Any] | None = None
@@ -221,6 +225,8 @@ class SessionSettings:
             problems.append('placement="shared" needs partitions: the number of tasks to share out')
         if self.replace and self.placement != "managed":
             problems.append("replace=True is for an App whose tasks a leader places: leave it out")
+        if self.max_tasks is not None and self.placement != "managed":
+            problems.append("max_tasks is for an App whose tasks a leader places: leave it out, and choose its tasks")
         specs = tuple(stores) if groups is None else all_specs(groups)
         problems += _store_problems(specs) or source_topic_problems(specs, app)
         if problems:
@@ -250,6 +256,7 @@ class SessionSettings:
             ("warmups_max", self.warmups_max, 1),
             ("acceptable_lag", self.acceptable_lag, 0),
             ("restart_grace_ms", self.restart_grace_ms, 0),
+            ("max_tasks", 1 if self.max_tasks is None else self.max_tasks, 1),
             ("partitions", 1 if self.partitions is None else self.partitions, 1),
             ("discovery_interval_ms", 1 if self.discovery_interval_ms is None else self.discovery_interval_ms, 1),
         )

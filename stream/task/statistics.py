@@ -199,3 +199,5 @@ class SessionStatistics:
     commit_interval_ms: int | None = None  # between the commits of a task, now; None without an application's loop
     placement: PlacementSnapshot | None = None  # of the whole application, with managed placement
     downloads: tuple[DownloadStatistics, ...] = ()  # of snapshots, into the directories of tasks
+    max_tasks: int | None = None  # the bound of the instance's active tasks
+    slots_missing: int = 0  # for tasks of the application, as the last placement that was read here says

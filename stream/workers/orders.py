@@ -186,6 +186,21 @@ class Orders:
         """The tasks that each worker has or may open; no task is of two workers."""
         return tuple(worker.may_hold for worker in self._workers)
 
+    def missing(self, is_free: Callable[[TaskId], bool]) -> dict[TaskId, str]:
+        """Active tasks of the part that are to run and do not, and how far they are.
+
+        Not those of which another instance has the rows: it has not closed them, or took them over.
+        """
+        states = {
+            task: one.state for worker in self._workers for task, one in worker.tasks.items() if one.role == ACTIVE
+        }
+        ordered = frozenset[TaskId]().union(*(worker.orders[-1].active for worker in self._workers))
+        return {
+            task: states.get(task, "")
+            for task in sorted(self._active)
+            if states.get(task) not in (RUNNING, LOST) and (task in states or task in ordered or is_free(task))
+        }
+
     def facts(self) -> tuple[frozenset[TaskId], frozenset[TaskId], dict[TaskId, int]]:
         """Tasks that run, active tasks that may be open and do not run, and the lags of standbys: all workers'."""
         running: set[TaskId] = set()

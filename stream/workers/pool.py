@@ -34,10 +34,12 @@ from standfast.stream.session.managed import Facts, note_pause
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.command import Program
+from standfast.stream.workers.gate import InstanceGate
 from standfast.stream.workers.orders import ACTIVE, RUNNING, Orders
 from standfast.stream.workers.parts import PoolParts
 from standfast.stream.workers.process import WorkerProcess, process_facts
 from standfast.stream.workers.protocol import (
+    Command,
     Failed,
     Open,
     Report,
@@ -120,6 +122,7 @@ class Pool:
         self._spare = Spare(self._process, clock)
         self.parts = PoolParts(self._send_checkpoint)
         self._busy = BusyWatch()
+        self._gate = InstanceGate()
         self._gone = SnapshotCounts()  # of the processes that have ended
         self._no_room: dict[int, str] = {}  # by worker: they share one state directory, and one of them finds it full
         self._wishes: list[str] = []  # not taken yet
@@ -142,6 +145,8 @@ class Pool:
         self._between.keep(active)
         busy = self._busy.look(self.loops(), 0, self._settings.lease_ms, self._clock.monotonic_ms()).loops_ms
         self.orders.want(active, standby, [number for number, busy_ms in enumerate(busy) if busy_ms])
+        if self._gate.look(active, self.orders, is_free):  # before the orders of tasks that it is to wait for
+            self._send(self._gate.state)
         for number, order in self.orders.next(is_free).items():
             process = self._slots[number].process
             assert process is not None, "only a worker with a session has an order"
@@ -179,9 +184,12 @@ class Pool:
         return total
 
     def _send_checkpoint(self, order: CheckpointOrder) -> None:
+        self._send(checkpoint(order))
+
+    def _send(self, command: Command) -> None:
         for slot in self._slots:
             if slot.process is not None and slot.takes_tasks:
-                slot.process.child.order(command_line(checkpoint(order)))
+                slot.process.child.order(command_line(command))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -336,6 +344,7 @@ class Pool:
         if process.opened and not slot.takes_tasks:
             slot.takes_tasks = True
             self.orders.ready(slot.number)
+            process.child.order(command_line(self._gate.state))
             if self.parts.order is not None:  # before it opens a task that the order holds back
                 process.child.order(command_line(checkpoint(self.parts.order)))
             slot.restarts.opened()

@@ -1,6 +1,6 @@
 """Messages between the supervisor and a worker: one JSON object a line.
 
-    supervisor  ── Open, then Hold*, Pause*, Checkpoint*, Stop ──> worker     its orders; their end ends it
+    supervisor  ── Open, then Hold*, Gate*, Pause*, Checkpoint*, Stop ──> worker     its orders; their end ends it
     supervisor  <── Ready, Opened, State*, Counted*, Asked*, perhaps Failed ── worker  its answers; empty line: a beat
 
 Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not into the
@@ -49,6 +49,14 @@ class Hold(Shape, frozen=True, tag_field="do", tag=True):
     round: int
     active: Mapping[str, int]
     standby: tuple[str, ...]
+
+
+class Gate(Shape, frozen=True, tag_field="do", tag=True):
+    """The restore gate of the instance. `standbys`: whether they may begin; `missing`: tasks that keep it shut."""
+
+    open: bool
+    standbys: bool
+    missing: tuple[str, ...] = ()
 
 
 class Pause(Shape, frozen=True, tag_field="do", tag=True):
@@ -121,7 +129,7 @@ class Failed(Shape, frozen=True, tag_field="say", tag=True):
     notes: tuple[str, ...] = ()
 
 
-Command: TypeAlias = Open | Hold | Pause | Checkpoint | Stop
+Command: TypeAlias = Open | Hold | Gate | Pause | Checkpoint | Stop
 Report: TypeAlias = Ready | Opened | State | Counted | Asked | Failed
 
 command_line = report_line = line

@@ -1,5 +1,6 @@
 """The session of a worker process: the supervisor is the member of the group, and decides which tasks it holds.
 
+    join_gate(Gate) ──> no task is open, and no standby begins, before the supervisor says so
     order(Order) ──> each round: give way to newer owners ──> LocalPart.follow ──> report(): its tasks, the round
 
 A task of an order is opened once under the number that the order gives it. A task that is not here after that was lost
@@ -30,6 +31,7 @@ from standfast.stream.session.session import Session
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
 from standfast.stream.workers.orders import ACTIVE, LOST, HeldTask, Order
+from standfast.stream.workers.protocol import Gate
 
 SETTLED = frozenset({TaskState.RUNNING, TaskState.STANDBY, TaskState.FAILED})  # no state on the way to another one
 
@@ -62,6 +64,7 @@ class WorkerSession(Session):
         self._shared_progress = progress
         self._order = Order()
         self._misses_partitions = False
+        self._gate_waits: tuple[str, ...] = ()  # the tasks that keep the instance's gate shut
         self._begun: dict[TaskId, int] = {}  # the number of each active task's last opening
         super().__init__(app, state_dir=state_dir, **arguments)
 
@@ -76,6 +79,24 @@ class WorkerSession(Session):
             self._order = order
             self._instance.follow_now()
         self._wake.set()
+
+    def join_gate(self, gate: Gate) -> None:
+        """Follow the restore gate of the instance."""
+        self._gate_waits = gate.missing
+        self._instance.readiness.join_gate(is_open=gate.open, standbys=gate.standbys)
+        self._wake.set()
+
+    def missing(self) -> tuple[str, ...]:
+        """As of a session, with the tasks of other workers that keep the instance's gate shut."""
+        lines = super().missing()
+        if not self._instance.readiness.gate.is_held:
+            return lines
+        here = tuple(f"task {task_id} " for task_id in self._order.active)
+        found = (*lines, *(f"{one} in another worker" for one in self._gate_waits if not one.startswith(here)))
+        return found or ("the supervisor has not opened the restore gate of this instance yet",)
+
+    def _waits(self) -> bool:
+        return self._instance.readiness.gate.is_held or super()._waits()
 
     def report(self) -> tuple[int, dict[TaskId, HeldTask]]:
         """The round of the present order, and all tasks that are here. Raises as `order`."""
@@ -152,6 +173,7 @@ class WorkerSession(Session):
         self._part = LocalPart(instance, self.clock)
         instance.ordered = self._follow
         instance.alone = lambda: self.alone
+        instance.readiness.join_gate(is_open=False, standbys=False)  # until the first message of the supervisor
         return instance
 
     def _make_progress(self) -> LeaseProgress:

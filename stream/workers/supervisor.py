@@ -111,7 +111,7 @@ class Supervisor(Closing):
             self._lease_group = self.log.group(app)
             undo.callback(self._lease_group.close)
             member, path = self._state.instance_id, self._state.path
-            traits = Traits(workers, settings.tags, program_of(groups))
+            traits = Traits(workers, settings.tags, program_of(groups), settings.max_tasks)
             self.writers = Writers(self.log, self._group, app, member)
             self.membership = Membership(self._group, member, settings.lease_ms, self._keeper, self.counters, path)
             self.membership.plan = lambda: MemberPlan(managed=traits)

@@ -39,6 +39,7 @@ from standfast.stream.workers.protocol import (
     Checkpoint,
     Counted,
     Failed,
+    Gate,
     Hold,
     Open,
     Opened,
@@ -226,6 +227,8 @@ class _Worker:
         command = parse_command(line)
         if isinstance(command, Hold):
             session.order(order_of(command))
+        elif isinstance(command, Gate):
+            session.join_gate(command)
         elif isinstance(command, Checkpoint):
             session.follow_checkpoint(checkpoint_of(command))
         elif isinstance(command, Pause):

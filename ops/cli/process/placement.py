@@ -83,7 +83,8 @@ def run_explain(args: argparse.Namespace, out: Output) -> int:
     _print_moves(result, tasks, out)
     if result.slots_missing:
         out.line()
-        out.text(f"WAITING_FOR_SLOTS: {result.slots_missing:,} more slots are needed; no task without an owner starts.")
+        what = "the tasks without an owner wait" if result.assignment.active else "no task starts"
+        out.text(f"WAITING_FOR_SLOTS: {result.slots_missing:,} more slots are needed; until then {what}.")
     if result.standbys_missing:
         out.note(f"{result.standbys_missing:,} standbys have no instance to run on")
     return NEGATIVE if result.slots_missing else OK
@@ -124,12 +125,13 @@ def _print_instances(view: View, result: Round, out: Output) -> None:
         tags = " ".join(f"{key}={value}" for key, value in sorted(member.tags.items()))
         state = f"waits: {member.waits}" if member.waits else "up"
         counts = actives[member.id], standing[member.id], warming[member.id]
-        rows.append((member.id, member.slots, member.rack or "", tags, *counts, state))
+        rows.append((member.id, member.slots, member.max_tasks, member.rack or "", tags, *counts, state))
     for name, away in sorted(view.away.items()):
         how = "stopped" if away.stopped else "gone"
-        rows.append((name, "", "", "", 0, standing[name], 0, f"{how} {away.for_ms:,} ms ago"))
-    columns = ("instance", "slots", "rack", "tags", "actives", "standbys", "warm-ups", "state")
-    out.table(columns, rows, right=("slots", "actives", "standbys", "warm-ups"), fold=("state",), wide=("tags",))
+        rows.append((name, "", "", "", "", 0, standing[name], 0, f"{how} {away.for_ms:,} ms ago"))
+    columns = ("instance", "slots", "max tasks", "rack", "tags", "actives", "standbys", "warm-ups", "state")
+    numbers = ("slots", "max tasks", "actives", "standbys", "warm-ups")
+    out.table(columns, rows, right=numbers, fold=("state",), wide=("tags",))
 
 
 def _print_tasks(result: Round, tasks: list[TaskId], out: Output, *, copies: bool) -> None:

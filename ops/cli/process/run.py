@@ -36,6 +36,7 @@ SETTINGS: Mapping[str, str] = {
     "store.value_max": "value_max_bytes",
     "group.lease": "lease_ms",
     "group.max_stall": "max_stall_ms",
+    "group.max_tasks": "max_tasks",
     "state.disk_floor": "disk_floor_bytes",
     "state.restore_workers": "restore_workers",
     "state.restore_memory": "restore_memory_bytes",

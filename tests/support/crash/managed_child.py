@@ -5,6 +5,7 @@
            `held_s`: for how long the record of key HOLD keeps the interpreter, or (`sleeps`) its task alone
            `lease_ms`; `replicas`: standbys of a task
            `restart`: a name of RESTARTS; `discovery_ms`; `other`: it also counts in a store of that name; `replace`
+           `max_tasks`; `gate`; `slow`: a task whose restore begins SLOW_S later
     exit   0 after SIGTERM
 
 Rules of this file: the cache is off, so that each record has a result of its own.
@@ -29,12 +30,22 @@ from support.crash.options import use
 LIFE_MAX_S = 240  # an orphan ends by itself
 LEASE_MS = 1_000
 HOLD = "hold"
+SLOW_S = 4
 RESTORED = "restored"  # begins a line: the word, task and number of records
 RESTARTS = {"default": None, "never": sf.NoRestart(), "twice": sf.FixedDelay(2, 100)}
 
 
 class Restores(sf.Listener):
-    """Reports each restore to the test."""
+    """Reports each restore to the test, and delays that of one task."""
+
+    def __init__(self, slow: str | None) -> None:
+        self._slow = slow
+
+    def on_restore_start(
+        self, task: TaskId, store: str, changelog: TopicPartition, start: int, end: int, reason: str
+    ) -> None:
+        if str(task) == self._slow:
+            time.sleep(SLOW_S)
 
     def on_restore_end(self, task: TaskId, store: str, changelog: TopicPartition, records: int) -> None:
         print(RESTORED, task, records, file=sys.stderr, flush=True)
@@ -59,7 +70,9 @@ def main() -> None:
         memory_bytes=32 << 20,
         discovery_interval_ms=settings.get("discovery_ms", 60_000),
         restart=RESTARTS[settings.get("restart", "default")],
-        listeners=[Restores()],
+        listeners=[Restores(settings.get("slow"))],
+        max_tasks=settings.get("max_tasks"),
+        **{name: settings[name] for name in ("gate",) if name in settings},  # else as the options of the run say
     )
     poison, raises = settings.get("poison"), settings.get("raises")
 

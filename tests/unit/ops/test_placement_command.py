@@ -72,9 +72,11 @@ def test_explain_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_explain_of_too_few_slots_is_a_negative_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"tasks_per_slot": 1}
-    assert main(["placement", "explain", "--file", document(tmp_path, settings=settings)]) == 1
-    assert "WAITING_FOR_SLOTS: 2 more slots are needed" in capsys.readouterr().out
+    instances = [{**one, "max_tasks": 1} for one in DOCUMENT["instances"]]
+    assert main(["placement", "explain", "--file", document(tmp_path, instances=instances)]) == 1
+    out = capsys.readouterr().out
+    assert "WAITING_FOR_SLOTS: 1 more slots are needed; until then the tasks without an owner wait." in out
+    assert "max tasks" in out and "this one starts on the next that comes free" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def _many_warmups(result: Round) -> Round:
     ("fault", "words"),
     [
         (_both, "is active on i001 and has copies on"),
-        (_all_on_one, "i001 has 8 tasks in 1 slots of 4"),
+        (_all_on_one, "i001 has 8 tasks, and its bound is 4"),
         (_none, "has no owner, and no reason"),
         (_many_warmups, "elective copies at once"),
     ],

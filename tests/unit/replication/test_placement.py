@@ -275,26 +275,85 @@ def test_nothing_moves_by_choice_while_an_instance_is_expected_back() -> None:
 
 
 def test_too_few_slots_start_nothing_and_name_the_missing_number() -> None:
-    result = place(view([member("a", slots=3)], 5, settings={"tasks_per_slot": 1}))
+    result = place(view([member("a", max_tasks=3)], 5, settings={"standby_replicas": 1}))
     assert (owners(result, 5), result.slots_missing) == (".....", 2)
-    assert words(result.why[t(0)]).startswith("WAITING_FOR_SLOTS: 2 more needed")
+    assert words(result.why[t(0)]) == "WAITING_FOR_SLOTS: 2 more needed; until then no task starts"
+    two = place(view([member("a", max_tasks=3), member("b", max_tasks=1)], 5, settings={"standby_replicas": 1}))
+    assert (two.slots_missing, two.moves) == (1, ())
+    enough = place(view([member("a", max_tasks=3), member("b", max_tasks=2)], 5, previous=two.assignment))
+    assert (Counter(owners(enough, 5)), enough.slots_missing) == ({"a": 3, "b": 2}, 0)
 
 
-def test_tasks_that_run_go_on_when_slots_are_lost_and_no_other_starts() -> None:
-    members = [member("a", "r0 r1", slots=3)]
-    result = place(view(members, 4, previous=assigned("aabb"), settings={"tasks_per_slot": 1}))
-    assert (owners(result), result.slots_missing) == ("aa..", 1)
+def test_slots_are_a_share_and_no_bound() -> None:
+    result = place(view([member("a", slots=1), member("b", slots=2, max_tasks=2)], 12))
+    assert (Counter(owners(result, 12)), result.slots_missing) == ({"a": 10, "b": 2}, 0)
+
+
+def test_tasks_that_run_go_on_when_slots_are_lost_and_lost_ones_take_the_places_that_are_left() -> None:
+    members = [member("a", "r0 r1", max_tasks=3)]
+    result = place(view(members, 4, previous=assigned("aabb")))
+    assert (owners(result), result.slots_missing) == ("aaa.", 1)
+    assert words(result.why[t(3)]).startswith("WAITING_FOR_SLOTS: 1 more needed; the tasks that run take the 3 places")
+    again = place(view([member("a", "r0 r1 r2", max_tasks=3)], 4, previous=result.assignment))
+    assert (owners(again), again.slots_missing, again.assignment.generation) == ("aaa.", 1, 8)
+
+
+def test_a_lost_task_with_a_caught_up_copy_takes_a_place_before_those_of_smaller_ids() -> None:
+    members = [member("a", f"r0 r1 s2:{LIMIT + 1} s3:{LIMIT}", max_tasks=3)]
+    result = place(view(members, 4, previous=assigned("aabb", "..aa")))
+    assert (owners(result), codes(result)[2:]) == ("aa.a", ["WAITING_FOR_SLOTS", "STANDBY_TAKES"])
+
+
+def test_a_place_that_comes_free_is_used_in_the_same_round() -> None:
+    members = [member("a", "r0 r1", max_tasks=2), member("b", max_tasks=1)]
+    result = place(view(members, 4, previous=assigned("aa..")))
+    assert (owners(result), result.slots_missing) == ("aab.", 1)
+    whole = place(view([*members, member("c", max_tasks=1)], 4, previous=result.assignment))
+    assert (owners(whole), whole.slots_missing) == ("aabc", 0)
+
+
+def test_a_task_that_closes_takes_its_place_until_it_is_closed() -> None:
+    members = [member("a", "r0 r1", max_tasks=1), member("b", "s1:0", max_tasks=2)]
+    moving = assigned("ab..")
+    result = place(view(members, 3, previous=moving))
+    assert (owners(result, 3), result.slots_missing) == ("abb", 0)
+    behind = [member("a", "r0 r1", max_tasks=2), member("b", "s1:0", max_tasks=1)]
+    assert owners(place(view(behind, 3, previous=moving)), 3) == "ab."
+    closed = [member("a", "r0", max_tasks=2), member("b", "r1", max_tasks=1)]
+    assert owners(place(view(closed, 3, previous=moving)), 3) == "aba"
+
+
+def test_an_instance_that_comes_back_with_a_lower_bound_opens_no_more_tasks_than_that() -> None:
+    members = [member("a", max_tasks=2), member("b", "r3", max_tasks=3)]
+    result = place(view(members, 4, previous=assigned("aaab")))
+    assert (owners(result), result.slots_missing) == ("aabb", 0)
+    alone = place(view([member("a", "d0:0 d1:0 d2:0 d3:0", max_tasks=2)], 4, previous=assigned("aaaa")))
+    assert (owners(alone), alone.slots_missing) == ("aa..", 2)
+
+
+def test_tasks_that_run_above_a_bound_go_on_and_move_to_instances_with_places() -> None:
+    members = [member("a", "r0 r1 r2", max_tasks=2)]
+    result = place(view(members, 4, previous=assigned("aaa.")))
+    assert (owners(result), result.slots_missing) == ("aaa.", 1)
+    other = [*members, member("b", "s2:0", max_tasks=2)]
+    moved = place(view(other, 3, previous=assigned("aaa", "..b")))
+    assert owners(moved, 3) == "aab"
+
+
+def test_an_application_whose_instances_have_rows_has_run() -> None:
+    result = place(view([member("a", "d1:0", max_tasks=2)], 3))
+    assert (Counter(owners(result, 3)), result.slots_missing) == ({"a": 2, ".": 1}, 1)
 
 
 def test_without_any_instance_all_tasks_wait() -> None:
     assert place(view([])).slots_missing == 1
-    assert place(view([], 7, settings={"tasks_per_slot": 2})).slots_missing == 4
+    assert place(view([], 7)).slots_missing == 1
     assert place(view([], 0)).slots_missing == 0
 
 
 def test_take_over_exceeds_no_slots() -> None:
-    members = [member("a", "r0 s2:0 s3:0", slots=2), member("b", "r1", slots=2)]
-    result = place(view(members, previous=assigned("abcc", "..aa"), settings={"tasks_per_slot": 1}))
+    members = [member("a", "r0 s2:0 s3:0", max_tasks=2), member("b", "r1", max_tasks=2)]
+    result = place(view(members, previous=assigned("abcc", "..aa")))
     assert Counter(owners(result)) == {"a": 2, "b": 2}
 
 
@@ -359,11 +418,11 @@ def test_instance_id_used_twice_is_refused() -> None:
 def test_instance_without_slots_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="'b' has 0"):
         place(view([member("a"), member("b", slots=0)]))
+    with pytest.raises(InvalidRequest, match=r"max_tasks of an instance is 1 or more.*'b' has 0"):
+        place(view([member("a"), member("b", max_tasks=0)]))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"warmups_max": 0}, {"standby_replicas": -1}, {"tasks_per_slot": 0}, {"probe_interval_ms": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"warmups_max": 0}, {"standby_replicas": -1}, {"probe_interval_ms": 0}])
 def test_wrong_setting_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest, match="or more"):
         Settings(**wrong)

@@ -24,6 +24,7 @@ from standfast.stream.task.groups import TaskGroup
 from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
+from standfast.stream.workers.protocol import Gate
 from standfast.stream.workers.session import WorkerSession
 from support.sessions import Bench, four_stores
 
@@ -50,6 +51,7 @@ class Instance:
             **worker_options(options, 2),
         )
         self.bench.opened.append(session)
+        session.join_gate(Gate(open=True, standbys=True))  # as a supervisor does where its gate has opened before
         return session
 
     def follow(self, worker: WorkerSession, order: Order) -> dict[TaskId, HeldTask]:
