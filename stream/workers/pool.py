@@ -157,6 +157,10 @@ class Pool:
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `Part`: each worker looks at the owners of its tasks itself, and reports the lost ones."""
 
+    def give_up(self) -> bool:
+        """As in `Part`: the workers have closed their tasks, each by itself."""
+        return False
+
     def snapshot_counts(self) -> SnapshotCounts:
         """The counts of the snapshots of all workers, those of processes that have ended included."""
         total = self._gone.copy()
