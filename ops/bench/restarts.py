@@ -12,7 +12,7 @@ Rules of this file: as handover.py, whose bed it uses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 
 from standfast.ops.bench.handover import SETTLE_MS, Bed, Figures, part_of
@@ -47,17 +47,21 @@ def rolling(step: Step, tick: Callable[[int], None]) -> Figures:
         bed.wait(SETTLE_MS)
         quiet = bed.quiet()
         begin_ms, before, first = bed.now_ms(), instances(bed), len(bed.seen.changes)
+        at = dict(before)
         reported = len(bed.pauses)
         for run, child in runs.items():
+            old = {task: name for task, name in bed.seen.owner.items() if before[task] == str(run)}
             bed.end(child)
             bed.start(run)
-            bed.until("its tasks are back", lambda: instances(bed) == before)
+            bed.until("its tasks are back", lambda: instances(bed) == before and not _shares(old, bed.seen.owner))  # noqa: B023
             bed.wait(SETTLE_MS)
             tick(1)
         last_ms = max(at_ms for at_ms, _, _ in bed.seen.changes)
         whole_ms = bed.until("every task has its standby", copies.complete)
         moves = Counter(dict.fromkeys(bed.tasks, 0))
-        moves.update(task for _, task, _ in bed.seen.changes[first:])
+        for _, task, name in bed.seen.changes[first:]:
+            moves[task] += at[task] != instance_of(name)  # a task that waited for its instance has not moved
+            at[task] = instance_of(name)
         found = {
             "pause": [one["pause_ms"] for one in bed.pauses[reported:]],
             "moved": [bed.seen.gap([task], begin_ms, whole_ms) for task in bed.tasks],
@@ -77,7 +81,16 @@ def spread(bed: Bed) -> list[int]:
 
 def instances(bed: Bed) -> dict[int, str]:
     """The instance that processed the last record of each task."""
-    return {task: name.split("-")[1] for task, name in bed.seen.owner.items()}
+    return {task: instance_of(name) for task, name in bed.seen.owner.items()}
+
+
+def instance_of(name: str) -> str:
+    """The instance of a file of processed records; a process of it that started again has another file."""
+    return name.split("-")[1]
+
+
+def _shares(old: Mapping[int, str], now: Mapping[int, str]) -> bool:
+    return any(now[task] == name for task, name in old.items())
 
 
 class Copies:

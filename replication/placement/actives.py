@@ -5,7 +5,7 @@
     it is gone ── stopped cleanly, within the grace, no standby is near the end ──────────> held until it is back
         ├── standbys ─────────────────────────────────────────────────────────────────────> the most caught-up
         └── none ─────────────────────────────────────────────────────────────────────────> a member below its quota
-    it comes back ── its tasks on other members, each once the copy at home is caught up ─> hand-over home (homes.py)
+    it comes back ── its tasks on other members, each once the copy at home is caught up ─> hand-over home (quotas.py)
     a member is above its quota ── a receiver is caught up (or the task has no stores) ───> hand-over now
         ├── the receiver is a standby that catches up ────────────────────────────────────> later; the owner serves
         └── else ── a warm-up, at most `warmups_max` at a time ───────────────────────────> later; the owner serves
@@ -24,10 +24,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.homes import above, counts_of, returning_tasks
 from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
 from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
-from standfast.replication.placement.quotas import quotas
+from standfast.replication.placement.quotas import above, counts_of, quotas, returning_tasks
 
 FAR = 2  # a restore this many times the acceptable lag behind is given to a copy that is near the end
 

@@ -8,8 +8,8 @@ The cut is consistent: a part of stage 1 has consumed its internal inputs up to 
 tasks that write to them stood still with their part. Stage 0 goes on only when each reader keeps to the ends, since
 its next records lie beyond them.
 
-A checkpoint is abandoned, never mended: a part that cannot come any more (checkpoint_holders.py), a task without a
-part, an instance that forgot a part that it had not stored, or a pause that gets too long.
+A checkpoint is abandoned, never mended: a part that cannot come any more (`PartHolders`), a task without a part, an
+instance that forgot a part that it had not stored, or a pause that gets too long.
 
 Rules of this file: pure, times in milliseconds of the leader's monotonic clock. The caller does what `look` returns,
 and calls it again. Reports are those of the instance that has each task's part, or is to have it.
@@ -44,6 +44,37 @@ class _Phase(Enum):
     STORING = auto()
     SEALING = auto()
     OVER = auto()
+
+
+class PartHolders:
+    """Where the parts of a checkpoint are while tasks move: with the instance that cut each, also if the task is elsewhere now.
+
+    A task without a part gets it from its new owner, which has read the order before the generation. So instances that
+    come cost a checkpoint nothing, and one that goes only the parts that it had not stored.
+    """
+
+    def __init__(self, tasks: Collection[TaskId]) -> None:
+        self._tasks = frozenset(tasks)
+        self._at: dict[TaskId, str] = {}
+
+    def where(self, owners: Mapping[TaskId, str]) -> dict[TaskId, str]:
+        """The instance whose report has each task's part: the one that cut it, else its present owner."""
+        return {**owners, **self._at}
+
+    def broken(self, tasks: Collection[TaskId], members: Collection[str], stored: Collection[TaskId]) -> str:
+        """Why no part of a task can come any more; empty if all can. `tasks` are those of the application now."""
+        if self._tasks != frozenset(tasks):
+            return "tasks were added, of new partitions"
+        for task, name in sorted(self._at.items()):
+            if name not in members and task not in stored:
+                return f"instance {name} has gone, which had not stored the part of task {task}"
+        return ""
+
+    def note(self, cut: Collection[TaskId], owners: Mapping[TaskId, str]) -> None:
+        """Each of these has its part, from its present owner unless another instance had it before."""
+        for task in cut:
+            if task in owners:
+                self._at.setdefault(task, owners[task])
 
 
 class CheckpointRound:

@@ -33,7 +33,7 @@ class GivenUp:
 
     @property
     def left(self) -> Mapping[TaskId, Left]:
-        """Since when nobody processes them."""
+        """Since when no instance processes them."""
         return self._left
 
     def add(self, task: Task) -> bool:

@@ -52,7 +52,7 @@ from standfast.stream.task.task import Task
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
 ACTIVES_FIRST_MS = 1_000  # for so long after the opening of an active task standbys are opened after it
-COPIES_MS = 50  # of opening and closing copies in one round: each takes 30 to 90 ms
+COPIES_MS, CALM_COPIES_MS = 150, 1_000  # of opening and closing copies in one round, while tasks move and else
 LEAVE_PART = 50  # of more tasks than this, a fiftieth leaves at once: 1,000 are gone in 18 s, not in 100
 FENCED_MOST = 50  # writers in one round: each is a round trip to a broker, and the lease must be renewed meanwhile
 WAITS_CHARS = 2_000
@@ -175,8 +175,9 @@ class LocalPart:
             instance.follow_now()
             return  # others wait for the report that these tasks are free
         now_ms = self._clock.monotonic_ms()
+        late_ms = now_ms + (COPIES_MS if waiting or coming else CALM_COPIES_MS)
         for task_id in surplus:
-            if self._is_late(now_ms):
+            if self._is_late(late_ms):
                 return
             self._close(task_id)
         if due:
@@ -186,13 +187,13 @@ class LocalPart:
         ):
             return  # a task with warm rows runs a round later; standbys get no records before, so opening them can wait
         for task_id in sorted(standby - instance.tasks.keys()):
-            if self._is_late(now_ms):
+            if self._is_late(late_ms):
                 return
             instance.try_standby(task_id)
 
-    def _is_late(self, begun_ms: int) -> bool:
+    def _is_late(self, late_ms: int) -> bool:
         """Whether copies are for the next round, since others wait for this one's report and for tasks that come."""
-        late = self._clock.monotonic_ms() - begun_ms >= COPIES_MS
+        late = self._clock.monotonic_ms() >= late_ms
         if late:
             self._instance.follow_now()
         return late

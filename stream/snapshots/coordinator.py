@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, OrderState, Pointer, Request
 from standfast.replication.placement.checkpoint_flow import Flow
-from standfast.replication.placement.checkpoint_holders import PartHolders
-from standfast.replication.placement.checkpoint_round import CheckpointRound, Do
+from standfast.replication.placement.checkpoint_round import CheckpointRound, Do, PartHolders
 from standfast.replication.placement.records import Generation, Report
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable

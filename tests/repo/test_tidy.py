@@ -57,7 +57,6 @@ PURE = {
     "replication/placement/explained.py",
     "replication/placement/formats.py",
     "replication/placement/group_standbys.py",
-    "replication/placement/homes.py",
     "replication/placement/look.py",
     "replication/placement/model.py",
     "replication/placement/place.py",

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
 from standfast.replication.placement.checkpoint_flow import Flow
-from standfast.replication.placement.checkpoint_holders import PartHolders
-from standfast.replication.placement.checkpoint_round import CheckpointRound, Do
+from standfast.replication.placement.checkpoint_round import CheckpointRound, Do, PartHolders
 from standfast.store.errors import InvalidRequest
 
 NONE: frozenset[str] = frozenset()
