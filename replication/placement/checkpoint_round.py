@@ -47,7 +47,7 @@ class _Phase(Enum):
 
 
 class PartHolders:
-    """Where the parts of a checkpoint are while tasks move: with the instance that cut each, also if the task is elsewhere now.
+    """Where the parts of a checkpoint are while tasks move: with the instance that cut each, wherever the task is now.
 
     A task without a part gets it from its new owner, which has read the order before the generation. So instances that
     come cost a checkpoint nothing, and one that goes only the parts that it had not stored.

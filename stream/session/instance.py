@@ -469,7 +469,7 @@ class Instance:
             return
         try:
             self.open_standby(task_id)
-        except WAITS as away:
+        except (*WAITS, Held) as away:
             self.waiting.add(task_id, away, active=False)
         except (StateLost, Corruption) as refused:
             logger.error(
