@@ -5,27 +5,32 @@
     deletes, commits, flushes   go on ───> until here: DiskFull, before any part of them began
 
     look      statvfs of each place, now and then in the background                  ──> full, why; room
+    judge     from looks, and from writes that failed ──> whether the instance has room: `Room`
     grant     a write buffer asks for credit of some bytes, all buffers share the room   no room left: another look
 
 Free bytes fall long after a write was accepted: at its commit, its flush, the log's next checkpoint. So the bytes that
 buffers hold, or may take by their credit, are subtracted from the free bytes; between two looks the guard grants no
 more than was free at the first. A full disk counts as full until an eighth of the floor is free above it.
 
-Rules of this file: the guard asks the file system and decides about numbers; callers refuse the writes. Any thread may
-use it: `full` and `spaces` are read without the lock.
+Rules of this file: it asks the file system and decides about numbers; callers refuse the writes. Any thread may use the
+guard: `full` and `spaces` are read without the lock.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakSet
 
-from standfast.store.errors import DiskFull
+from standfast.store.errors import DiskFull, StandfastError
+from standfast.store.file_errors import FIXES, NoRoom, has_text, no_room, space_of
 from standfast.store.log import as_event, logger
 
 # Bytes on disk for each buffered byte, at most: a buffer counts row and change, and either is written twice on the way
@@ -34,7 +39,17 @@ AMPLIFICATION: Final = 2
 CREDIT_BYTES: Final = 64 << 10  # the least that a buffer gets at a time, so that it seldom asks
 COMMIT_BYTES: Final = 64 << 10  # pages of the embedded log that any commit writes
 RESUME_SHARE: Final = 8  # this share of the floor must be free above it before writes go on
+STATE: Final = "state directory"
+LOG: Final = "log"
 RESERVE_SHARE: Final = 4  # commits and deletes leave this share of the floor, too: RocksDB and the log also write alone
+
+
+AGAIN_MS: Final = 60_000  # for so long a disk must take writes before it counts as one with room
+PROBE_MS: Final = 10_000
+LINE_MS: Final = 60_000
+PROBE_BYTES: Final = 64 << 10
+LEAST_BYTES: Final = 64 << 20  # free bytes that count as room where no floor is set; of a small volume a tenth
+MARGIN: Final = 10  # this share of the floor must be free above it
 
 
 class Borrower(Protocol):
@@ -63,11 +78,151 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """A guard at one moment; `full` as in the guard, `spaces` with the least free one first."""
+    """A guard at one moment; `full` as in the guard, `spaces` with the least free one first.
+
+    `no_room`: why the state directory takes no writes; empty while it does.
+    """
 
     floor_bytes: int
     full: str
     spaces: tuple[Space, ...]
+    no_room: str = ""
+
+
+class Room:
+    """Whether the state directory's file system takes writes, as one state of the whole instance. `log`: of an embedded
+    log, its folder.
+
+        a write fails (ENOSPC, EDQUOT, EROFS, EIO), or the floor is reached ───────────────> no room: text, reported
+        the floor and a tenth of it are free, and a probe is written ──────────────────────> writes go on: no text
+        for AGAIN_MS since then no write has failed ───────────────────────────────────────> room: nothing reported
+
+    Without this state each task would meet the error for itself, with every record: it would be opened again without an
+    end, while other instances have its rows. The place that raised an error decides, not its number: those of the log
+    are the log's, on whatever disk, and EIO of a read is damage. `refused` may come from any thread, one drives `look`.
+    It removes no file but its own probe.
+    """
+
+    def __init__(self, path: Path, floor_bytes: int, log: Path | None = None) -> None:
+        self.path = path
+        self.text = ""  # why writes fail now, with path and bytes
+        self._short = ""  # as `text`, and for AGAIN_MS longer
+        self._floor_bytes = floor_bytes
+        self._log = log
+        self._why = self._fix = ""
+        self._shared = False  # the log's volume has no room either
+        self._error: NoRoom | None = None  # of a write since the last look
+        self._good_ms: int | None = None  # since when the disk takes writes again
+        self._probe_ms = self._line_ms = 0
+
+    @property
+    def reported(self) -> str:
+        """Why tasks are to go to other instances. Empty where those cannot go on either: the log is on this volume."""
+        return "" if self._shared else self._short
+
+    def refused(self, error: NoRoom) -> None:
+        """A write to the state directory failed with this error."""
+        self._error = error
+        if not self.text:
+            self._begin(os.strerror(error.number), FIXES[error.number], error.number)
+
+    @contextmanager
+    def watched(self, doing: str) -> Iterator[None]:
+        """Note errors of the block that say that there is no room; those of the system are raised as NoRoom."""
+        try:
+            yield
+        except NoRoom as error:
+            self.refused(error)
+            raise
+        except (OSError, StandfastError) as error:
+            number = self._errno_of(error)
+            if number is None:
+                raise
+            told = no_room(doing, number, self.path)
+            self.refused(told)
+            raise told from error
+
+    def look(self, now_ms: int, floor: str = "") -> None:
+        """Decide again; `floor` says why the disk is below its floor, empty if it is not."""
+        error, self._error = self._error, None
+        if error is not None or floor:
+            if not self.text:
+                self._begin(floor, "", errno.ENOSPC)
+            self._good_ms = None
+            self._probe_ms = now_ms + PROBE_MS
+        elif self._short and now_ms >= self._probe_ms:
+            self._probe_ms = now_ms + PROBE_MS
+            self._judge(now_ms)
+        if self.text and now_ms >= self._line_ms:
+            self._line_ms = now_ms + LINE_MS
+            self._say()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, why: str, fix: str, number: int) -> None:
+        # EIO on one file says nothing about the log's files beside it.
+        self._shared = number != errno.EIO and self._on_one_volume()
+        self._why, self._fix = why, fix
+        self.text = self._short = self._words()
+
+    def _words(self) -> str:
+        log = "; the log is on the same volume, so no other instance can go on" if self._shared else ""
+        fix = f": {self._fix}" if self._fix else ""
+        return f"the state directory takes no writes ({self._why}): {has_text(self.path)}{fix}{log}"
+
+    def _say(self) -> None:
+        self.text = self._short = self._words()
+        logger.error("no room: %s", self.text, extra=as_event("no_room", path=str(self.path)))
+
+    def _judge(self, now_ms: int) -> None:
+        free, total = space_of(self.path)
+        floor = self._floor_bytes or min(LEAST_BYTES, total // MARGIN)
+        if not self._writes():
+            self._good_ms, self.text = None, self.text or self._words()
+        elif free < floor + floor // MARGIN:
+            self._good_ms = None
+        elif self._good_ms is None:
+            self._good_ms = now_ms
+            if self.text:
+                self.text = ""
+                self._tell("writes_go_on", "takes writes again", free, total)
+        elif now_ms - self._good_ms >= AGAIN_MS:
+            self._short, self._shared, self._good_ms = "", False, None
+            self._tell("room_again", "has room again", free, total)
+
+    def _tell(self, event: str, what: str, free: int, total: int) -> None:
+        about = as_event(event, path=str(self.path), free_bytes=free)
+        logger.warning("the state directory %s %s: %d of %d bytes are free", self.path, what, free, total, extra=about)
+
+    def _writes(self) -> bool:
+        """Whether a file can be written: a quota, a read-only mount and a dying disk show in no count of bytes."""
+        path = self.path / f"ROOM.{uuid.uuid4().hex[:8]}.tmp"  # a name that the next opening cleans up
+        try:
+            with path.open("xb", buffering=0) as file:
+                # The last bytes of a disk are written without an error.
+                whole = file.write(bytes(PROBE_BYTES)) == PROBE_BYTES
+                os.fsync(file.fileno())
+        except OSError:
+            return False
+        finally:
+            with suppress(OSError):
+                path.unlink()
+        return whole
+
+    def _errno_of(self, error: OSError | StandfastError) -> int | None:
+        """The errno of a write to the state directory that failed for want of room. EIO may be a read's: not here."""
+        found = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(found, OSError) or found.errno not in FIXES or found.errno == errno.EIO:
+            return None
+        # The log is on this machine, too, and its errors name its own files.
+        where = found.filename if found is error else str(error)
+        return found.errno if where is None or str(self.path) in str(where) else None
+
+    def _on_one_volume(self) -> bool:
+        try:
+            return self._log is not None and self._log.stat().st_dev == self.path.stat().st_dev
+        except OSError:
+            return False
 
 
 class DiskGuard:
@@ -77,6 +232,7 @@ class DiskGuard:
         self.floor_bytes = floor_bytes
         self.full = ""  # why new writes are refused; empty while there is room
         self.spaces: tuple[Space, ...] = ()  # the least free one first
+        self.room = Room(places.get(STATE, next(iter(places.values()))), floor_bytes, places.get(LOG))
         self._places = dict(places)
         self._room = 0  # bytes that may still be granted before the next look
         self._borrowers: WeakSet[Borrower] = WeakSet()  # weak: the buffer of a task that failed must not claim for ever
@@ -85,7 +241,7 @@ class DiskGuard:
     @property
     def state(self) -> DiskState:
         """The guard's state, for reports."""
-        return DiskState(self.floor_bytes, self.full, self.spaces)
+        return DiskState(self.floor_bytes, self.full, self.spaces, self.room.text)
 
     @property
     def free_bytes(self) -> int | None:
@@ -118,6 +274,15 @@ class DiskGuard:
         spaces = self._measure()  # outside of the lock: statvfs of a hung mount would hold every writer
         with self._lock:
             self._take(spaces)
+
+    def judge(self, now_ms: int) -> None:
+        """Decide from the last look whether the state directory has room; by one thread."""
+        found = {one.what: one for one in self.spaces}
+        state, log = found.get(STATE), found.get(LOG)
+        # Below its own floor the log takes no instance's records: then it is no matter of this state directory.
+        own = state is not None and state.free_bytes < self.resume_bytes
+        others = log is not None and log.free_bytes < self.resume_bytes
+        self.room.look(now_ms, self.full if own and not others else "")
 
     def grant(self, wanted_bytes: int) -> int:
         """Credit for a write: at least `wanted_bytes`. Raises DiskFull, and then no buffer gets any credit."""

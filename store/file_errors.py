@@ -5,6 +5,7 @@
     EROFS, EACCES, EPERM         InvalidRequest  our user, the folder's owner
     ENOTDIR, EEXIST, ELOOP ...   InvalidRequest  something else is at the path
     anything else                Unavailable     the system's own words
+    no write by RocksDB          NoRoom          by the words of its error: ENOSPC, EDQUOT, EROFS, and EIO of a write
 
 Rules of this file: it inspects the machine to say more, leaves nothing open, and never raises an error of its own
 in place of the one that it explains.
@@ -15,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
 
@@ -26,6 +29,46 @@ NO_DESCRIPTORS_TEXT = "Too many open files"  # the text of EMFILE and ENFILE in 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 _OTHER_THING = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT})
+
+FIXES: Final = {
+    errno.ENOSPC: "free space on its volume",
+    errno.EDQUOT: "free space, or raise the quota",
+    errno.EROFS: "mount it for writing",
+    errno.EIO: "check the disk",
+}
+# RocksDB and its binding keep no number of an error.
+_TEXTS: Final = {os.strerror(number): number for number in FIXES}
+# Calls that write, as RocksDB names them: EIO of any other call is damage.
+_WRITES: Final = re.compile(
+    r"while (append|pwrite|writ|fsync|fdatasync|ftruncat|truncat|closing file after writ|fallocat|sync_file_range"
+    r"|renam|mkdir|unlink|link|open a file for (append|renam))",
+    re.IGNORECASE,
+)
+
+
+class NoRoom(Unavailable):
+    """The file system of the state directory takes no writes. `number` is the errno."""
+
+    service = "the disk"
+    of_task = True  # the log is well
+    event = "task_waits_for_room"
+    number = errno.ENOSPC
+
+
+def errno_of_text(text: str) -> int | None:
+    """The errno for which a file system takes no writes, by the text of an error of RocksDB; None for another error."""
+    for words, number in _TEXTS.items():
+        if words in text and (number != errno.EIO or _WRITES.search(text)):
+            return number
+    return None
+
+
+def no_room(where: str, number: int, path: Path | None = None) -> NoRoom:
+    """The error for a write at `where` that failed with this errno; it says disk, bytes and the fix."""
+    at = "" if path is None else f"{has_text(path)}; "
+    found = NoRoom(f"{where}: its file system takes no writes ({os.strerror(number)}): {at}{FIXES[number]}")
+    found.number = number
+    return found
 
 
 def file_error(error: OSError, doing: str, path: Path) -> StandfastError:
@@ -101,3 +144,17 @@ def _owner(path: Path) -> str:
             continue
         return f" ({one} is of user {found.st_uid}, mode {found.st_mode & 0o7777:04o})"
     return ""
+
+
+def space_of(path: Path) -> tuple[int, int]:
+    """Free and all bytes of a volume; (0, 0) if it cannot be measured."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def has_text(path: Path) -> str:
+    free, total = space_of(path)
+    return f"{path} has {free} of {total} bytes free"

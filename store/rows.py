@@ -452,4 +452,7 @@ class StoreRows:
 
     def _refuse_closed(self) -> None:
         self.refuse_fenced()
-        raise Closed(f"store {self.name!r} is closed: its task was revoked, promoted elsewhere or failed")
+        raise Closed(
+            f"store {self.name!r} is closed: its task was revoked, promoted elsewhere or failed, or it belongs to the "
+            "parent process"
+        )

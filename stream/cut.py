@@ -16,6 +16,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.buffer import Part
 from standfast.store.errors import CommitUnknown, StandfastError, StateLost, Unavailable
+from standfast.store.file_errors import NoRoom
 from standfast.store.task.commit_record import CommitRecord, parse_source_key, source_key
 
 Times: TypeAlias = tuple[dict[str, int], dict[str, int]]  # stream times and progress
@@ -93,9 +94,10 @@ def check_log(
 def in_doubt(task: TaskId, error: BaseException) -> BaseException:
     """The error of a commit that the log may have: CommitUnknown, or marked."""
     if isinstance(error, Unavailable) and not isinstance(error, CommitUnknown):
+        why = str(error) if isinstance(error, NoRoom) else type(error).__name__
         told = CommitUnknown(
-            f"task {task}: the log may have the commit, but a step after it failed ({type(error).__name__}): open the "
-            "task again and go on from its source offsets"
+            f"task {task}: the log may have the commit, but a step after it failed ({why}): open the task again and go "
+            "on from its source offsets"
         )
         told.__cause__ = error  # so that `clear_frames` clears its frames, too
         return told

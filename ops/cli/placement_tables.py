@@ -28,7 +28,9 @@ def show_placed_instances(placement: Json, out: Output) -> None:
     rows = [
         (
             one["id"],
-            f"{one['state']}, leader" if one["leads"] else one["state"],
+            ", ".join(
+                [one["state"], *(["leader"] if one["leads"] else []), *(["no room"] if one.get("no_room") else [])]
+            ),
             one["slots"],
             " ".join(f"{key}={value}" for key, value in sorted(one["tags"].items())),
             _by_worker(one),
@@ -49,6 +51,9 @@ def show_placed_instances(placement: Json, out: Output) -> None:
         fold=("tags",),
         wide=("warm-up", "on disk"),
     )
+    for one in placement["instances"]:
+        if one.get("no_room"):  # an instance of an older version has no such field
+            out.text(f"{one['id']}: {one['no_room']}")
     if placement["slots_missing"]:
         out.text(
             f"WAITING_FOR_SLOTS: {placement['slots_missing']:,} more slots are needed; no task without an owner starts."

@@ -72,6 +72,8 @@ class SessionInstance:
             # log does not take the instance out of service.
             tasks = self._session.all_tasks().values()
             wrong = not_ready_reasons(self._session.missing(), tasks) if what == "ready" else []
+            if what == "ready" and (no_room := self._session.disk.room.text):
+                wrong.append(no_room)
         except StandfastError as error:
             wrong = [str(error)]
         return of_session(what, wrong, exclude)

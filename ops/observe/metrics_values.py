@@ -77,6 +77,7 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
             yield "disk_free_bytes", (space.what,), space.free_bytes
         yield "disk_floor_bytes", (), statistics.disk.floor_bytes
         yield "disk_full", (), float(bool(statistics.disk.full))
+        yield "disk_no_room", (), float(bool(statistics.disk.no_room))
     yield "log_read_age_seconds", (), statistics.log_read_ms_ago / MS
     if statistics.commit_interval_ms is not None:
         yield "commit_interval_seconds", (), statistics.commit_interval_ms / MS

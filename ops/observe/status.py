@@ -51,13 +51,17 @@ def status_document(statistics: SessionStatistics) -> Json:
 
 
 def disk_document(disk: DiskState) -> Json:
-    """Free space of the place with the least, and of each; `full`: the reason against new writes, or ""."""
+    """Free space of the place with the least, and of each; `full`: the reason against new writes, or "".
+
+    `no_room`: why the state directory takes no writes, or "".
+    """
     least = disk.spaces[0] if disk.spaces else None
     return {
         "free_bytes": 0 if least is None else least.free_bytes,
         "total_bytes": 0 if least is None else least.total_bytes,
         "floor_bytes": disk.floor_bytes,
         "full": disk.full,
+        "no_room": disk.no_room,
         "places": [asdict(space) | {"path": str(space.path)} for space in disk.spaces],
     }
 

@@ -67,7 +67,7 @@ def _disk(document: Json | None) -> DiskState | None:
         return None
     places: list[dict[str, Any]] = [{**_known(Space, one), "path": Path(one["path"])} for one in document["places"]]
     spaces = tuple(Space(**one) for one in places)
-    return DiskState(document["floor_bytes"], document["full"], spaces)
+    return DiskState(document["floor_bytes"], document["full"], spaces, document.get("no_room", ""))
 
 
 def counters_of(document: Json) -> SessionCounters:

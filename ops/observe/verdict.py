@@ -72,7 +72,9 @@ def _degraded(status: Json) -> Iterable[str]:
     elif status.get("log_error"):
         yield f"the log: {status['log_error']}"
     disk = status.get("disk")
-    if disk and disk.get("full"):
+    if disk and disk.get("no_room"):
+        yield disk["no_room"]
+    elif disk and disk.get("full"):
         yield f"writes are refused: {disk['full']}"
     elif disk and disk["free_bytes"] < max(disk["total_bytes"] * DISK_LOW, disk.get("floor_bytes", 0)):
         yield f"{size(disk['free_bytes'])} free on the disk"

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from standfast.store.errors import BadConfig, Held, Unavailable
+from standfast.store.process import forks
+from standfast.store.process.holders import held_by
 from standfast.store.task.state_dir import write_atomically
 
 SCHEMA = "standfast.serve/1"
@@ -72,10 +74,10 @@ class RunDir:
             if text and not _HOLDER.fullmatch(text):
                 raise _not_ours(path, "it has other content")
         except BlockingIOError:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
+            holder, those = held_by(handle)
             os.close(handle)
             raise Held(
-                f"run directory {self.path} is held by {holder}: stop that process, or set another serve.run_dir"
+                f"run directory {self.path} is held by {holder}: stop {those}, or set another serve.run_dir"
             ) from None
         except BaseException:
             os.close(handle)
@@ -128,6 +130,7 @@ class RunDir:
             name, made = self._socket
             remove_own(self.path / name, made)
         os.ftruncate(self._lock, 0)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked process may have the file open as well
         os.close(self._lock)
         self._lock = -1
 
@@ -214,7 +217,9 @@ def _not_ours(path: Path, why: str) -> BadConfig:
 def listen_tcp(host: str, port: int) -> socket.socket:
     """A listening TCP socket. Raises Held if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    with forks.taking:
+        made = socket.socket(family, socket.SOCK_STREAM)
+        forks.close_in_child(made)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))

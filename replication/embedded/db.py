@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from standfast.replication.embedded.lock import OPEN_MS, SOON_MS, STUCK_MS, LogLock
+from standfast.replication.embedded.lock import AGAIN, PATIENT, SOON, START, LogLock, Patience
 from standfast.replication.embedded.schema import SCHEMA_VERSION, check_described, create, migrate
 from standfast.replication.embedded.wal import FRAME_HEADER_BYTES, HEADER_BYTES
 from standfast.replication.embedded.watch import (
@@ -50,6 +50,7 @@ from standfast.store.failpoint import reach
 from standfast.store.file_errors import file_error, no_descriptors, out_of_descriptors
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.process import forks
 
 Transaction: TypeAlias = sqlite3.Connection  # yielded by read() and write()
 
@@ -60,7 +61,7 @@ CACHE_KIB = 4_096  # per connection
 WAL_SOFT_BYTES = 8 << 20
 WAL_HARD_BYTES = 64 << 20
 BUSY_TIMEOUT_MS = 5_000  # only foreign tools and crash recovery lock outside of the flock
-BUSY_SOON_MS = 500  # with SOON_MS before it, less than two seconds
+BUSY_SOON_MS = 500  # with SOON before it, less than two seconds
 HARD_WAIT_MS = 200  # how long a truncating checkpoint waits for readers while it holds the flock
 SQLITE_FILES = 10  # most descriptors of one opening: database, WAL, its index, folder, temporary, the read-only check
 # FULL is the default at 4 % of the speed: with NORMAL a power loss may put a store ahead of its log.
@@ -117,7 +118,7 @@ class Database:
         `beside`: an open connection, whose very files this one must open; Corruption if they are there no more. Unless
         `create`, Corruption if there is no file.
 
-        `patient`: writes wait for a lock as long as one process has it, else they are Unavailable after SOON_MS.
+        `patient`: waits for the lock last as in lock.py; otherwise each is one of SOON.
         """
         self.path = path
         self._lock_path = f"{path}.lock"
@@ -143,7 +144,7 @@ class Database:
         except sqlite3.Error as error:
             raise translate(path, error) from error
         try:
-            with self._lock.take(give_up_ms=OPEN_MS if patient else SOON_MS):
+            with self._lock.take(START if patient else SOON):
                 try:
                     with nullcontext() if beside is not None else self._wal_looked_at():
                         self._prepare()
@@ -154,6 +155,7 @@ class Database:
                     self._lock.leave()
             if checked:
                 self._check_described()
+            forks.dies_in_child(self)
         except BaseException as error:
             self._connection.close()
             if isinstance(error, sqlite3.Error):
@@ -169,12 +171,12 @@ class Database:
     def lock(self, *, patient: bool = True) -> io.FileIO:
         """Take the log's lock, for `with`. Before the mutex: a thread that only reads must not wait for the lock.
 
-        Unless `patient`, Unavailable while one process has had the lock for long: see lock.py. Corruption if the file
-        was removed or replaced since it was opened: a write to it would be lost.
+        Raises Unavailable as lock.py says; unless `patient`, as for work that is tried again anyway. Corruption if the
+        file was removed or replaced since it was opened: a write to it would be lost.
         """
         self._check_open()
         try:
-            taken = self._lock.take(give_up_ms=self._give_up_ms(patient))
+            taken = self._lock.take(self._patience(patient))
         except Unavailable:
             check_place(self.path, self._place)  # the lock's file may be gone
             raise
@@ -229,7 +231,7 @@ class Database:
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Move the WAL into the database file as far as readers allow."""
         self._check_open()
-        with self._lock.take(give_up_ms=self._give_up_ms()), self.mutex:
+        with self._lock.take(self._patience()), self.mutex:
             try:
                 self._check_open()
                 self._checkpoint("TRUNCATE" if truncate else "PASSIVE")
@@ -275,7 +277,7 @@ class Database:
         if mutex._is_owned():  # a signal handler closes it in the middle of a transaction of this thread
             return nullcontext()
         try:
-            return self._lock.take(give_up_ms=STUCK_MS)
+            return self._lock.take(SOON)
         except Unavailable as error:
             # The lock's holder has the file open as well, so this connection is not the last one, and only the close of
             # the last one would write a checkpoint.
@@ -287,14 +289,18 @@ class Database:
             )
             return nullcontext()
 
-    def _give_up_ms(self, patient: bool = True) -> int | None:
-        if not patient:
-            return STUCK_MS
-        return None if self._patient else SOON_MS
+    def _patience(self, patient: bool = True) -> Patience:
+        if not self._patient:
+            return SOON
+        return PATIENT if patient else AGAIN
+
+    def forked(self) -> None:
+        """As in `forks.Owned`: the connection stays as it is, and has no destructor any more."""
+        self._closed, self.mutex = True, threading.RLock()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"log {self.path} was closed: open a new one")
+            raise Closed(f"log {self.path} was closed, or belongs to the parent process: open a new one")
 
     def _begin(self, durable: bool) -> None:
         self._end_left()
@@ -329,7 +335,7 @@ class Database:
                 f"log {self.path} cannot be created, a part of its path is not a folder ({error}): choose another path"
             ) from error
         except OSError as error:
-            raise file_error(error, "opening the embedded log", Path(self.path)) from error
+            raise file_error(error, "opening the embedded log", Path(str(error.filename or self.path))) from error
 
     @contextmanager
     def _wal_looked_at(self) -> Iterator[None]:
@@ -514,7 +520,8 @@ class Write:
         except sqlite3.Error as failed:
             error = failed
         finally:
-            db._lock.leave()
+            # The guard rolls a transaction back that is still open, and then the file's close unlocks.
+            db._lock.leave(whole=not db._connection.in_transaction)
         if isinstance(error, StandfastError):
             self._unwritten(error)
         elif isinstance(error, sqlite3.Error):

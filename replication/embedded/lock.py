@@ -1,18 +1,25 @@
-"""The one lock of the embedded log: a flock on `<file>.lock`, whose text names its holder and since when it has it.
+"""The one lock of the embedded log: a flock on `<file>.lock`, with a text for other processes (holder.py).
 
-    "4711 1769000000000 86400000"     process id, milliseconds since the epoch, monotonic milliseconds; empty: free
+    0   "4711 1769000000000 86400000"   the holder and since when it has the lock; blank: free
+    64  "86400250 4712 140221"          the last waiter: monotonic milliseconds of its last look, its ids; blank: none
 
-A process that is stopped (SIGSTOP, a debugger, a frozen container) while it has the lock keeps it: the kernel gives it
-to another only when that process goes on or ends. No process can write then, so the waiters name the holder.
+Waiters stand in the kernel's queue, in their order. The kernel hands the lock to none of them: it wakes the first one,
+and a process that asks before that one runs overtakes it. So a process that sees others wait does not try first, and
+one that had the lock just now gives way until another one has it. Both are courtesies: a waiter that is stopped or
+killed keeps no other process from the lock.
 
-    take()                     waits for as long as it takes, in the kernel's queue, and logs the holder
-    take(give_up_ms=STUCK_MS)  Unavailable once one holder has had it for so long: for work that is tried again anyway
-    take(give_up_ms=SOON_MS)   for requests of a client, which must get an answer within two seconds
-    take(give_up_ms=OPEN_MS)   for a program's start, which a holder that gets little processor time must not end
+    PATIENT   a commit, a call of the application
+    AGAIN     work that is tried again anyway (leases, claims): its thread also reads for standbys
+    START     a program's start, which must not end because a person looks at a process with a debugger
+    SOON      requests of a client, which must get an answer within two seconds, and a close
+
+A wait lasts as long as the holders make progress, at most LONGEST_MS, and then raises Unavailable. A process that is
+stopped (SIGSTOP, a debugger) while it has the lock makes none: the kernel gives the lock to another only when that
+process goes on or ends.
 
 The lock's holder stands in the kernel alone: the lock is that of an open file, which `with` closes, in C, wherever a
-signal handler raises (`store/process/interrupts.py`). The text is for people and for waiters, and for a moment it may
-still be that of the holder before.
+signal handler raises (`store/process/interrupts.py`). It is unlocked before, since a process that was started just then
+may have the file open as well.
 
 Rules of this file: no SQL. Times are the machine's own, even if the log was given another clock.
 """
@@ -27,50 +34,79 @@ import threading
 import weakref
 from typing import NamedTuple
 
-from standfast.replication.embedded.watch import held_by_program, sqlite_writer
-from standfast.replication.log import LockHolder
+from standfast.replication.embedded.holder import (
+    LONGEST_MS,
+    NOBODY,
+    STUCK_MS,
+    TEXT_BYTES,
+    Look,
+    Progress,
+    own_text,
+    stuck,
+)
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Unavailable
+from standfast.store.errors import Closed, Unavailable
 from standfast.store.file_errors import NO_DESCRIPTORS, no_descriptors
 from standfast.store.log import as_event, logger
+from standfast.store.process import forks
 
-STUCK_MS = 1_000
-SOON_MS = 1_500
-OPEN_MS = 5_000
 LOOK_S = 0.25
-QUICK_LOOKS, QUICK_LOOK_MS = 10, 10
-SAY_AGAIN_LOOKS = 120  # half a minute
-_TEXT_BYTES = 64
-_NOBODY = b" " * _TEXT_BYTES
+SAY_AGAIN_MS = 30_000
+STAMP_BYTES = 64
+WAITING_MS = 500  # how old a waiter's stamp may be: some waiter has looked since then
+GIVE_WAY_MS = 20
+GIVE_WAY_LOOK_MS = 0.1
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _clock = SystemClock()
-# Texts of holders for which a thread of this process waited in vain, by log: other threads need not wait for the same.
-_gone: dict[str, bytes] = {}
+
+
+class Patience(NamedTuple):
+    """How long a wait lasts beside a holder that is stopped, and beside one that makes no progress, in ms."""
+
+    stopped_ms: int
+    still_ms: int
+
+    def left_ms(self, seen: Look) -> int:
+        """How much longer to wait."""
+        return (self.stopped_ms if seen.stopped or seen.program else self.still_ms) - seen.still_ms
+
+
+PATIENT = Patience(LONGEST_MS, LONGEST_MS)
+AGAIN = Patience(STUCK_MS, LONGEST_MS)
+START = Patience(5_000, LONGEST_MS)
+SOON = Patience(1_500, 1_500)
 
 
 class LogLock:
-    """The lock of the log at `path`, for one connection."""
+    """The lock of the log at `path`, for one connection. In the child of a fork it is closed."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         self._log = path
         self._path = f"{path}.lock"
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(os.open(self._path, _FLAGS | os.O_CREAT, 0o600))
         # The last one; weak, so that a file which no `with` has got to closes by itself.
         self._taken: weakref.ref[io.FileIO] | None = None
+        self._left_ms = 0  # when this connection last had the lock
+        self._ignored = b""  # stamp of a waiter for which this connection gave way in vain
+        self._forked = False
+        forks.dies_in_child(self)
 
-    def take(self, *, give_up_ms: int | None = None) -> io.FileIO:
-        """Take the lock: it is that of the file returned, and `with` on it releases it. Raises as the header says."""
+    def take(self, patience: Patience = PATIENT) -> io.FileIO:
+        """Take the lock: it is that of the file returned, and `with` on it releases it. Raises Unavailable, Closed."""
+        if self._forked:
+            raise Closed(f"the lock of log {self._log} is that of the process that forked this one: open the log here")
         taken: io.FileIO | None = None
         wait: _Wait | None = None
         try:
             # Each time: a flock belongs to the open file, so that threads exclude each other, too.
             taken = self._opened()
-            if not self._try(taken, give_up_ms):
+            if self._others_wait(taken) or not _free(taken):
                 wait = _Wait(taken)
                 wait.start()
-                self._await(wait, give_up_ms)
-            os.pwrite(taken.fileno(), _text(), 0)
+                self._await(wait, patience)
+            _write(taken, own_text(), 0)
             self._taken = weakref.ref(taken)
             return taken
         except BaseException:
@@ -81,59 +117,75 @@ class LogLock:
                 taken.close()
             raise
 
-    def leave(self) -> None:
-        """Remove the holder's text, just before the release."""
+    def leave(self, *, whole: bool = True) -> None:
+        """Remove the holder's text, just before the release; unlock if the `whole` work under the lock is done."""
         taken = None if self._taken is None else self._taken()
         if taken is not None and not taken.closed:
-            os.pwrite(taken.fileno(), _NOBODY, 0)
+            _write(taken, NOBODY, 0)
+            self._left_ms = _clock.monotonic_ms()
+            if whole:
+                fcntl.flock(taken.fileno(), fcntl.LOCK_UN)
+
+    def forked(self) -> None:
+        """As in `forks.Owned`; its files are closed as handles."""
+        self._forked = True
 
     def _opened(self) -> io.FileIO:
+        file: io.FileIO | None = None
         try:
-            return io.FileIO(self._path, "r+")
-        except OSError as error:
+            with forks.taking:
+                # In one step of the interpreter: no signal handler runs between opening the file and keeping it.
+                (file,) = map(io.FileIO, map(os.open, (self._path,), (_FLAGS,)), ("r+",))
+                forks.close_in_child(file)
+                return file
+        except BaseException as error:
+            if file is not None:
+                file.close()
+            if not isinstance(error, OSError):
+                raise
             if error.errno in NO_DESCRIPTORS:
                 raise no_descriptors(f"opening {self._path}") from error
             raise Unavailable(
-                f"the lock of log {self._log} cannot be opened ({error}): if it was removed, end every process that "
-                "uses the log, and start them again"
+                f"the lock of log {self._log} cannot be opened ({error}): if it was removed, or replaced by a link, "
+                "end every process that uses the log, and start them again"
             ) from error
 
-    def _try(self, file: io.FileIO, give_up_ms: int | None) -> bool:
-        """Take the lock if it is free now. Raises Unavailable where another thread waited in vain for this holder."""
-        if _free(file):
-            return True
-        gone = _gone.get(self._log, b"")
-        if give_up_ms is None or not gone or gone != os.pread(file.fileno(), _TEXT_BYTES, 0):
+    def _others_wait(self, file: io.FileIO) -> bool:
+        """Whether other processes wait for the lock; gives way to them after a turn of this connection."""
+        text, stamp = _read(file)
+        if not _is_fresh(stamp):
             return False
-        # Not at once: when the holder ends, waiters that gave up get the lock for a moment, one by one.
-        for _ in range(QUICK_LOOKS):
-            _clock.sleep_ms(QUICK_LOOK_MS)
-            if _free(file):
-                return True
-        raise self._stuck(holder_of(self._log))
+        end_ms = self._left_ms + GIVE_WAY_MS
+        while stamp != self._ignored and not text.strip() and _clock.monotonic_ms() < end_ms:
+            _clock.sleep_ms(GIVE_WAY_LOOK_MS)
+            text, _ = _read(file)
+            if _clock.monotonic_ms() >= end_ms:
+                self._ignored = stamp  # of a process that was stopped or killed
+        return True
 
-    def _await(self, wait: _Wait, give_up_ms: int | None) -> None:
-        nameless = looks = 0
-        said = -SAY_AGAIN_LOOKS
-        while not wait.done(LOOK_S):
-            looks += 1
-            holder, _, by_program = holders_of(self._log)
-            nameless = nameless + 1 if holder is not None and not holder.pid else 0
-            held_ms = 0 if holder is None else max(holder.held_ms, nameless * LOOK_S * 1_000)
-            if by_program:  # processes that wait for the program's transaction hold our lock by turns, none for long
-                held_ms = max(held_ms, looks * LOOK_S * 1_000)
-            if holder is None or held_ms < STUCK_MS:
-                continue  # no holder is stuck: many processes wait, and the lock goes round
-            if looks - said >= SAY_AGAIN_LOOKS:
-                said = looks
-                logger.warning("%s", self._stuck(holder), extra=as_event("log_lock_stuck"))
-            if give_up_ms is not None and held_ms >= give_up_ms:
-                text = os.pread(wait.file.fileno(), _TEXT_BYTES, 0)
-                _gone[self._log] = text if holder.pid and not by_program else b""
-                raise self._stuck(holder)
-
-    def _stuck(self, holder: LockHolder | None) -> Unavailable:
-        return stuck(self._log, holder)
+    def _await(self, wait: _Wait, patience: Patience) -> None:
+        progress = Progress(self._log)
+        began_ms = _clock.monotonic_ms()
+        said_ms: int | None = None
+        stamp = b""
+        while True:
+            now_ms = _clock.monotonic_ms()
+            last = _read(wait.file)[1]
+            # The last waiter's stamp stays: the queue is empty when that one has had the lock.
+            if not _is_fresh(last) or last == stamp or not stamp:
+                stamp = (b"%d %d %d" % (now_ms, os.getpid(), threading.get_ident())).ljust(STAMP_BYTES)
+                _write(wait.file, stamp, TEXT_BYTES)
+            if wait.done(LOOK_S):
+                if _read(wait.file)[1] == stamp:
+                    _write(wait.file, b" " * STAMP_BYTES, TEXT_BYTES)
+                return
+            seen = progress.look()
+            waited_ms = _clock.monotonic_ms() - began_ms
+            if seen.still_ms >= STUCK_MS and (said_ms is None or now_ms - said_ms >= SAY_AGAIN_MS):
+                said_ms = now_ms
+                logger.warning("%s", stuck(self._log, seen), extra=as_event("log_lock_stuck"))
+            if waited_ms >= LONGEST_MS or (seen.still_ms and patience.left_ms(seen) <= 0):
+                raise stuck(self._log, seen, waited_ms=waited_ms)
 
 
 class _Wait:
@@ -178,7 +230,8 @@ class _Wait:
     def _release(self) -> None:
         if not self.file.closed:
             if self._has:
-                os.pwrite(self.file.fileno(), _NOBODY, 0)  # a holder that was killed has left its text
+                _write(self.file, NOBODY, 0)  # a holder that was killed has left its text
+                fcntl.flock(self.file.fileno(), fcntl.LOCK_UN)
             self.file.close()
 
 
@@ -191,67 +244,19 @@ def _free(file: io.FileIO) -> bool:
     return True
 
 
-def stuck(path: str, holder: LockHolder | None) -> Unavailable:
-    """The error for a caller that waited for the lock of the log at `path` in vain; `holder` None: another thread."""
-    who = "another thread of this process" if holder is None else str(holder)
-    found = holders_of(path)
-    if found.sure:
-        return held_by_program(path, found.writer)  # the holder of our lock waits for the program as well
-    error = Unavailable(
-        f"log {path}: nothing can be written, its lock has been held by {who}; reads go on. If that process "
-        "is stopped (state T in ps), continue it with kill -CONT, or end it with kill -KILL, which rolls its write "
-        "back"
-    )
-    error.unwritten = True
-    return error
+def _read(file: io.FileIO) -> tuple[bytes, bytes]:
+    """The holder's text, and the stamp of the last waiter."""
+    found = os.pread(file.fileno(), TEXT_BYTES + STAMP_BYTES, 0)
+    return found[:TEXT_BYTES], found[TEXT_BYTES:]
 
 
-def holder_of(path: str) -> LockHolder | None:
-    """Holder of the lock of the log at `path` now; None if the lock is free, or there is no such log."""
-    return _look(path, programs=False).holder
-
-
-class Holders(NamedTuple):
-    """Holder of our lock, and id of the process that has SQLite's write lock; `sure`: it is another program."""
-
-    holder: LockHolder | None = None
-    writer: int | None = None
-    sure: bool = False
-
-
-def holders_of(path: str) -> Holders:
-    """Holders of the locks of the log at `path` now."""
-    return _look(path, programs=True)
-
-
-def _look(path: str, *, programs: bool) -> Holders:
+def _write(file: io.FileIO, text: bytes, at: int) -> None:
     try:
-        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
+        os.pwrite(file.fileno(), text, at)
     except OSError:
-        return Holders()
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _parse(os.pread(fd, _TEXT_BYTES, 0))
-            writer = sqlite_writer(path) if programs else None
-            if writer == holder.pid:
-                return Holders(holder)
-            # Our lock may have changed hands between the two looks, unless one holder has had it for long.
-            return Holders(holder, writer, sure=writer is not None and holder.held_ms >= STUCK_MS // 4)
-        writer = sqlite_writer(path) if programs else None
-        return Holders(None, writer, sure=writer is not None)  # none of our processes writes beside LOCK_SH
-    finally:
-        os.close(fd)
+        pass  # on a full disk: the text is a courtesy
 
 
-def _text() -> bytes:
-    return (b"%d %d %d" % (os.getpid(), _clock.wall_ms(), _clock.monotonic_ms())).ljust(_TEXT_BYTES)
-
-
-def _parse(text: bytes) -> LockHolder:
-    words = text.split()
-    if len(words) != 3 or not all(word.isdigit() for word in words):
-        return LockHolder(0, 0, 0)
-    pid, since_ms, monotonic_ms = map(int, words)
-    return LockHolder(pid, since_ms, max(_clock.monotonic_ms() - monotonic_ms, 0))
+def _is_fresh(stamp: bytes) -> bool:
+    looked = stamp.partition(b" ")[0]
+    return looked.isdigit() and _clock.monotonic_ms() - int(looked) < WAITING_MS

@@ -6,8 +6,8 @@
 
 Rules of this file: it opens and closes parts and decides nothing. A write assigns offsets under the log's lock, so here
 they are contiguous until compaction or retention removes records. Acknowledged writes survive power loss with
-`synchronous="full"`; with "normal" a power loss (not a kill) may take the latest writes back. Not fork-safe: open the
-log after forking.
+`synchronous="full"`; with "normal" a power loss (not a kill) may take the latest writes back. In the child of a fork it
+is closed: open the log after forking.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from standfast.replication.checks import check_text
 from standfast.replication.embedded.care import Care, CareReport
 from standfast.replication.embedded.db import SYNCHRONOUS, Database
 from standfast.replication.embedded.group import EmbeddedGroup
-from standfast.replication.embedded.lock import STUCK_MS, holder_of
+from standfast.replication.embedded.holder import STUCK_MS, holder_of
 from standfast.replication.embedded.look import LogWatch
 from standfast.replication.embedded.reader import EmbeddedReader
 from standfast.replication.embedded.rows import LEAST_TIMESTAMP_MS
@@ -33,6 +33,7 @@ from standfast.replication.log import LockHolder, WriterClaim
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock, SystemClock, boot_id
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
+from standfast.store.process import forks
 
 DEFAULT_FILE = "log.sqlite"
 Part = TypeVar("Part")
@@ -41,8 +42,8 @@ Part = TypeVar("Part")
 class EmbeddedLog:
     """Log on SQLite. `path` is a file; for a folder (existing, or ending in "/") it is `log.sqlite` inside.
 
-    Writes wait for the log's lock as long as another process has it; unless `patient`, they are Unavailable once one
-    process has had it for 1.5 seconds. `create=False` is for a worker of a process that has the log open: a missing
+    Writes wait for the log's lock for a minute at most; unless `patient`, they are Unavailable once one process has had
+    it for 1.5 seconds. `create=False` is for a worker of a process that has the log open: a missing
     file is Corruption then, and no new log is created in its place. Raises Corruption if the file is not a database,
     InvalidRequest if it belongs to another program or has a newer format.
     """
@@ -75,6 +76,7 @@ class EmbeddedLog:
         self._watch: LogWatch | None = None
         self._care = Care(self._connect)
         self._admin = EmbeddedAdmin(self._admin_db, self._care.purge, self._care.truncate)
+        forks.dies_in_child(self)
 
     @property
     def address(self) -> str:
@@ -191,7 +193,11 @@ class EmbeddedLog:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"log {self._path} was closed: open a new one")
+            raise Closed(f"log {self._path} was closed, or belongs to the parent process: open a new one")
+
+    def forked(self) -> None:
+        """As in `forks.Owned`; its connections are closed each by itself."""
+        self._closed, self._mutex, self._parts = True, threading.Lock(), set()
 
     def _connect(self) -> Database:
         self._check_open()

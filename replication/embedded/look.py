@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from standfast.replication.embedded.db import Database
-from standfast.replication.embedded.lock import SOON_MS, STUCK_MS, holders_of, stuck
-from standfast.replication.embedded.watch import held_by_program
+from standfast.replication.embedded.holder import STUCK_MS, Progress, stuck
+from standfast.replication.embedded.lock import SOON
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Corruption, StandfastError, Unavailable
 
@@ -27,7 +27,7 @@ _clock = SystemClock()
 def locked_now(path: str) -> Unavailable | None:
     """The error that names the process which blocks every write to the log at `path`; takes two seconds at most."""
     watch = LogWatch(path, None)
-    deadline_ms = _clock.monotonic_ms() + SOON_MS + LOOK_MS
+    deadline_ms = _clock.monotonic_ms() + SOON.still_ms + LOOK_MS
     while True:
         locked = watch.locked()
         seen = watch.is_in_doubt()
@@ -44,11 +44,10 @@ class LogWatch:
         self._path = path
         self._connect = connect
         self._db: Database | None = None
-        self._writer: tuple[int, int] | None = None  # process id of the last looks' SQLite writer, and since when
         self._wrong: StandfastError | None = None  # result of the last check of the file
         self._check_ms = 0  # time of the next check
+        self._progress = Progress(path)
         self._held = False
-        self._nameless_ms: int | None = None  # since when our lock's holder has written no text in its file
 
     def look(self) -> StandfastError | None:
         """The reason why the log cannot be written, or read; None if nothing is in the way."""
@@ -80,22 +79,10 @@ class LogWatch:
 
     def is_in_doubt(self) -> bool:
         """Whether a lock was held at the last look, so that another look may find for how long."""
-        return self._held or self._writer is not None
+        return self._held
 
     def locked(self) -> Unavailable | None:
         """The error that names the process which has had a lock for long; None if there is none."""
-        holder, writer, sure = holders_of(self._path)
-        self._held = holder is not None
-        now_ms = _clock.monotonic_ms()
-        if holder is None or holder.pid:
-            self._nameless_ms = None
-        else:  # its holder was stopped before it wrote its text, or is a program that locks the file for itself
-            self._nameless_ms = now_ms if self._nameless_ms is None else self._nameless_ms
-            holder = holder._replace(held_ms=now_ms - self._nameless_ms)
-        if self._writer is not None and self._writer[0] != writer:
-            self._writer = None
-        if self._writer is None and writer is not None and sure:
-            self._writer = writer, now_ms
-        if self._writer is not None and now_ms - self._writer[1] >= STUCK_MS:
-            return held_by_program(self._path, self._writer[0], now_ms - self._writer[1])
-        return stuck(self._path, holder) if holder is not None and holder.held_ms >= SOON_MS else None
+        seen = self._progress.look()
+        self._held = seen.holder is not None or seen.program > 0
+        return stuck(self._path, seen) if seen.still_ms >= (STUCK_MS if seen.program else SOON.still_ms) else None

@@ -153,21 +153,47 @@ def _index(path: str) -> bytes:
         return os.pread(_indexes[number], INDEX_BYTES, 0)
 
 
-def sqlite_writer(path: str) -> int | None:
-    """Id of the process that has SQLite's write lock, from the kernel's list; None if it is free or cannot be seen."""
+class KernelLocks(NamedTuple):
+    """Processes that have our lock and SQLite's write lock; 0: the kernel shows none. `writer` None: it is free."""
+
+    holder: int
+    writer: int | None
+
+
+def kernel_locks(path: str) -> KernelLocks | None:
+    """The locks of the log at `path`, from the kernel's list; None where there is no such list."""
+    lock, index = _inode(f"{path}.lock"), _inode(f"{path}-shm")
     try:
-        number = Path(f"{path}-shm").stat().st_ino
         lines = KERNEL_LOCKS.read_text("ascii", "replace").splitlines()
     except OSError:
-        return None  # no such list on this system
-    # "12: POSIX  ADVISORY  WRITE 4711 08:01:131234 120 120"
+        return None
+    holder, writer = 0, None
+    # "12: POSIX  ADVISORY  WRITE 4711 08:01:131234 120 120"; a process that waits has "->" as its second word
     for words in map(str.split, lines):
-        if len(words) != 8 or words[1] != "POSIX" or words[3] != "WRITE" or not words[5].endswith(f":{number}"):
+        if len(words) != 8 or words[3] != "WRITE":
+            continue
+        inode = words[5].rpartition(":")[2]
+        if words[1] == "FLOCK" and inode == lock:
+            holder = max(int(words[4]), 0)
+        if words[1] != "POSIX" or inode != index:
             continue
         first, last = int(words[6]), words[7]
         if first <= WRITE_LOCK_BYTE and (last == "EOF" or int(last) >= WRITE_LOCK_BYTE):
-            return max(int(words[4]), 0)
-    return None
+            writer = max(int(words[4]), 0)
+    return KernelLocks(holder, writer)
+
+
+def _inode(path: str) -> str:
+    try:
+        return str(Path(path).stat().st_ino)
+    except OSError:
+        return ""
+
+
+def sqlite_writer(path: str) -> int | None:
+    """Id of the process that has SQLite's write lock, from the kernel's list; None if it is free or cannot be seen."""
+    locks = kernel_locks(path)
+    return None if locks is None else locks.writer
 
 
 def held_by_program(path: str, pid: int | None, held_ms: int | None = None) -> Unavailable:

@@ -37,12 +37,27 @@ from confluent_kafka.admin import AdminClient
 
 from standfast.replication.kafka.errors import client_errors, translated
 from standfast.replication.kafka.producer import PythonProducer
+from standfast.store.process import forks
 
 T = TypeVar("T")
 
-# A SimpleQueue, because `put` may be called by the garbage collector while another `put` is under way.
-_left: SimpleQueue[dict[int, Any]] = SimpleQueue()
-_unused: deque[list[Producer]] = deque()  # each in a list of its own, so that its references can be counted
+
+class _Waiting:
+    """Clients to be destroyed, `left` by owners that are gone, or `unused`. Those of a parent process never are."""
+
+    def __init__(self) -> None:
+        # A SimpleQueue, because `put` may be called by the garbage collector while another `put` is under way.
+        self.left: SimpleQueue[dict[int, Any]] = SimpleQueue()
+        self.unused: deque[list[Producer]] = deque()  # each in a list, so that its references can be counted
+        forks.dies_in_child(self)
+
+    def forked(self) -> None:
+        """As in `forks.Owned`."""
+        forks.keep_for_good((self.left, self.unused))
+        self.left, self.unused = SimpleQueue(), deque()
+
+
+_waiting = _Waiting()
 _OWN_REFERENCES = 2  # the list's, and that of the argument of `sys.getrefcount`
 
 
@@ -51,8 +66,10 @@ class Clients:
 
     def __init__(self, owner: object) -> None:
         self._kept: dict[int, Any] = {}
+        self._forked = False
+        forks.dies_in_child(self)
         # Runs in whichever thread the garbage collector does, so it only hands the clients over.
-        weakref.finalize(owner, _left.put, self._kept).atexit = False
+        weakref.finalize(owner, _waiting.left.put, self._kept).atexit = False
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -63,8 +80,14 @@ class Clients:
         self._kept[id(client)] = client
         return client
 
+    def forked(self) -> None:
+        """As in `forks.Owned`: the clients stay as they are, since their threads are in the parent."""
+        self._forked = True
+
     def release(self, client: object) -> None:
         """End a client, and drop its unsent records; None and a second call change nothing."""
+        if self._forked:
+            return
         destroy_left()
         kept = self._kept.pop(id(client), None)
         if kept is not None:
@@ -131,18 +154,18 @@ def destroy_left() -> None:
     """Destroy the clients of owners that are gone, and the unused producers that no caller refers to any more."""
     while True:
         try:
-            kept = _left.get_nowait()
+            kept = _waiting.left.get_nowait()
         except Empty:
             break
         while kept:
             _end(kept.popitem()[1])
-    for _ in range(len(_unused)):
+    for _ in range(len(_waiting.unused)):
         try:
-            only = _unused.popleft()
+            only = _waiting.unused.popleft()
         except IndexError:  # another thread is at it
             return
         if sys.getrefcount(only[0]) > _OWN_REFERENCES:
-            _unused.append(only)
+            _waiting.unused.append(only)
         else:
             only.clear()  # the last reference, dropped in this thread
 
@@ -154,7 +177,7 @@ def _end(client: Any) -> None:
                 client.__exit__(None, None, None)  # its only call that ends it
             elif isinstance(client, PythonProducer):
                 client.client.purge()  # else it would go on sending for as long as it is referred to
-                _unused.append([client.client])
+                _waiting.unused.append([client.client])
             else:
                 client.close()
     except KafkaException as error:

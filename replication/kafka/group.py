@@ -177,6 +177,10 @@ class KafkaGroup:
         self._cluster.release(*clients)
         self._forget(self)
 
+    def forked(self) -> None:
+        """As in `forks.Owned`; called by its log."""
+        self._closed, self._asking = True, threading.Lock()
+
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"group {self._name!r} of {self._cluster.where} was closed: open a new one")

@@ -35,6 +35,7 @@ from standfast.replication.log import GroupCommit
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed, StandfastError
 from standfast.store.names import check_topic
+from standfast.store.process import forks
 
 THREADS_MAX = 16
 Part = TypeVar("Part", KafkaReader, KafkaWriter, KafkaGroup)
@@ -58,10 +59,11 @@ class KafkaLog:
         self._metadata: dict[str, Any] = {}
         self._committing = threading.Lock()
         self._committers: dict[str, KafkaWriter] = {}  # by group
-        self._closed = False
+        self._closed = self._forked = False
         self._cluster = Cluster(self._where, functions)
         self._prepared = Prepared(self._cluster)
         self._admin = KafkaAdmin(self._cluster, self._check_open)
+        forks.dies_in_child(self)
 
     @property
     def address(self) -> str:
@@ -150,6 +152,8 @@ class KafkaLog:
 
     def close(self) -> None:
         """Close the log and all its parts. Twice is fine."""
+        if self._forked:
+            return
         # Parts close without the mutex, because each of them calls `_forget`.
         with self._mutex:
             self._closed = True
@@ -160,9 +164,16 @@ class KafkaLog:
             part.close()
         self._cluster.askers.close()
 
+    def forked(self) -> None:
+        """As in `forks.Owned`: its clients stay as they are, and have no destructor any more."""
+        self._closed = self._forked = True
+        self._mutex = threading.Lock()
+        for part in self._parts:
+            part.forked()
+
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"log {self._cluster.where} was closed: open a new one")
+            raise Closed(f"log {self._cluster.where} was closed, or belongs to the parent process: open a new one")
 
     def _writer(self, fence: Fence, prepared: Any = None) -> KafkaWriter:
         return self._keep(KafkaWriter(self._cluster, fence, self._group_metadata, self._forget, prepared))

@@ -138,6 +138,10 @@ class KafkaReader:
             self._feed = None
             self._forget(self)
 
+    def forked(self) -> None:
+        """As in `forks.Owned`; called by its log."""
+        self._closed = True
+
     # -- fetching -----------------------------------------------------------------------------------------------------
 
     def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:

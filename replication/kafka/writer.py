@@ -234,6 +234,10 @@ class KafkaWriter:
             self._release_unused()
             self._forget(self)
 
+    def forked(self) -> None:
+        """As in `forks.Owned`; called by its log."""
+        self._closed = True
+
     @contextmanager
     def _use(self) -> Iterator[None]:
         """The block uses the producers, so that a `close` meanwhile leaves them to its end."""

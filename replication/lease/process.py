@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from standfast.replication.lease.progress import LOST, RENEWED, STALLED, TRIES, LeaseProgress
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, child_environment, logger
+from standfast.store.process import forks
 
 MODULE = "standfast.replication.lease.worker"
 READ_BYTES = 1 << 16
@@ -47,6 +48,17 @@ class LeaseProcess:
         self._start_ms = self._started_ms = 0
         self._wait_ms = RESTART_MS
         self._lost = 0
+        forks.dies_in_child(self)
+
+    def forked(self) -> None:
+        """As in `forks.Owned`: the process is the parent's."""
+        self._lock = threading.Lock()
+        if self._process is not None:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.stdout.close()
+        forks.keep_for_good(self._process)
+        self._process = None
 
     @property
     def pid(self) -> int | None:

@@ -2,6 +2,7 @@
 
     previous owner is a member ── runs or opens the task ─────────────────────────────────> it keeps the task
         └── restores, far from ready, while another copy is near the end ─────────────────> that member takes it
+    its disk takes no writes ── see `no_room.py` ─────────────────────────────────────────> another member, or it stays
     it is gone ── stopped cleanly, within the grace, no standby is near the end ──────────> held until it is back
         ├── standbys ─────────────────────────────────────────────────────────────────────> the most caught-up
         └── none ─────────────────────────────────────────────────────────────────────────> a member below its quota
@@ -26,6 +27,7 @@ from collections.abc import Collection, Iterable, Mapping
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
 from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
+from standfast.replication.placement.no_room import STAYS, taker
 from standfast.replication.placement.quotas import above, counts_of, quotas, returning_tasks
 
 FAR = 2  # a restore this many times the acceptable lag behind is given to a copy that is near the end
@@ -54,6 +56,10 @@ class Actives:
         }
         lost = [task for task in look.tasks if not self._keep(task)]
         self._overtake()
+        self._leave_full_disks()
+        if look.short and not look.members:
+            self.why |= dict.fromkeys(lost, Reason("WAITS_FOR_ROOM", {}))
+            return
         self._count_slots(len(look.tasks))
         free = self._take_over(lost)
         if free or not self.slots_missing:
@@ -76,8 +82,11 @@ class Actives:
         """Whether the task has an owner, or is held for one that is expected back."""
         look = self.look
         owner = look.previous.active.get(task)
+        former = owner or look.previous.held.get(task)
+        if former is not None and former in look.short:
+            self._own(task, former, Reason(STAYS, {"instance": former}))
+            return True
         if owner is None or owner not in look.members:
-            former = owner or look.previous.held.get(task)
             running = look.holder(task, None)
             if former is not None and former in look.members:  # it was held for this instance
                 self._own(task, former, Reason("BACK", {"instance": former}))
@@ -114,6 +123,20 @@ class Actives:
             self._load[owner] -= 1
             self._own(task, better, Reason("MORE_CAUGHT_UP", facts))
             self.moves.append(Move(MoveKind.TAKE_OVER, task, owner, better, self.why[task]))
+
+    def _leave_full_disks(self) -> None:
+        """Give tasks of members without room to others; after all owners are counted."""
+        look = self.look
+        for task, owner in [(task, owner) for task, owner in self.active.items() if owner in look.short]:
+            found = taker(look, task, owner, self._load, lambda name: self._load[name] < self._room[name])
+            if found is None:
+                continue
+            target, reason = found
+            self._load[owner] -= 1
+            self._own(task, target, reason)
+            kind = MoveKind.TAKE_OVER if look.holder(task, target) is None else MoveKind.HAND_OVER
+            self.moves.append(Move(kind, task, owner, target, reason))
+            self.unsettled = True
 
     def _better(self, task: TaskId, owner: str) -> str | None:
         """A member whose copy is near the end while the owner's restore is far from it."""
@@ -360,7 +383,7 @@ class Actives:
 
     def _is_at_rest(self, task: TaskId) -> bool:
         """Whether this round has left the task where it was."""
-        return self.why[task].code in ("RUNS", "RESTORES")
+        return self.why[task].code in ("RUNS", "RESTORES") and task not in self.look.view.moved_for_room
 
     def _move(self, task: TaskId, source: str, target: str) -> None:
         look = self.look

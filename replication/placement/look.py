@@ -34,7 +34,10 @@ class Look:
         slotless = [f"{member.id!r} has {member.slots}" for member in everyone if member.slots < 1]
         if slotless:
             raise InvalidRequest(f"instances need a slot or more: {few(slotless)}")
-        self.members: dict[str, Member] = {member.id: member for member in everyone if not member.waits}
+        able = [member for member in everyone if not member.waits]
+        self.members: dict[str, Member] = {member.id: member for member in able if member.no_room_ms is None}
+        # Members without room keep the tasks that no other can take, and get none: see `no_room.py`.
+        self.short = {member.id: member.no_room_ms for member in able if member.no_room_ms is not None}
         self.copies: dict[TaskId, dict[str, Copy]] = {}
         for member in everyone:
             for task, copy in member.copies.items():
@@ -85,7 +88,7 @@ class Look:
         standbys: dict[TaskId, tuple[str, ...]] = {}
         warmups: dict[TaskId, str] = {}
         for task, copies in self.copies.items():
-            able = sorted(name for name in copies if name in self.members)
+            able = sorted(name for name in copies if name in self.members or name in self.short)
             state = {name: copies[name].state for name in able}
             running = [name for name in able if state[name] is CopyState.RUNNING]
             restoring = [name for name in able if state[name] is CopyState.RESTORING]

@@ -48,7 +48,10 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live instance. It gets tasks in proportion to its slots; `waits` says why it may hold none."""
+    """A live instance. It gets tasks in proportion to its slots; `waits` says why it may hold none.
+
+    `no_room_ms`: for how long its state directory has taken no writes; None while there is room.
+    """
 
     id: str
     slots: int = 1
@@ -56,6 +59,7 @@ class Member:
     tags: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[TaskId, Copy] = field(default_factory=dict)
     waits: str = ""
+    no_room_ms: int | None = None
 
 
 class Away(NamedTuple):
@@ -115,7 +119,8 @@ class Assignment:
 class View:
     """Everything that a round depends on. `previous` None: no assignment is readable, so the reports decide.
 
-    `tasks` are all tasks of the application; those of the groups in `stateless` have no stores.
+    `tasks` are all tasks of the application; those of the groups in `stateless` have no stores. `moved_for_room`: tasks
+    that moved a short time ago because their owner's disk took no writes, and for how many milliseconds that is past.
     """
 
     members: tuple[Member, ...]
@@ -124,6 +129,7 @@ class View:
     previous: Assignment | None = None
     away: Mapping[str, Away] = field(default_factory=dict)
     stateless: frozenset[int] = frozenset()
+    moved_for_room: Mapping[TaskId, int] = field(default_factory=dict)
 
 
 class Reason(NamedTuple):

@@ -20,6 +20,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.actives import Actives
 from standfast.replication.placement.look import Look
 from standfast.replication.placement.model import Assignment, Move, MoveKind, Reason, Round, View
+from standfast.replication.placement.no_room import again_ms
 from standfast.replication.placement.standbys import Standbys
 
 
@@ -51,7 +52,7 @@ def place(view: View) -> Round:
         {**standbys.why, **actives.why_copies},
         actives.slots_missing,
         standbys.missing,
-        _again_ms(look, unsettled=actives.unsettled or bool(after or standbys.replacing)),
+        _again_ms(look, assignment, unsettled=actives.unsettled or bool(after or standbys.replacing)),
     )
 
 
@@ -72,10 +73,11 @@ def _dropped_warmups(look: Look, assignment: Assignment) -> list[Move]:
     ]
 
 
-def _again_ms(look: Look, *, unsettled: bool) -> int | None:
+def _again_ms(look: Look, assignment: Assignment, *, unsettled: bool) -> int | None:
     """Time to the next round: the end of a grace, or the interval at which copies that catch up are looked at."""
     grace = look.settings.restart_grace_ms
     times = [grace - look.view.away[name].for_ms for name in look.expected]
+    times += again_ms(look, assignment.active)
     if unsettled:
         times.append(look.settings.probe_interval_ms)
     return min(times, default=None)

@@ -63,7 +63,8 @@ def counts_of(groups: list[int], names: list[str], active: Mapping[TaskId, str])
     at = {name: place for place, name in enumerate(names)}
     row = {group: place for place, group in enumerate(groups)}
     for task, name in active.items():
-        counts[row[task.group]][at[name]] += 1
+        if name in at:  # not of a member that may get no task, such as one without room on its disk
+            counts[row[task.group]][at[name]] += 1
     return counts
 
 

@@ -32,6 +32,10 @@ WORDS: Mapping[str, str] = {
     "WAITS_FOR_WARM_UP": "{target} is to get it for the balance; it runs on {instance} while other copies warm up, at "
     "most {max} at a time",
     "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; until then no task without an owner starts",
+    "NO_ROOM": "the disk of {instance} takes no writes, and no other instance has both room and a caught-up copy",
+    "NO_ROOM_WARM": "the disk of {source} takes no writes, and the copy on {instance} lacks only {lag} records",
+    "NO_ROOM_COLD": "the disk of {source} takes no writes; {instance} has room and restores it: {lag} records are left",
+    "WAITS_FOR_ROOM": "no instance has room on its disk: until one has, no task without an owner starts",
     # standbys and warm-ups
     "STAYS": "{instance} stands by already",
     "EXPECTED_BACK": "{instance} left a moment ago and is expected back",
@@ -50,6 +54,7 @@ WORDS: Mapping[str, str] = {
 }
 # Words for reasons whose facts are not all known: no former owner, no lag yet.
 WITHOUT: Mapping[str, str] = {
+    "NO_ROOM_COLD": "the disk of {source} takes no writes; {instance} has room, and takes it without a copy",
     "STANDBY_TAKES": "{instance} is its most caught-up standby",
     "WARMS_UP": "{target} is to get it for the balance; it runs on {instance} until the warm-up there lacks at most "
     "{limit} records",

@@ -85,7 +85,8 @@ class Report:
     read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report. `workers` are the tasks of
     each of its worker processes, in order of their numbers; empty for an instance of one process. `waits`: why it holds
     no tasks, in words; empty for one that takes its part. `left` are tasks that it gave up, by the monotonic clock of
-    `boot`; `pauses` those of tasks that came to it. `checkpoint`: its parts of the last checkpoint.
+    `boot`; `pauses` those of tasks that came to it. `checkpoint`: its parts of the last checkpoint. `no_room`: why its
+    state directory takes no writes, in words; empty while it does.
     """
 
     running: frozenset[TaskId] = frozenset()
@@ -100,6 +101,7 @@ class Report:
     workers: tuple[frozenset[TaskId], ...] = ()
     waits: str = ""
     checkpoint: PartReport | None = None
+    no_room: str = ""
 
     def worker_of(self, task: TaskId) -> int | None:
         """Number, from 1, of the worker process that has a task; None if none has it."""
@@ -151,6 +153,7 @@ class _Report(Shape, frozen=True, forbid_unknown_fields=False):
     workers: tuple[str, ...] = ()
     waits: str = ""
     checkpoint: PartShape | None = None
+    no_room: str = ""
 
 
 def assignment_records(
@@ -247,7 +250,10 @@ def report_record(instance: str, report: Report, timestamp_ms: int) -> Outgoing:
     pauses = {str(task): (one.ms, one.kind, one.generation) for task, one in report.pauses.items()}
     moves = (report.boot if left else "", left, pauses)
     told = (report.generation, report.stopped, *moves, workers, report.waits)
-    value = dump(_Report(FORMAT, running, restoring, stored, lags, *told, part_shape(report.checkpoint)))
+    shape = _Report(
+        FORMAT, running, restoring, stored, lags, *told, part_shape(report.checkpoint), no_room=report.no_room
+    )
+    value = dump(shape)
     return Outgoing(key, _checked(f"the report of instance {instance!r}", value), timestamp_ms)
 
 
@@ -326,6 +332,7 @@ class PlacementState:
                 tuple(map(parse_ranges, told.workers)),
                 told.waits,
                 part_report(told.checkpoint),
+                no_room=told.no_room,
             )
         except ValueError as error:
             raise Corruption(f"{self.topic}-0: the report of instance {instance!r} cannot be read: {error}") from error

@@ -35,7 +35,8 @@ class SeenInstance:
     `state`: live, `waits` (live, and of another version, program or placement), `stopped` (it closed cleanly) or
     `gone`. `slots` and `tags` are known of live ones. `generation` is the last one that it reported to follow.
     `report_ms` is the age of its report; None without one. `workers` are the numbers of tasks of each of its worker
-    processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it reported.
+    processes; empty for an instance of one process. `waits`: why a live one holds no tasks, as it reported; `no_room`:
+    why its state directory takes no writes.
     """
 
     id: str
@@ -51,6 +52,7 @@ class SeenInstance:
     stored: int
     workers: tuple[int, ...]
     waits: str
+    no_room: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,7 @@ def _instances(
             stored=0 if report is None else len(report.stored),
             workers=() if report is None else tuple(map(len, report.workers)),
             waits=report.waits if report is not None and is_ == "waits" else "",
+            no_room=report.no_room if report is not None and name in members else "",
         )
 
 

@@ -104,7 +104,9 @@ class Standbys:
 
     def _wanted(self, task: TaskId) -> int:
         """How many standbys the task can have; instances that are expected back count."""
-        able = len(self.look.members) + len(self.look.expected) - (task in self.actives.active)
+        members, active = self.look.members, self.actives.active.get(task)
+        # The active of a member without room takes no place of those that may stand by.
+        able = len(members) + len(self.look.expected) - (active in members)
         return min(self.look.settings.standby_replicas, max(able, 0))
 
     def _continue_replacing(self, task: TaskId, names: list[str]) -> None:
@@ -228,7 +230,7 @@ class Standbys:
             if self._budget <= 0:
                 return
             active = self.actives.active.get(task)
-            if active is None or task in self.replacing or not names:
+            if active is None or active not in self._places or task in self.replacing or not names:
                 continue
             key = (self._places[active], *(self._places[name] for name in names))
             if key in settled or not all(self.look.is_caught_up(task, name) for name in names):
@@ -333,7 +335,7 @@ class Standbys:
         """Places of the active and of standbys, in an order of their own so that equal sets are looked up once."""
         active = self.actives.active.get(task)
         places = [self._places[name] for name in names if name in self._places]
-        if active is not None:
+        if active is not None and active in self._places:  # not that of a member without room, which the task leaves
             places.append(self._places[active])
         return tuple(sorted(places, key=_texts))
 

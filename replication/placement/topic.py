@@ -335,4 +335,4 @@ class PlacementTopic:
 
 def _tasks(report: Report) -> tuple[object, ...]:
     parts = report.running, report.restoring, report.lags.keys()
-    return *parts, report.generation, report.workers, report.waits, report.checkpoint
+    return *parts, report.generation, report.workers, report.waits, report.checkpoint, report.no_room

@@ -18,7 +18,7 @@ from standfast.replication.kafka.address import KafkaAddress, parse_kafka_addres
 from standfast.replication.kafka.callbacks import functions_of, with_settings
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
-from standfast.store.disk import DiskGuard
+from standfast.store.disk import LOG, STATE, DiskGuard
 from standfast.store.errors import BadConfig
 from standfast.store.names import few
 
@@ -108,5 +108,5 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard:
     """A guard of the state directory, and of the log's folder where it is on this machine."""
     folder = None if log is None else log_folder(log)
-    places = {"state directory": state_path, **({} if folder is None else {"log": folder})}
+    places = {STATE: state_path, **({} if folder is None else {LOG: folder})}
     return DiskGuard(places, floor_bytes)

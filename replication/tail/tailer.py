@@ -272,15 +272,25 @@ class Tailer:
             except StandfastError as error:
                 failed[task] = error
 
-    def refresh_ends(self, now_ms: int) -> None:
-        """Read the end offsets again, for the lag; a position at its end is confirmed with the present time."""
+    def refresh_ends(self, now_ms: int) -> dict[TaskId, StandfastError]:
+        """Read the end offsets again, for the lag; a position at its end is confirmed with the present time.
+
+        Returns the tasks that failed.
+        """
+        failed: dict[TaskId, StandfastError] = {}
         for changelog, bounds in self._bounds().items():
             tailed = self.changelogs[changelog]
             tailed.end = bounds.end
             stored = tailed.applier.position(changelog)
             # Also where its time lies ahead of the clock: it would look young later, when deletes behind it are gone.
             if stored is not None and stored.offset == bounds.end and abs(now_ms - stored.at_ms) > CONFIRM_AFTER_MS:
-                tailed.applier.apply(changelog, (), stored.offset)  # without records: only the position's time moves
+                try:
+                    tailed.applier.apply(
+                        changelog, (), stored.offset
+                    )  # without records: only the position's time moves
+                except StandfastError as error:  # such as of a full disk, which is to be reported in this very round
+                    failed[tailed.task] = error
+        return failed
 
     def close(self) -> None:
         """Release the reader."""

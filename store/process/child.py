@@ -35,6 +35,7 @@ from typing import IO, Any, BinaryIO, Generic, Self, TypeVar
 from standfast.store.clock import Clock
 from standfast.store.errors import InternalError, StandfastError
 from standfast.store.log import child_environment
+from standfast.store.process import forks
 from standfast.store.process.parent import PARENT_VARIABLE
 
 Answer = TypeVar("Answer")
@@ -155,6 +156,7 @@ class ChildProcess(Generic[Answer]):
         finally:
             for handle in lent[len(lend) :]:
                 os.close(handle)
+        forks.dies_in_child(self)
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
         self.started_ms = self.heard_ms = self._kills_ms = clock.monotonic_ms()
@@ -235,6 +237,12 @@ class ChildProcess(Generic[Answer]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+    def forked(self) -> None:
+        """As in `forks.Owned`: the process is the parent's, which its end of the orders must not seem to outlive."""
+        self.ended, self._ordering = Ended(0, "it belongs to the process that forked this one"), threading.Lock()
+        self._stdin.close()
+        self._stdout.close()
 
     def give_up(self, why: str) -> None:
         """Have the next `poll` kill it, for a reason that `ended` then gives."""

@@ -46,8 +46,8 @@ def _left_s(deadline_ms: float | None) -> float:
 class Flag:
     """As threading.Event."""
 
-    def __init__(self) -> None:
-        self._set = False
+    def __init__(self, *, is_set: bool = False) -> None:
+        self._set = is_set
         self._waiters: deque[_thread.LockType] = deque()
 
     def is_set(self) -> bool:

@@ -33,6 +33,7 @@ from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, R
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
+from standfast.store.process import forks
 from standfast.store.rocks.damage import DamageNotes, refuse_noted
 from standfast.store.rocks.errors import STALLS_PROPERTY, damaged_file, stalled_ms, translate
 from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refuse_foreign
@@ -217,11 +218,13 @@ class RocksEngine:
         self._families: dict[str, _Family] = {}  # replaced, never changed in place: readers need no lock
         self._getters: dict[str, Callable[..., bytes | list[bytes | None] | None]] = {}
         self._scratch: Path | None = None
+        self._left: dict[str, _Family] = {}  # in the child of a fork, the families of the parent
         self._restoring = False
         self._closed = False
         self._to_close: list[Callable[[], None]] = []  # the steps that a close in progress still has to run
         self._sealer: Sealer | None = None
         self._notes = DamageNotes(self._path)
+        forks.dies_in_child(self)
         if read_only or careful:
             self._notes.close()
         self._unflushed = True  # whether the write-ahead log may hold rows that no table file has
@@ -289,7 +292,7 @@ class RocksEngine:
                     _set_level0(self._families[family].rows, LEVEL0_FILES[True])
                 bound_info_log(self._path)
             except Exception as error:
-                raise translate(error, f"creating family {family!r} in {self._path}") from error
+                raise translate(error, f"creating family {family!r} in {self._path}", self._path) from error
 
     def drop_family(self, family: str) -> None:
         """Remove a family; RocksDB deletes its files at once, or with the last open scan on it."""
@@ -546,6 +549,14 @@ class RocksEngine:
         elif failure is not None:
             raise failure
 
+    def forked(self) -> None:
+        """As in `forks.Owned`: the handles stay as they are, and have no destructor any more."""
+        forks.end_without_libraries()
+        self._closed, self._to_close, self._lock = True, [], threading.Lock()
+        self._left, self._families, self._getters = self._families, {}, {}
+        for scan in list(self._scans):
+            scan.forked()
+
     def _set_families(self, families: dict[str, _Family]) -> None:
         self._families = families
         self._getters = {name: held.rows.get for name, held in families.items()}
@@ -586,7 +597,7 @@ class RocksEngine:
         if family not in self._families:
             known = ", ".join(sorted(self._families)[:10])
             return UnknownStore(f"no family {family!r} in {self._path}: it has {known}")
-        found = translate(error, f"{action} {family!r} of {self._path}")
+        found = translate(error, f"{action} {family!r} of {self._path}", self._path)
         if isinstance(found, Corruption):
             found.families = self._blamed(str(error), family if action in READS else None)
             self._notes.note(found)
@@ -718,7 +729,7 @@ def _opened(
         names = _list_families(path, options) if (path / "CURRENT").exists() else [DEFAULT_FAMILY]
         return rocksdict.Rdict(str(path), options, dict.fromkeys([*names, *added], options), access)
     except Exception as error:
-        raise translate(error, where, lock=path / "LOCK") from error
+        raise translate(error, where, path) from error
 
 
 def _open_read_only(path: Path, options: rocksdict.Options) -> tuple[Path, rocksdict.Rdict]:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, Unavailable
-from standfast.store.file_errors import NO_DESCRIPTORS_TEXT, no_descriptors
+from standfast.store.file_errors import NO_DESCRIPTORS_TEXT, errno_of_text, no_descriptors, no_room
 from standfast.store.tracebacks import is_foreign
 
 _TABLE_FILE = re.compile(r"([0-9]{6,})\.sst")
@@ -36,8 +36,11 @@ def damaged_place(text: str) -> tuple[str, int, int | None] | None:
     return (found[1], int(found[2]), int(found[3])) if found[2] else (found[1], 0, None)
 
 
-def translate(error: Exception, where: str, lock: Path | None = None) -> StandfastError:
-    """Our error for the binding's, which has one class for all kinds, so that the text decides."""
+def translate(error: Exception, where: str, path: Path | None = None) -> StandfastError:
+    """Our error for the binding's, which has one class for all kinds, so that the text decides.
+
+    `path`: the database's folder, of which the error then says more.
+    """
     if isinstance(error, StandfastError):
         return error
     if is_foreign(error):
@@ -48,10 +51,12 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
         return Closed(f"{where}: it was closed meanwhile: open a new one")
     if NO_DESCRIPTORS_TEXT in text:  # before the test for damage: a file that fails to open for this reason is whole
         return no_descriptors(where)
+    if (number := errno_of_text(text)) is not None:  # likewise: a write is missing, no byte is damaged
+        return no_room(where, number, path)
     if "raw mode only support bytes" in text or isinstance(error, TypeError):
         return InvalidRequest(f"{where}: keys and values must be bytes ({text})")
     if "IO error" in text and "LOCK" in text and ("lock hold" in text or "While lock file" in text):
-        holder = "another process or engine" if lock is None else lock_holder(lock)
+        holder = "another process or engine" if path is None else lock_holder(path / "LOCK")
         held = Held(f"{where}: {holder} holds it: stop that one first, or open read-only")
         held.by_us = "lock hold by current process" in text
         return held
@@ -61,8 +66,6 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
         return Corruption(f"{where}: stored bytes are damaged ({text}): restore this task from its log")
     if "comparator" in text:
         return InvalidRequest(f"{where}: not a database of standfast ({text}): choose another directory")
-    if "No space left" in text or "Disk quota exceeded" in text:
-        return Unavailable(f"{where}: no space left ({text}): free disk space on its volume")
     if isinstance(error, OSError) or any(mark in text for mark in ("IO error", "Busy", "Incomplete", "timed out")):
         return Unavailable(f"{where}: the file system failed ({text}): check space and rights, then retry")
     return InternalError(f"{where}: {type(error).__name__}: {text}")

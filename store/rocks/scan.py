@@ -18,6 +18,7 @@ from typing import Protocol
 from standfast.store.closing import Closing
 from standfast.store.engine import Row
 from standfast.store.errors import Closed, Corruption, StandfastError
+from standfast.store.process import forks
 from standfast.store.rocks.errors import translate
 
 SCAN_ROWS_FIRST = 16  # most scans are short; a long one soon reads in full chunks
@@ -99,6 +100,12 @@ class RocksScan(Closing):
         with self._lock:
             self._failure = self._failure or failure
             self._release()
+
+    def forked(self) -> None:
+        """As in `forks.Owned`; called by its engine."""
+        forks.keep_for_good(self._iterator)
+        self._lock = threading.Lock()
+        self.close()
 
     def _release(self) -> None:
         self._chunk.clear()

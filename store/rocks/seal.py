@@ -12,6 +12,7 @@ MANIFEST older than the one in use (another version of standfast, or a tool, ope
 
 from __future__ import annotations
 
+import errno
 import json
 import zlib
 from pathlib import Path
@@ -67,7 +68,9 @@ class Sealer:
             temporary = self._directory / f"{SEAL}.tmp"
             temporary.write_text(json.dumps(fields), encoding="ascii")
             temporary.replace(self._directory / SEAL)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EROFS:
+                return  # no file changes any more, so the last seal still fits
             # The old seal may name a MANIFEST that RocksDB has replaced, or say that the log does not count.
             (self._directory / SEAL).unlink(missing_ok=True)
 

@@ -31,6 +31,8 @@ from standfast.store.errors import Corruption, Held, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_name, few
+from standfast.store.process import forks
+from standfast.store.process.holders import held_by
 from standfast.store.rocks.files import copy_closed
 
 MARKER = "STANDFAST"
@@ -59,7 +61,10 @@ class LostInstance(InvalidRequest):
 
 
 class StateDir:
-    """Owns `<state_dir>/<app>` until closed; a second owner gets Held, naming the first."""
+    """Owns `<state_dir>/<app>` until closed; a second owner gets Held, naming the processes that have it.
+
+    In the child of a fork the object is closed, and the lock remains the parent's.
+    """
 
     def __init__(self, root: str | Path, app: str) -> None:
         self.app = check_name("application", app)
@@ -81,7 +86,8 @@ class StateDir:
                 COPYING_FOLDER,
             ):
                 refuse_link(self.path / name)
-            self._lent, self._lock = False, -1
+            self._lent = self._shared = False  # `_shared`: others may have a handle of this lock
+            self._lock = -1
             try:
                 self._acquire()
                 for folder in (BULK_FOLDER, MENDING_FOLDER, COPYING_FOLDER):
@@ -107,16 +113,20 @@ class StateDir:
             found, wanted = os.fstat(lock), (made.path / "LOCK").stat()
         if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
             raise InvalidRequest(f"handle {lock} is not the lock of {made.path}")
-        made._lent, made._lock, made.instance_id = True, lock, member
+        made._lent = made._shared = True
+        made._lock, made.instance_id = lock, member
+        forks.dies_in_child(made)
         return made
 
     def lend(self, member: str) -> StateDir:
         """Share the directory with another session of this process, by a handle of its own."""
-        return StateDir.lent(self.path.parent, self.app, os.dup(self._lock), member)
+        with forks.taking:
+            return StateDir.lent(self.path.parent, self.app, os.dup(self.lock), member)
 
     @property
     def lock(self) -> int:
-        """The lock's file handle, for a worker to inherit."""
+        """The lock's file handle, for a worker to inherit: the directory stays locked until the worker has ended."""
+        self._shared = True
         return self._lock
 
     def task_path(self, task: str) -> Path:
@@ -184,12 +194,18 @@ class StateDir:
     def drop_aside(self, task: str) -> list[Path]:
         """Delete the directories set aside for a task, whose replacement is whole now; returns their paths.
 
-        Those to be kept stay, as directories of KEPT_FOLDER.
+        Those to be kept stay, as directories of KEPT_FOLDER. One that cannot be removed waits for the next call.
         """
-        dropped = self.aside(task)
-        for path in dropped:
+        dropped = []
+        for path in self.aside(task):
             if not (path / KEEP).exists():
-                shutil.rmtree(path)
+                try:
+                    shutil.rmtree(path)
+                except OSError as error:  # such as a read-only mount: the task is whole, and must not end for this
+                    about = as_event("aside_stays", task=task, path=str(path))
+                    logger.warning("%s is not needed any more and cannot be removed: %s", path, error, extra=about)
+                else:
+                    dropped.append(path)
                 continue
             # Under the task's own name, without which no command opens it.
             kept = self.path / KEPT_FOLDER / path.name / task
@@ -203,6 +219,7 @@ class StateDir:
                 kept,
                 extra=as_event("rows_kept", task=task),
             )
+            dropped.append(path)
         return dropped
 
     def take_back(self, directory: Path, task: str) -> None:
@@ -225,23 +242,36 @@ class StateDir:
 
     def _let_go(self) -> None:
         handle, self._lock = self._lock, -1  # first: another file may soon have this number
-        os.close(handle)
+        try:
+            # A program without our hooks may have forked, and would keep the lock; but so are workers to keep it.
+            if not self._shared:
+                fcntl.flock(handle, fcntl.LOCK_UN)
+        finally:
+            os.close(handle)
+
+    def forked(self) -> None:
+        """As in `forks.Owned`: the lock remains with the parent, and with the handles that it lent."""
+        self._shared = True
+        if self._lock >= 0:
+            self._let_go()
 
     def _acquire(self) -> None:
         path = self.path / "LOCK"
-        # Kept before it is locked: an exception of a signal handler may come after either call.
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with forks.taking:
+            # Kept before it is locked: an exception of a signal handler may come after either call.
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            forks.dies_in_child(self)
         try:
             # flock, not fcntl's record locks: it belongs to the handle, so workers inherit it with the handle.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
         except BlockingIOError:
-            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "an unknown process"
+            # Not the note in the file: its process may have ended, and one that it lent the lock to may have it.
+            holder, those = held_by(self._lock)
             self._let_go()
             raise Held(
-                f"state directory {self.path} is held by {holder}: stop that process, or give this one another "
-                "state_dir"
+                f"state directory {self.path} is held by {holder}: stop {those}, or give this one another state_dir"
             ) from None
         except BaseException:  # such as no space for the note: an open handle would keep the lock to this process' end
             self._let_go()

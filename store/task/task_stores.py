@@ -26,7 +26,7 @@ from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
 from standfast.store.errors import Closed, Corruption, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
-from standfast.store.file_errors import told
+from standfast.store.file_errors import NoRoom, told
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.names import few
@@ -102,6 +102,7 @@ class TaskStores:
         self.task = task
         self.specs = {spec.name: spec for spec in specs}
         self.buffer = WriteBuffer(buffer_bytes, disk)
+        self._disk = disk
         self.poisoned: BaseException | None = None
         self.damaged: Corruption | None = None
         self.closed = False
@@ -504,6 +505,12 @@ class TaskStores:
         with self._writing:  # a commit of another thread is whole or has not begun
             self._close()
 
+    def forked(self) -> None:
+        """As in `forks.Owned`; called by its task."""
+        self.closed, self._writing = True, threading.RLock()
+        for store in self.stores.values():
+            store.rows.closed = True
+
     def _close(self) -> None:
         self.closed = True
         with ExitStack() as last:  # each step, even after a failed one: an open engine keeps the directory's lock
@@ -763,6 +770,8 @@ class TaskStores:
             raise
         except BaseException as error:  # a signal handler's, too: the write may have happened or not
             self.poisoned = error
+            if isinstance(error, NoRoom) and self._disk is not None:
+                self._disk.room.refused(error)
             raise
 
     def _check_usable(self) -> None:

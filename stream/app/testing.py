@@ -37,6 +37,7 @@ from standfast.store.clock import ManualClock
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, InternalError, InvalidRequest
 from standfast.store.names import check_topic, few
+from standfast.store.process import forks
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
 from standfast.store.specs import StoreSpec, store_name
@@ -87,6 +88,7 @@ class Driver(Closing):
         self._held: list[Session | CallLoop] = []
         # For a test that fails before close(), too.
         self._finalizer = weakref.finalize(self, _clean_up, self._held, self._folder)
+        forks.dies_in_child(self)
         self._nodes = {node.name: node for group in app.builder.sub_topologies() for node in group.nodes}
         self._offsets: dict[TopicPartition, int] = defaultdict(int)
         self._piped: dict[TopicPartition, list[Outgoing]] = defaultdict(list)
@@ -101,6 +103,10 @@ class Driver(Closing):
         except BaseException:
             self._finalizer()  # a test that keeps the error would keep the folder and its lock, too
             raise
+
+    def forked(self) -> None:
+        """As in `forks.Owned`: the folder is the parent's."""
+        self._finalizer.detach()
 
     # --- calls of a test ---
 

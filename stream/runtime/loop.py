@@ -55,6 +55,7 @@ from standfast.stream.runtime.starts import Starts
 from standfast.stream.session.session import SOURCE_READER, Session
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Outputs, Task
+from standfast.stream.task.waiting import LATER_MS
 from standfast.stream.topology.topology import Topology
 
 FETCH_RECORDS_MAX = LIMITS.loop_fetch_records
@@ -388,6 +389,9 @@ class Loop:
             if task_id in self._failures:
                 self._failures[task_id].interrupted()
             # Not the task's fault: it waits for the log as long as needed, and goes on as soon as the log is back.
+            if self._session.disk.room.text:  # the instance says so once a minute, for all of its tasks
+                self._reopen_at[task_id] = now_ms + LATER_MS
+                return
             service = error.service if isinstance(error, Unavailable) else "the disk"
             logger.warning(
                 "task %s is opened again when %s answers: %s",

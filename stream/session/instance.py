@@ -228,12 +228,12 @@ class Instance:
             self.readiness.remove(task_id, "revoked")
             if task.role == "active":
                 self.readiness.forget(task_id)
-            if task.state not in GONE:
+            if task.state not in GONE and not self.readiness.room.text:
                 # Without a flush the next opening, perhaps of another process, would replay the WAL: 4.5 s for 180 MB.
                 flush(task.id, task.stores)
                 self._opener.progress.step(WORK)
         finally:  # the task is in no list any more, and an open one would keep the lock of its directory for good
-            task.close()
+            self.readiness.close_task(task)
         if serves:
             self.left.pop(task_id, None)  # so that the last one is at the end
             self.left[task_id] = Left(began_ms, self._clock.monotonic_ms() - began_ms)
@@ -412,7 +412,7 @@ class Instance:
         # Run in reverse: tasks close before the group is left, or are committed and given up.
         with ExitStack() as last:  # every step runs, whatever errors the earlier ones raise
             readiness = self.readiness
-            for close in (self._opener.close, readiness.tailer.close, readiness.restorer.close, self.membership.leave):
+            for close in (self._opener.close, readiness.close, self.membership.leave):
                 last.callback(close)
             if self.managed is not None:
                 last.callback(self.managed.close)
@@ -588,7 +588,7 @@ class Instance:
 
     def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
         if isinstance(error, WAITS):
-            self.waiting.add(task.id, error, active=task.role == "active")
+            self.readiness.put_off(task, error)
         else:
             logger.warning(
                 "task %s is opened again when the log answers: %s",

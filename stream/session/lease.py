@@ -14,8 +14,10 @@ progress (`replication/lease/renewal.py`).
 from __future__ import annotations
 
 import sys
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from standfast.replication.kafka.callbacks import needs_this_process
 from standfast.replication.lease.process import LeaseProcess
 from standfast.replication.lease.progress import ALLOWED, GAP, STALLED, STALLS, LeaseProgress
 from standfast.replication.lease.renewal import StallWatch, renewal_interval_ms
@@ -25,6 +27,18 @@ from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
 from standfast.stream.task.statistics import SessionCounters
+
+
+def renewed_here(app: str, kafka: Mapping[str, Any] | None) -> bool:
+    """Whether no other process can ask the log, so that a thread of this one renews the lease; logs that."""
+    if not needs_this_process(kafka):
+        return False
+    logger.info(
+        "application %s: no other process has its oauth_cb: a thread renews the lease",
+        app,
+        extra=as_event("one_process", app=app),
+    )
+    return True
 
 
 class LeaseHolder(Protocol):

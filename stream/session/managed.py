@@ -27,6 +27,7 @@ from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
+from standfast.replication.placement.no_room import Shortages
 from standfast.replication.placement.pauses import FAILOVER, PLANNED, Left, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
@@ -76,7 +77,8 @@ class Facts(NamedTuple):
     """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks.
 
     `since`: from when on the running ones run, in monotonic milliseconds; `left`: tasks that were given up in order.
-    `workers` are the tasks of each worker process; empty if the instance is one process.
+    `workers` are the tasks of each worker process; empty if the instance is one process. `no_room`: why the state
+    directory takes no writes, so that tasks are to go to other instances.
     """
 
     running: frozenset[TaskId]
@@ -85,6 +87,7 @@ class Facts(NamedTuple):
     since: Mapping[TaskId, int]
     left: Mapping[TaskId, Left]
     workers: tuple[frozenset[TaskId], ...] = ()
+    no_room: str = ""
 
 
 class Part(Protocol):
@@ -133,6 +136,7 @@ class LocalPart:
 
     def __init__(self, instance: Holder, clock: Clock, *, shares: bool = False) -> None:
         self._instance = instance
+        instance.readiness.gives_away = True
         self._clock = clock
         self._shares = shares
         self._given = GivenUp(clock)
@@ -213,7 +217,8 @@ class LocalPart:
         since = {one: tasks[one].runs_since_ms for one in running}
         gone = {**self._instance.left, **self._given.left}
         left = {one: left for one, left in gone.items() if one not in active}
-        return Facts(running, active - running, lags, since, left)
+        no_room = self._instance.readiness.room.reported
+        return Facts(running, active - running, lags, since, left, no_room=no_room)
 
     def held(self) -> Collection[TaskId]:
         """As in `Part`."""
@@ -294,6 +299,7 @@ class ManagedPlacement:
         self._decided_for: object = None
         self._again_ms: int | None = None
         self._gone_since: dict[str, int] = {}
+        self._shortages = Shortages()  # of a leader
         self._leader: str | None = None
         self._part: PartOf | None = None
         self._mine: dict[TaskId, int] = {}  # since which generation each active task has been this instance's
@@ -422,6 +428,7 @@ class ManagedPlacement:
                 self._note_program(replaces=replaces)
                 self._told("lead_claimed", "this instance (%s) leads application %s", member)
                 self._gone_since, self._decided_for, self.round = {}, None, None
+                self._shortages.begin(topic.state.moves.values(), topic.wall_ms(), now_ms)
             self._decide(members, now_ms)
             if self.round is not None:
                 topic.explain(self.round)
@@ -495,6 +502,7 @@ class ManagedPlacement:
         if begins or view.previous is None or is_changed(view.previous, self.round.assignment):
             replaced = valid.replaced if valid is not None and self._programs.runs(valid) else ""
             self._publish(self.round.assignment, members, self.round, replaced=replaced)
+            self._shortages.published(self.round, now_ms)
 
     def _view(self, members: Members, mine: Report, now_ms: int) -> View:
         state, me = self._topic.state, self._instance.membership.member
@@ -508,19 +516,23 @@ class ManagedPlacement:
         gone = known - members.keys()
         self._gone_since = {name: self._gone_since.get(name, now_ms) for name in gone}
         away = {name: Away(now_ms - since, _stopped(state.report(name))) for name, since in self._gone_since.items()}
+        # This instance's own state is newer than its last report.
+        able = [
+            (name, traits, mine if name == me else state.report(name))
+            for name, traits in sorted(members.items())
+            # One with another program waits by itself, and holds nothing that could be given to others.
+            if traits is not None and traits.program == self._programs.program
+        ]
+        short = [name for name, _, report in able if report is not None and report.no_room]
+        no_room_ms = self._shortages.look(short, now_ms)
         return View(
-            members=tuple(
-                # This instance's own state is newer than its last report.
-                _member(name, traits, mine if name == me else state.report(name), warmups)
-                for name, traits in sorted(members.items())
-                # One with another program waits by itself, and holds nothing that could be given to others.
-                if traits is not None and traits.program == self._programs.program
-            ),
+            members=tuple(_member(*one, warmups, no_room_ms.get(one[0])) for one in able),
             tasks=tuple(sorted(self._instance.shared or ())),
             settings=self._settings,
             previous=previous,
             away=away,
             stateless=self._stateless,
+            moved_for_room=self._shortages.recent(now_ms),
         )
 
     def _started(self, previous: Assignment | None, state: PlacementState, members: Members) -> Members:
@@ -635,6 +647,7 @@ class ManagedPlacement:
             workers=found.workers,
             waits=self._programs.waits[:WAITS_CHARS],
             checkpoint=None if self.parts is None else self.parts.report(),
+            no_room=found.no_room[:WAITS_CHARS],
         )
 
     def _report_of(self, instance: str) -> Report | None:
@@ -693,7 +706,9 @@ def _stopped(report: Report | None) -> bool:
     return report is not None and report.stopped
 
 
-def _member(name: str, traits: Traits, report: Report | None, warmups: Mapping[TaskId, str]) -> Member:
+def _member(
+    name: str, traits: Traits, report: Report | None, warmups: Mapping[TaskId, str], no_room_ms: int | None
+) -> Member:
     """A live instance, as placement sees it."""
     copies: dict[TaskId, Copy] = {}
     if report is not None:
@@ -703,4 +718,4 @@ def _member(name: str, traits: Traits, report: Report | None, warmups: Mapping[T
             copies[task_id] = Copy(state, lag)
         copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
         copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
-    return Member(name, traits.slots, traits.tags.get("rack"), traits.tags, copies)
+    return Member(name, traits.slots, traits.tags.get("rack"), traits.tags, copies, no_room_ms=no_room_ms)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from standfast.replication.kafka.callbacks import needs_this_process, with_settings
+from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
@@ -35,6 +35,7 @@ from standfast.store.disk import DiskGuard
 from standfast.store.errors import Closed, Corruption, InvalidRequest, NotReady, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.process import forks
 from standfast.store.process.figures import Figures
 from standfast.store.process.interrupts import Apart, Flag, is_main, whole
 from standfast.store.specs import StoreSpec
@@ -44,7 +45,7 @@ from standfast.stream.http_port import HttpPort
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
 from standfast.stream.session.instance import Instance
-from standfast.stream.session.lease import LeaseKeeper
+from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
 from standfast.stream.session.session_tasks import (
     ReadView,
@@ -204,6 +205,7 @@ class Session(Closing):
             self._http.open(self)
             undo.pop_all()
             self._opened_whole = True
+            forks.dies_in_child(self)
 
     def _give_up_opening(self) -> None:
         """Close an opening after its end, where an exception of a signal handler has ended the wait for it."""
@@ -649,6 +651,10 @@ class Session(Closing):
             finally:
                 self._released.set()
 
+    def forked(self) -> None:
+        """As in `forks.Owned`."""
+        self._closed, self._lock, self._apart, self._released = True, threading.RLock(), Apart(), Flag(is_set=True)
+
     def _stop_threads(self) -> None:
         if self._snapshots is not None:
             self._snapshots.stop()
@@ -681,7 +687,7 @@ class Session(Closing):
     def _check_usable(self) -> None:
         self._apart.wait()
         if self._closed:
-            raise Closed(f"session of application {self.app!r} is closed")
+            raise Closed(f"session of application {self.app!r} is closed, or belongs to the parent process")
         if self._fatal is not None:
             # With the traceback of that moment: raised repeatedly, it would grow with each of these calls.
             raise self._stopped(self._fatal).with_traceback(self._fatal_trace)
@@ -733,13 +739,8 @@ class Session(Closing):
 
     def _keep_lease(self, address: str) -> None:
         """Start the renewal of the lease: it connects while the session opens."""
-        if needs_this_process(self._settings.kafka):
-            logger.info(
-                "application %s: no other process has its oauth_cb: a thread renews the lease",
-                self.app,
-                extra=as_event("one_process", app=self.app),
-            )
-        elif self._settings.take_over:  # else no other member takes a task over when the lease runs out
+        # Without take-over no other member takes a task over when the lease runs out.
+        if not renewed_here(self.app, self._settings.kafka) and self._settings.take_over:
             self._keeper.use_process(address)
             self.progress = self._keeper.progress
         self._start(LEASE_THREAD, self._keeper.run)

@@ -12,6 +12,7 @@ nothing. A directory that was set aside stays until the caller knows that the ta
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
@@ -25,6 +26,7 @@ from standfast.restore.plan import CORRUPT, DIVERGED
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
+from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
@@ -333,7 +335,8 @@ def flush(task: TaskId, stores: TaskStores) -> None:
     try:
         stores.flush()
     except StandfastError as error:
-        logger.warning(
+        logger.log(
+            logging.DEBUG if isinstance(error, NoRoom) else logging.WARNING,  # of a full disk the instance speaks once
             "task %s is closed without a flush, its rows are in its write-ahead log: %s",
             task,
             error,

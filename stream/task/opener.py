@@ -225,8 +225,12 @@ class TaskOpener:
         `owner`: the log has fenced the former owners for this instance. `loss` is the loss that is known already.
         `unwritten` are rows that an earlier opening could not write, although the log has their commit.
         Raises StateLost if a person must decide, TransactionOpen if an owner cannot know all rows yet; the task's files
-        are unchanged then.
+        are unchanged then. NoRoom if the disk takes no writes.
         """
+        with self._disk.room.watched(f"opening task {task}"):
+            return self._open(task, owner=owner, loss=loss, unwritten=unwritten)
+
+    def _open(self, task: TaskId, *, owner: bool, loss: Loss, unwritten: Unwritten | None) -> Opened:
         topics = self.topics(task.group)
         # Only groups with rows that no log has look for a replacement that a crash interrupted.
         lost = self._mender.take_back(task) if self._has_unlogged(task.group) else {}

@@ -12,6 +12,8 @@ tasks that restore are known here from `restore` to `forget`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 from standfast.replication.lease.progress import WORK, LeaseProgress
@@ -22,14 +24,16 @@ from standfast.restore.forecast.rates import REPLAY, note_rate
 from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
-from standfast.store.disk import DiskGuard
+from standfast.store.disk import DiskGuard, Room
 from standfast.store.errors import ListenerFailed, StandfastError, StateLost
+from standfast.store.file_errors import NoRoom
 from standfast.store.task.state_dir import StateDir
+from standfast.stream.task.closing import Closings
 from standfast.stream.task.opener import Ranges
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.task.task import Task
-from standfast.stream.task.waiting import WaitingTasks
+from standfast.stream.task.waiting import Wait, WaitingTasks
 
 STANDBY_TICK_MS = 500
 DISK_TICK_MS = 500
@@ -76,6 +80,8 @@ class Readiness:
         self._counters = counters
         self._progress = progress
         self.waiting = WaitingTasks(clock)
+        self.closings = Closings()
+        self.gives_away = False  # whether tasks that leave a full disk go to other instances, which wait for that
         self._restores: dict[TaskId, _Restore] = {}
         self._copies: dict[TaskId, Task] = {}  # standbys for which a directory was set aside
         self._gate_shut_ms = -1
@@ -83,6 +89,31 @@ class Readiness:
         self._may_write = True  # in this round
         self._next_standby_ms = 0
         self._next_disk_ms = 0
+
+    @property
+    def room(self) -> Room:
+        """Whether the state directory's file system takes writes."""
+        return self._disk.room
+
+    def close_task(self, task: Task) -> None:
+        """Close a task that has left; on a full disk its files a moment later, in a thread."""
+        if self.gives_away and self.room.text:
+            task.close(partial(self.closings.add, task.id))
+        else:
+            task.close()
+
+    def close(self) -> None:
+        """Release the readers, and wait for the tasks that are being closed."""
+        with ExitStack() as last:  # in reverse, each step whatever the others raise
+            for close in (self.closings.join, self.tailer.close, self.restorer.close):
+                last.callback(close)
+
+    def put_off(self, task: Task, why: Wait) -> None:
+        """Note a failed task for a later attempt."""
+        if isinstance(why, NoRoom):
+            self.room.refused(why)  # also of a thread that builds files
+            self.remove(task.id, "no-room")  # its stores take no rows any more
+        self.waiting.add(task.id, why, active=task.role == "active")
 
     def restore(self, task: Task, ranges: Ranges, *, local_counts: bool, started_ms: int, why: str) -> None:
         """Replay a task's missing records, behind the gate. Raises Unavailable, ListenerFailed, Corruption of a log."""
@@ -132,6 +163,7 @@ class Readiness:
             writes = bool(self.restorer.tasks or self.tailer.changelogs)
             self._next_disk_ms = now_ms + (DISK_WRITING_TICK_MS if writes else DISK_TICK_MS)
             self._disk.look()
+            self._disk.judge(now_ms)
         self._may_write = not self._disk.full
         if not self._may_write:
             self._replay = None  # a wait for space says nothing about the rate
@@ -205,7 +237,7 @@ class Readiness:
         self._next_standby_ms = now_ms + STANDBY_TICK_MS
         if self._may_write:
             failed = self.tailer.commit_tick(self._clock.wall_ms())
-        self.tailer.refresh_ends(self._clock.wall_ms())
+        failed |= self.tailer.refresh_ends(self._clock.wall_ms())
         for task_id, task in list(self._copies.items()):
             if task.state is not TaskState.STANDBY:
                 del self._copies[task_id]  # an active task drops it itself

@@ -122,7 +122,8 @@ class SessionSettings:
                             one that holds rows
     disk_floor_bytes        with fewer free bytes on the volume of `state_dir`, or of an embedded log, nothing new is
                             written: a put is DiskFull, an application pauses its sources, restores and standbys wait;
-                            reads, deletes and commits go on. 0: the volumes are not watched
+                            reads, deletes and commits go on. A leader gives the tasks of an instance whose `state_dir`
+                            is below it to others. 0: the volumes are not watched
     http_port               number of a port of loopback that serves the ops page, status, rows, metrics and health, 0
                             for a free one; needs the extra `serve`. None: no HTTP server
     warmups_max             with managed placement, number of copies of tasks in the whole application that may be
@@ -130,7 +131,7 @@ class SessionSettings:
     acceptable_lag          number of changelog records up to which a copy counts as caught up, so that its instance
                             gets the task (Kafka: acceptable.recovery.lag)
     restart_grace_ms        milliseconds for which an instance that left is expected back: tasks without a standby wait
-                            for it
+                            for it; so do those of one whose disk takes no writes
     tags                    of this instance, such as {"rack": "a", "zone": "north"}: standbys are spread over their
                             values
     replace                 of an application: whether this instance, at its start and once, takes the application over

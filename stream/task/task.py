@@ -65,6 +65,7 @@ from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
+from standfast.store.process import forks
 from standfast.store.process.interrupts import Flag
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import source_key
@@ -142,6 +143,7 @@ class Task:
         self._restates = False
         self._commit_ended = Flag()
         self._commit_ended.set()
+        forks.dies_in_child(self)
         self._committer: Committer | None = None  # of the commit under way; entered under the buffer's latch
         self._log_may_have_it = False  # some or all of the running commit
         self._prepared: Prepared | None = None  # of the running commit's local write, while the log has its records
@@ -624,15 +626,23 @@ class Task:
                 self._take_over_times(metadata)
         self._keep_times()
 
-    def close(self) -> None:
-        """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine."""
+    def close(self, later: Callable[[Callable[[], None]], None] = lambda close: close()) -> None:
+        """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine.
+
+        `later` is given the last step, which closes the files; by default it is taken at once.
+        """
         try:
             if self.state is not TaskState.CLOSED:
                 self.move(TaskState.CLOSED)
         finally:
-            self._release()
+            self._release(later)
 
-    def _release(self) -> None:
+    def forked(self) -> None:
+        """As in `forks.Owned`."""
+        self.state, self._committer = TaskState.CLOSED, None
+        self.stores.forked()
+
+    def _release(self, later: Callable[[Callable[[], None]], None]) -> None:
         try:
             if self.writer is not None:
                 self.writer.close()
@@ -643,7 +653,7 @@ class Task:
             if running is not None and running.thread != threading.get_ident():
                 self._commit_ended.wait(COMMIT_WAIT_S)
             # Whatever the writer's close raises: an open store keeps the lock of the directory.
-            self.stores.close()
+            later(self.stores.close)
 
     def _keep_times(self) -> None:
         self._committed_times = self._taken_times = self._times()

@@ -1,6 +1,7 @@
 """Tasks that cannot be opened yet although the log answers: a transaction, a storage or a directory keeps their rows.
 
     opening  ──> TransactionOpen, SnapshotsAway, Held ──┐
+    any write of the task's files ──> NoRoom ───────────┤
     restored ──> OffsetsOpen ───────────────────────────┴──> add ──> later another attempt ──> open, lost, left: drop
 
 Rules of this file: it notes tasks and opens none. Driven by the instance; other threads read copies.
@@ -8,19 +9,22 @@ Rules of this file: it notes tasks and opens none. Driven by the instance; other
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from standfast.replication.log import TransactionOpen
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, Unavailable
+from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.stream.snapshots.beginning import SnapshotsAway
 
 LATER_MS = 10_000  # between two attempts: each opens a writer
 HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
-WAITS = (SnapshotsAway, TransactionOpen)  # also of committed offsets
+Wait: TypeAlias = SnapshotsAway | TransactionOpen | NoRoom
+WAITS = (SnapshotsAway, TransactionOpen, NoRoom)  # also of committed offsets
 
 
 class Waiting(NamedTuple):
@@ -38,11 +42,13 @@ class WaitingTasks:
         self._clock = clock
         self._tasks: dict[TaskId, Waiting] = {}
 
-    def add(self, task_id: TaskId, why: SnapshotsAway | TransactionOpen | Held, *, active: bool = True) -> Unavailable:
+    def add(self, task_id: TaskId, why: Wait | Held, *, active: bool = True) -> Unavailable:
         """Note a task for a later attempt, so that the others do not wait for it; returns the error."""
         later_ms, event = (HELD_LATER_MS, "task_held") if isinstance(why, Held) else (LATER_MS, why.event)
         self._tasks[task_id] = Waiting(self._clock.monotonic_ms() + later_ms, str(why), active)
-        logger.warning("task %s cannot be opened yet: %s", task_id, why, extra=as_event(event, task=task_id))
+        # Of a full disk the instance speaks for all of its tasks, once a minute.
+        level = logging.DEBUG if isinstance(why, NoRoom) else logging.WARNING
+        logger.log(level, "task %s cannot be opened yet: %s", task_id, why, extra=as_event(event, task=task_id))
         return why
 
     def holds_back(self, task_id: TaskId) -> bool:

@@ -116,6 +116,7 @@ class Pool:
         self._spare = Spare(self._process, clock)
         self.parts = PoolParts(self._send_checkpoint)
         self._gone = SnapshotCounts()  # of the processes that have ended
+        self._no_room: dict[int, str] = {}  # by worker: they share one state directory, and one of them finds it full
 
     @property
     def pids(self) -> list[int | None]:
@@ -148,7 +149,8 @@ class Pool:
         """As in `Part`."""
         running, restoring, lags = self.orders.facts()
         left = {task: one for task, one in self._left.items() if task not in running and task not in restoring}
-        return Facts(running, restoring, lags, self._since, left, self.orders.places())
+        no_room = next(filter(None, self._no_room.values()), "")
+        return Facts(running, restoring, lags, self._since, left, self.orders.places(), no_room)
 
     def held(self) -> frozenset[TaskId]:
         """As in `Part`."""
@@ -335,6 +337,7 @@ class Pool:
             return
         self.orders.reported(slot.number, report.round, tasks)
         self.parts.reported(slot.number, parts)
+        self._no_room[slot.number] = report.no_room
         self._note_times(slot, since, left)
         self.changed = True
 

@@ -82,7 +82,7 @@ class State(Shape, frozen=True, tag_field="say", tag=True):
 
     Each task as in `HeldTask`: role, state, lag, opening. `since`: from when on the running ones run; `left`: the tasks
     that it gave up in order, as in `Left`. Both by the machine's monotonic clock, in milliseconds. `parts`: those of
-    the last checkpoint that had any in this process.
+    the last checkpoint that had any in this process. `no_room`: as `Room.reported`.
     """
 
     round: int
@@ -90,6 +90,7 @@ class State(Shape, frozen=True, tag_field="say", tag=True):
     since: Mapping[str, int]
     left: Mapping[str, tuple[int, int]]
     parts: PartShape | None = None
+    no_room: str = ""
 
 
 class Counted(Shape, frozen=True, tag_field="say", tag=True):
@@ -138,6 +139,7 @@ def state(
     since: Mapping[TaskId, int] = MappingProxyType({}),
     left: Mapping[TaskId, Left] = MappingProxyType({}),
     parts: PartReport | None = None,
+    no_room: str = "",
 ) -> State:
     """The message of a worker's tasks."""
     return State(
@@ -146,6 +148,7 @@ def state(
         {str(task): at_ms for task, at_ms in since.items()},
         {str(task): (one.at_ms, one.took_ms) for task, one in left.items()},
         part_shape(parts),
+        no_room,
     )
 
 

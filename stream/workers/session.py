@@ -101,6 +101,11 @@ class WorkerSession(Session):
         return None if self._instance.parts is None else self._instance.parts.report()
 
     @property
+    def no_room(self) -> str:
+        """Why the tasks of this instance are to go to others: the state directory takes no writes."""
+        return self.disk.room.reported
+
+    @property
     def stands(self) -> bool:
         """Whether tasks are to stand still for a checkpoint, so that each part is reported at once."""
         return self._instance.parts is not None and self._instance.parts.under_way

@@ -36,6 +36,7 @@ from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Held, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process import forks
 from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir, owner_pid
@@ -210,6 +211,10 @@ class Supervisor(Closing):
                 last.callback(close)
             self.pool.stop(lambda: self._keeper.progress.step(WORK))
 
+    def forked(self) -> None:
+        """As in `forks.Owned`: the workers are the parent's."""
+        self._closed = True
+
     def snapshot_counts(self) -> SnapshotCounts:
         """Counts of the snapshots and checkpoints of the whole instance."""
         total = self.counters.snapshots.copy()
@@ -274,6 +279,7 @@ class Supervisor(Closing):
         )
 
     def _keep_lease(self, address: str) -> None:
+        forks.dies_in_child(self)
         if not needs_this_process(self._settings.kafka):
             self._keeper.use_process(address)
         self._begin("standfast-lease", self._keeper.run)

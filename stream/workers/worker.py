@@ -133,7 +133,7 @@ class _Worker:
         self._stop = Flag()
         self._paused = False
         self._error: BaseException | None = None
-        self._told: tuple[int, dict[TaskId, tuple[str, str, int]], PartReport | None] | None = None
+        self._told: tuple[int, dict[TaskId, tuple[str, str, int]], PartReport | None, str] | None = None
         self._told_tasks: dict[TaskId, HeldTask] = {}
         self._lags_ms = 0
         self._told_counts: Counted | None = None
@@ -231,15 +231,15 @@ class _Worker:
     def _look(self, session: WorkerSession) -> None:
         """Report the tasks if anything is new; new lags alone wait for their interval."""
         round_, tasks = session.report()
-        parts = session.parts()
+        parts, no_room = session.parts(), session.no_room
         now_ms = self._host.clock.monotonic_ms()
         self._count(session, now_ms)
-        told = (round_, {task: (one.role, one.state, one.opening) for task, one in tasks.items()}, parts)
+        told = (round_, {task: (one.role, one.state, one.opening) for task, one in tasks.items()}, parts, no_room)
         lags_due = now_ms >= self._lags_ms and tasks != self._told_tasks
         if told == self._told and not lags_due:
             return
         self._told, self._told_tasks, self._lags_ms = told, dict(tasks), now_ms + LAGS_MS
-        self._tell(state(round_, tasks, *session.times(), parts))
+        self._tell(state(round_, tasks, *session.times(), parts, no_room))
 
     def _count(self, session: WorkerSession, now_ms: int) -> None:
         """Report the counts of snapshots, if they have changed and their interval is over."""

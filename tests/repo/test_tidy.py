@@ -59,6 +59,7 @@ PURE = {
     "replication/placement/group_standbys.py",
     "replication/placement/look.py",
     "replication/placement/model.py",
+    "replication/placement/no_room.py",
     "replication/placement/place.py",
     "replication/placement/quotas.py",
     "replication/placement/ranges.py",

@@ -2,6 +2,7 @@
 
     small_disk(48) -> Path      a mount of 48 MiB; fill(path, left) leaves so many bytes free
     read_only                   a folder in which nothing can be written
+    read_only_over(folder)      a block in which no file of the folder can be opened for writing, or removed
 
 Rules of this file: a fixture unmounts its file systems, whatever files a test left open there. Without the right to
 mount, a test is skipped with that reason, and with CI set it fails: no substitute stands in for a full file system.
@@ -13,6 +14,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,19 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield mount
     for path in mounted:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@contextmanager
+def read_only_over(folder: Path) -> Iterator[None]:
+    """Mount the folder over itself, read-only: one with files that are open for writing would refuse to become so."""
+    done = subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        missing(f"a folder must be mounted read-only, which needs root: {done.stderr.strip()}")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ class Answers:
             taken_over=_taken_over(table),
             # As of the control thread's last look: a stale mount would hang the probe.
             disk_free_bytes=plane.disk.free_bytes,
-            disk_full=plane.disk.full,
+            disk_full=plane.disk.room.text or plane.disk.full,
             disk_floor_bytes=config.state.disk_floor_bytes,
             standbys_behind=[line for worker in workers for line in _behind(worker.status)],
             log_error=next((worker.error for worker in workers if worker.error), ""),

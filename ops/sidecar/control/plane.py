@@ -11,6 +11,7 @@ the table of the servers before it opens there and out of it before it closes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -47,12 +48,14 @@ from standfast.store.errors import (
     Unavailable,
     is_of_log,
 )
+from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.states import GONE
 from standfast.stream.task.task import Task
+from standfast.stream.task.waiting import LATER_MS
 
 T = TypeVar("T")
 TICK_MS = 20
@@ -464,7 +467,7 @@ class ControlPlane:
         due_ms = self._reopen_ms.setdefault(partition, now_ms)
         if now_ms < due_ms:
             return False
-        self._reopen_ms[partition] = now_ms + REOPEN_MS
+        self._reopen_ms[partition] = now_ms + (LATER_MS if self.disk.room.text else REOPEN_MS)
         # Requests for the task get its error meanwhile, for as long as that takes.
         failed = {**self.table.now.failed, partition: failure_of(task)}
         self.table.now = replace(self.table.now, failed=failed)
@@ -472,7 +475,8 @@ class ControlPlane:
         try:
             self.session.reopen_task(partition)
         except StandfastError as error:
-            logger.warning(
+            logger.log(
+                logging.DEBUG if isinstance(error, NoRoom) else logging.WARNING,  # of a full disk the session speaks
                 "task %s cannot be opened again yet: %s",
                 task.id,
                 error,

@@ -51,11 +51,11 @@ def draw(seed: int) -> dict[str, dict[str, Any]]:
         ),
         "product": some(
             {
-                "memory_bytes": (MIB, 4 * MIB, 64 * MIB),
+                "memory_bytes": (2 * MIB, 4 * MIB, 64 * MIB),  # the least of two workers, as below
                 "cache_max_bytes": (0, 256 * KIB, 64 * MIB),
                 "gate": ("all", "task"),
                 "restore_workers": (0, 1, 2),
-                "restore_memory_bytes": (16 * MIB, 64 * MIB),
+                "restore_memory_bytes": (32 * MIB, 64 * MIB),
                 "bulk_restore_records": (1, 100),
                 "value_max_bytes": (MIB,),
                 "warmups_max": (1, 8),

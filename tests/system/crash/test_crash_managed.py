@@ -37,13 +37,12 @@ def run(cluster: Cluster, strikes: int, pace_s: float = 0.1) -> None:
         time.sleep(cluster.random.uniform(0, pace_s))
         if at % (ROUNDS // strikes) == ROUNDS // strikes - 1:
             cluster.strike()
-    cluster.await_tasks()
     for name in NAMES:
         if name not in cluster.processes:
             cluster.start(name)
-    found = cluster.await_results()
-    assert cluster.expected() == found, cluster.events
     wait_for(lambda: all(map(cluster.runs, NAMES)), PATIENCE_S)
+    found = cluster.await_tasks()
+    assert cluster.expected() == found, cluster.events
     for name in NAMES:  # a clean end, too
         process = cluster.processes.pop(name)
         process.terminate()

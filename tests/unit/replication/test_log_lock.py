@@ -26,7 +26,7 @@ from standfast.ops.observe.metrics_values import session_samples
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import statistics_of
 from standfast.ops.observe.verdict import verdict
-from standfast.replication.embedded.lock import LogLock
+from standfast.replication.embedded.lock import SOON, LogLock
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.store.errors import Unavailable
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 WAIT_S = 30.0
-EVENTS = 30  # of the profiler, of a wait until it stands in the queue
+EVENTS = 60  # of the profiler, of a wait until it stands in the queue
 CHILD = """
 import sys
 from standfast.replication.embedded.log import EmbeddedLog
@@ -234,7 +234,7 @@ def test_a_wait_for_the_lock_raises_what_a_signal_handler_raised_wherever_it_cam
                     pytest.fail("two have the lock")
             finally:
                 sys.setprofile(None)
-        with waiter.take(give_up_ms=1_000):
+        with waiter.take(SOON):
             pass  # the interrupted wait has released it
     assert ("start", "c_return") in places, "no wait was broken off as its thread began"
     assert ("done", "call") in places, "no wait was broken off after its thread had begun"

@@ -470,3 +470,31 @@ def test_order_that_no_report_answers_yet_stands(one: View) -> None:
     }
     ready = {move.task for move in again.moves if move.kind in (MoveKind.TAKE_OVER, MoveKind.HAND_OVER)}
     assert moved <= ready
+
+
+@pytest.mark.slow
+@given(views(), st.data())
+def test_member_without_room_gets_nothing_in_any_view(one: View, data: st.DataObject) -> None:
+    times = st.sampled_from([None, 0, 60_000])
+    members = tuple(replace(member, no_room_ms=data.draw(times)) for member in one.members)
+    moved = data.draw(st.sets(st.sampled_from(one.tasks))) if one.tasks else set()
+    given_view = replace(one, members=members, moved_for_room=dict.fromkeys(moved, 1_000))
+    result = place(given_view)
+    assignment = result.assignment
+    short = {member.id for member in members if member.no_room_ms is not None}
+    able = {member.id for member in members} - short
+    before = {} if one.previous is None else one.previous.active
+    arrivals = {move.task: move.target for move in result.moves if move.kind is not MoveKind.DROP_COPY}
+    assert short.isdisjoint({target for target in arrivals.values() if target is not None})
+    assert short.isdisjoint(assignment.warmups.values())
+    for task in one.tasks:
+        active = assignment.active.get(task)
+        assert short.isdisjoint(assignment.standbys.get(task, ()))
+        if active in short and one.previous is not None:
+            assert before.get(task) == active, "it had the task"
+        if before.get(task) in short and task in moved:
+            assert active == before[task], "it has moved a moment ago"
+        assert active is not None or task in assignment.held or not able
+    for reason in (*result.why.values(), *result.why_copies.values(), *(move.reason for move in result.moves)):
+        assert words(reason)
+    assert result == place(given_view)
