@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
 RECORDS_DEFAULT = {"read": 500_000, "scale": 100_000, "handover": 36_000}  # else a million
-TASKS, TASKS_MAX = 16, 1_000
-WITH_LOG = ("write", "restore", "standby", "failover")  # commands that take `--log`
+TASKS, TASKS_MAX = {"standby": 16, "handover": 24}, 1_000
+WITH_LOG = ("write", "restore", "standby", "failover", "handover")  # commands that take `--log`
 RUNS_FAILOVER = 20
 RUNS_HELP = (
     f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]}; failovers, moves {RUNS_FAILOVER})"
@@ -73,8 +73,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         add("--batch", type=int, default=BATCH, metavar="N", help=f"write: records of one commit ({BATCH:,})")
         add("--versions", type=int, default=VERSIONS, metavar="N", help=f"restore: records of one key ({VERSIONS})")
         add("--runs", type=int, metavar="N", help=RUNS_HELP)
-        if name == "standby":
-            add("--tasks", type=int, default=TASKS, metavar="N", help=f"tasks that share the records ({TASKS})")
+        if name in TASKS:
+            tasks = TASKS[name]
+            add("--tasks", type=int, default=tasks, metavar="N", help=f"tasks that share the records ({tasks})")
         if name in WITH_LOG:
             add_log(command)
         if name == "failover":

@@ -1,30 +1,32 @@
-"""`standfast bench handover`: tasks move while they work, between two workers and between two instances.
+"""`standfast bench handover`: tasks move while they work, between two workers and between instances.
 
-    feeder ── a record for each of 12 tasks every 20 ms ──> source ──> application: seen-PID files
+    feeder ── a record for each of 24 tasks every 20 ms ──> source ──> application: seen-RUN-PID files
 
     workers      one instance of two workers; one task after the other is moved to the other worker
     instances    two instances with standbys: one leaves (its tasks are taken over by standbys), and joins again (its
                  tasks return by warm hand-overs, two at a time); until enough tasks have returned
+    restarts     three instances with standbys are restarted, one after the other (restarts.py)
 
     pause        as standfast reports it for the moved task: from the former owner's last commit until the task runs
     moved        longest time without a processed record of the moved task, as a user sees it
     others       the same of the tasks that did not move meanwhile, the longest of them all
     quiet        the same of all tasks, over a second in which nothing moves: the machine and the feeder
 
-Rules of this file: whole processes, by the public path (App.run), with default settings, on the embedded log; the same
-machine's monotonic clock in all.
+Rules of this file: whole processes, by the public path (App.run), with default settings; the same machine's monotonic
+clock in all.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from standfast.ops.bench.handover_program import SEEN
@@ -38,7 +40,6 @@ from standfast.store.process.child import ChildProcess, json_object
 
 Json: TypeAlias = dict[str, Any]
 PROGRAM = "standfast.ops.bench.handover_program"
-TASKS = 12
 FEED_MS = 20
 QUIET_MS, SETTLE_MS = 1_000, 1_500  # SETTLE_MS: until an instance that came has its tasks and standbys for good
 LOOK_MS = 20
@@ -56,9 +57,10 @@ Figures: TypeAlias = dict[str, list[int]]
 class Seen:
     """The processed records: times of each task, and the process that has it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.times: dict[int, list[int]] = {task: [] for task in range(TASKS)}
+    def __init__(self, folder: Path, tasks: int) -> None:
+        self.times: dict[int, list[int]] = {task: [] for task in range(tasks)}
         self.owner: dict[int, str] = {}
+        self.changes: list[tuple[int, int, str]] = []  # time, task and its new owner
         self._folder = folder
         self._read: dict[Path, int] = {}
 
@@ -74,6 +76,8 @@ class Seen:
                 found += [(int(at), int(task), path.name) for task, at in map(bytes.split, whole.split(b"\n"))]
         for at_ms, task, name in sorted(found):
             self.times[task].append(at_ms)
+            if self.owner.get(task) != name:
+                self.changes.append((at_ms, task, name))
             self.owner[task] = name
 
     def gap(self, tasks: Iterable[int], begin_ms: int, end_ms: int) -> int:
@@ -91,15 +95,16 @@ class Bed:
 
     def __init__(self, step: Step, held: ExitStack) -> None:
         self.step = step
-        self.seen = Seen(Path(step.folder))
+        self.tasks = range(step.tasks)
+        self.seen = Seen(Path(step.folder), step.tasks)
         self.pauses: list[Json] = []
         self.processes: list[ChildProcess[Json]] = []
         self._held = held
         self._clock = SystemClock()
-        sources = [TopicPartition(step.source, number) for number in range(TASKS)]
+        sources = [TopicPartition(step.source, number) for number in self.tasks]
         Path(step.folder).mkdir(parents=True)
-        log = held.enter_context(closing(open_log(address_of(step))))
-        log.admin.create_topic(step.source, TASKS, TopicPolicy())
+        self.log = log = held.enter_context(closing(open_log(address_of(step))))
+        log.admin.create_topic(step.source, step.tasks, TopicPolicy())
         fill(log.producer(), sources, step)
         stop = threading.Event()
         feeder = threading.Thread(target=_feed, args=(step, sources, stop), daemon=True)
@@ -138,7 +143,7 @@ class Bed:
 
     def works(self) -> None:
         """Wait until all tasks are past the rows that were there before, and then a little."""
-        least = self.step.records // TASKS
+        least = self.step.records // len(self.tasks)
         self.until("all tasks have processed their rows", lambda: min(map(len, self.seen.times.values())) > least)
         self.wait(SETTLE_MS)
 
@@ -147,11 +152,15 @@ class Bed:
         end_ms = self._clock.monotonic_ms() + for_ms
         self.until("time passes", lambda: self._clock.monotonic_ms() >= end_ms)
 
+    def now_ms(self) -> int:
+        """The machine's monotonic clock."""
+        return self._clock.monotonic_ms()
+
     def quiet(self) -> int:
         """The longest gap of any task over a second without a move."""
         begin_ms = self._clock.monotonic_ms()
         self.wait(QUIET_MS)
-        return self.seen.gap(range(TASKS), begin_ms, self._clock.monotonic_ms())
+        return self.seen.gap(self.tasks, begin_ms, self._clock.monotonic_ms())
 
     def moved(self, what: str, act: Callable[[], object], count: int) -> tuple[set[int], Figures]:
         """Do what moves `count` tasks, wait until each has processed a record and reported; figures of this time."""
@@ -167,13 +176,13 @@ class Bed:
         return tasks, {
             "pause": [one["pause_ms"] for one in self.pauses[reported:]],
             "moved": [self.seen.gap([task], begin_ms, end_ms) for task in sorted(tasks)],
-            "others": [self.seen.gap(set(range(TASKS)) - tasks, begin_ms, end_ms)],
+            "others": [self.seen.gap(set(self.tasks) - tasks, begin_ms, end_ms)],
         }
 
 
 def between_workers(step: Step, moves: int, tick: Callable[[int], None]) -> Figures:
     """Move a task at a time between the two workers of one instance. `tick` is called after each."""
-    step = replace(step, folder=f"{step.folder}/workers", workers=2, log="")
+    step = part_of(step, "workers", workers=2)
     found: Figures = {name: [] for name in PARTS}
     with ExitStack() as held:
         bed = Bed(step, held)
@@ -183,7 +192,7 @@ def between_workers(step: Step, moves: int, tick: Callable[[int], None]) -> Figu
         places: dict[int, int] = {}
         for number in range(moves):
             found["quiet"].append(bed.quiet())
-            task = number % TASKS
+            task = number % step.tasks
             places[task] = 1 - places.get(task, task % 2)
             order = f"move 0_{task} {places[task]}\n".encode()
             _add(found, bed.moved(f"task {task} goes to the other worker", lambda: program.order(order), 1)[1])  # noqa: B023
@@ -194,10 +203,10 @@ def between_workers(step: Step, moves: int, tick: Callable[[int], None]) -> Figu
 
 def between_instances(step: Step, moves: int, tick: Callable[[int], None]) -> tuple[Figures, Figures]:
     """Let an instance leave and join again until `moves` tasks returned: figures of its leaving, and of its joining."""
-    step = replace(step, folder=f"{step.folder}/instances", workers=None, log="")
+    step = part_of(step, "instances")
     left: Figures = {name: [] for name in PARTS}
     joined: Figures = {name: [] for name in PARTS}
-    half = TASKS // 2
+    half = step.tasks // 2
     with ExitStack() as held:
         bed = Bed(step, held)
         stays = bed.start(0)
@@ -216,13 +225,18 @@ def between_instances(step: Step, moves: int, tick: Callable[[int], None]) -> tu
     return left, joined
 
 
-def measures(of: str, found: Figures) -> list[Json]:
+def part_of(step: Step, name: str, workers: int | None = None) -> Step:
+    """The step of one kind of move: a folder and topics of its own."""
+    return replace(step, folder=f"{step.folder}/{name}", app=f"{step.app}-{name}", workers=workers)
+
+
+def measures(of: str, found: Figures, parts: Mapping[str, str] = MappingProxyType(PARTS)) -> list[Json]:
     """The figures of one kind of move, as those of other benchmarks, with the 90th percentile."""
     return [
         {
             "name": f"{of}_{name}",
-            "what": PARTS[name],
-            "unit": "ms",
+            "what": parts[name],
+            "unit": "" if name == "moves" else "ms",
             "records": len(figures),
             "median": median(figures),
             "min": min(figures),
@@ -242,7 +256,7 @@ def fill(producer: Any, sources: list[TopicPartition], step: Step) -> None:
         batch: dict[TopicPartition, list[Outgoing]] = {}
         for number in range(first, min(first + FILL_RECORDS, step.records)):
             record = Outgoing(key_of(number, step.key_bytes), values[number % VALUES], 1 + number)
-            batch.setdefault(sources[number % TASKS], []).append(record)
+            batch.setdefault(sources[number % len(sources)], []).append(record)
         producer.append(batch)
 
 

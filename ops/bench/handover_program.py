@@ -4,7 +4,7 @@
 
     orders     "move 0_3 1": the task goes to worker 1;  "stop"
     answers    {"task": "0_3", "pause_ms": 80, "kind": "planned"} for each pause that standfast reports
-    files      seen-PID in the folder of the step: "task milliseconds" for each processed record, monotonic
+    files      seen-RUN-PID in the folder of the step: "task milliseconds" for each processed record, monotonic
 
 Rules of this file: started as a `ChildProcess`, except by the application itself, which runs it again in each worker.
 """
@@ -58,7 +58,7 @@ def application(step: Step) -> App:
         memory_bytes=step.memory_bytes,
     )
     clock = SystemClock()
-    seen = os.open(Path(step.folder) / f"{SEEN}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    seen = os.open(Path(step.folder) / f"{SEEN}{step.run}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     @app.source(step.source, key=serde.bytes, value=serde.bytes)
     class Keep(Processor):

@@ -155,14 +155,19 @@ class Bench:
     def handover(self) -> tuple[list[Json], list[Json]]:
         """Move tasks while they work."""
         from standfast.ops.bench.handover import between_instances, between_workers, measures
+        from standfast.ops.bench.restarts import INSTANCES, PARTS, rolling
 
         runs = self.settings["runs"]
         with self.out.progress(f"move {runs} tasks between two workers", runs) as bar:
             moved = between_workers(self.step, runs, bar.advance)
         with self.out.progress(f"move {runs} tasks between two instances", runs) as bar:
             left, joined = between_instances(self.step, runs, bar.advance)
+        with self.out.progress(f"restart {INSTANCES} instances, one after the other", INSTANCES) as bar:
+            restarted = rolling(self.step, bar.advance)
+        self.log.forget(self.step.app)
         found = {"workers": moved, "instance_joins": joined, "instance_leaves": left}
-        return [one for name, figures in found.items() for one in measures(name, figures)], []
+        measured = [one for name, figures in found.items() for one in measures(name, figures)]
+        return [*measured, *measures("restarts", restarted, PARTS)], []
 
     def process(self) -> tuple[list[Json], list[Json]]:
         """A windowed count beside a processor that does nothing; and calls to a service."""

@@ -6,6 +6,7 @@
     it is gone ── stopped cleanly, within the grace, no standby is near the end ──────────> held until it is back
         ├── standbys ────────────────────────────────────> the most caught-up; of those near the end an idle one
         └── none ─────────────────────────────────────────────────────────────────────────> a member below its quota
+    it comes back ── its tasks on other members, each once the copy at home is caught up ─> hand-over home (quotas.py)
     a member is above its quota ── a receiver is caught up (or the task has no stores) ───> hand-over now
         ├── the receiver is a standby that catches up ────────────────────────────────────> later; the owner serves
         └── else ── a warm-up, at most `warmups_max` at a time ───────────────────────────> later; the owner serves
@@ -27,13 +28,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
 from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
 from standfast.replication.placement.no_room import STAYS, taker
-from standfast.replication.placement.quotas import Matrix, bounded_shares, quotas
+from standfast.replication.placement.quotas import above, bounded_shares, counts_of, quotas, returning_tasks
 
 OPENED = frozenset((CopyState.RUNNING, CopyState.RESTORING))
 FAR = 2  # a restore this many times the acceptable lag behind is given to a copy that is near the end
@@ -171,6 +172,16 @@ class Actives:
             self.moves.append(Move(MoveKind.HOLD, task, former, None, self.why[task]))
         return True
 
+    def _home(self, task: TaskId) -> str | None:
+        """The instance that the task was taken over from, while that one lives or is expected back."""
+        home = self.homes.get(task) or self.look.previous.homes.get(task)
+        return home if home in self.look.members or home in self.look.expected else None
+
+    def _away(self) -> dict[TaskId, str]:
+        """The home of each task that is elsewhere though that instance lives."""
+        homes = ((task, name, self._home(task)) for task, name in sorted(self.active.items()))
+        return {task: home for task, name, home in homes if home is not None and name != home in self.look.members}
+
     def _own(self, task: TaskId, name: str, reason: Reason) -> None:
         self.active[task] = name
         self.why[task] = reason
@@ -257,7 +268,9 @@ class Actives:
                 facts["lag"] = lag
             if former is not None:
                 facts["source"] = former
-                self.homes[task] = former
+            home = self._home(task) or former
+            if home is not None and home != taker:
+                self.homes[task] = home
             self._own(task, taker, self._taken(task, taker, facts))
             self.moves.append(Move(MoveKind.TAKE_OVER, task, former, taker, self.why[task]))
         return free
@@ -295,28 +308,37 @@ class Actives:
         likely = [[present[group][name] for name in names] for group in groups]
         slots = [look.members[name].slots for name in names]
         bounds = [look.members[name].max_tasks for name in names]
-        goal = quotas(bounded_shares(slots, bounds, sum(totals)), totals, likely)
-        self._fill(free, _above(groups, names, goal, counts))
+        shares = bounded_shares(slots, bounds, sum(totals))
+        goal = quotas(shares, totals, likely)
+        uneven = any(above(groups, names, counts, goal).values())
         settled = not look.expected and not self.slots_missing
-        surplus = _above(groups, names, counts, goal)
-        uneven = any(surplus.values())
+        returning: dict[TaskId, str] = {}
         if settled and uneven:
-            # Free tasks have filled some of the room; the rest is for tasks that move.
-            counts = [[0] * len(names) for _ in groups]
-            at = {name: place for place, name in enumerate(names)}
-            row = {group: place for place, group in enumerate(groups)}
-            for task, name in self.active.items():
-                counts[row[task.group]][at[name]] += 1
-            self._even_out(surplus, _above(groups, names, goal, counts))
+            away = self._away()
+            # A task that was taken over counts where it came from, so that the quotas let all of them go back.
+            for task, home in away.items():
+                present[task.group][self.active[task]] -= 1
+                present[task.group][home] += 1
+            likely = [[present[group][name] for name in names] for group in groups]
+            goal = quotas(shares, totals, likely) if away else goal
+            returning = returning_tasks(away, self.active, goal, groups, names)
+        self._fill(free, above(groups, names, goal, counts_of(groups, names, {**self.active, **returning})))
+        if settled and uneven:
+            self._return(returning)
+            # Free tasks have filled some of the room, and those that return have theirs; the rest is for others.
+            counts = counts_of(groups, names, {**self.active, **returning})
+            surplus, room = above(groups, names, counts, goal), above(groups, names, goal, counts)
+            self._even_out(surplus, room, besides=returning)
         elif not settled and not self.slots_missing:  # all places are taken: no warm-up would end with a hand-over
             for task, target in look.previous.warmups.items():
                 if target in look.members and self.active.get(task) not in (None, target):
                     self._warm_up(task, self.active[task], target)
-        # A task goes back to its former owner as long as the balance wants a move at all.
-        for task, home in look.previous.homes.items():
-            waits = home in look.expected or (home in look.members and uneven)
-            if waits and self.active.get(task) == look.previous.active.get(task) != home:
-                self.homes.setdefault(task, home)
+        # A task goes home as long as the balance wants a move at all, or another instance is expected back.
+        for task in look.previous.homes:
+            former, at = self._home(task), self.active.get(task)
+            stays = task in self.held or at == look.previous.active.get(task, at)
+            if former is not None and stays and at != former and (uneven or not settled):
+                self.homes.setdefault(task, former)
 
     def _fill(self, free: list[TaskId], room: Counter[tuple[int, str]]) -> None:
         """Start tasks without owner and standby: where rows of them are on disk, else on the emptiest member."""
@@ -366,9 +388,21 @@ class Actives:
         kind = MoveKind.START if former is None else MoveKind.TAKE_OVER
         self.moves.append(Move(kind, task, former, name, self.why[task]))
 
-    def _even_out(self, surplus: Counter[tuple[int, str]], room: Counter[tuple[int, str]]) -> None:
+    def _return(self, returning: Mapping[TaskId, str]) -> None:
+        """Move tasks back to where they were taken over from, each once the copy there has caught up.
+
+        Their room is theirs until then: another task, whose copy there is ready sooner, would take it for good, and
+        this one would never come back.
+        """
+        for task, home in sorted(returning.items()):
+            if self._is_movable(task) and self._has_place(home):
+                self._move(task, self.active[task], home)
+
+    def _even_out(
+        self, surplus: Counter[tuple[int, str]], room: Counter[tuple[int, str]], *, besides: Collection[TaskId]
+    ) -> None:
         """Move tasks from members above their quota to members below it, the best prepared ones first."""
-        for task, target in self._pairs(surplus, room):
+        for task, target in self._pairs(surplus, room, besides):
             source = self.active[task]
             wanted = surplus[task.group, source] > 0 and room[task.group, target] > 0
             if wanted and self._is_at_rest(task) and self._has_place(target):
@@ -376,19 +410,21 @@ class Actives:
                 room[task.group, target] -= 1
                 self._move(task, source, target)
 
-    def _pairs(self, surplus: Counter[tuple[int, str]], room: Counter[tuple[int, str]]) -> Iterable[tuple[TaskId, str]]:
+    def _pairs(
+        self, surplus: Counter[tuple[int, str]], room: Counter[tuple[int, str]], besides: Collection[TaskId]
+    ) -> Iterable[tuple[TaskId, str]]:
         """(task, target) in the order of preference: targets with copies, then tasks by id to the emptiest target."""
         look = self.look
         movable = [
             task
             for task in sorted(self.active)
-            if surplus[task.group, self.active[task]] > 0 and self._is_movable(task)
+            if task not in besides and surplus[task.group, self.active[task]] > 0 and self._is_movable(task)
         ]
         prepared = []
         for task in movable:
             copies = look.copies.get(task, NO_COPIES)
             warming = look.previous.warmups.get(task)
-            home = self.homes.get(task) or look.previous.homes.get(task)
+            home = self._home(task)
             for name in {*copies, *((warming,) if warming else ())}:
                 if room[task.group, name] > 0:
                     standing = name in look.previous.standbys.get(task, ())
@@ -455,15 +491,3 @@ class Actives:
         self.why_copies[task, target] = Reason("WARMS_UP", facts)
         if self.look.previous.warmups.get(task) != target:
             self.moves.append(Move(MoveKind.WARM_UP, task, source, target, self.why[task]))
-
-
-def _above(groups: list[int], names: list[str], one: Matrix, other: Matrix) -> Counter[tuple[int, str]]:
-    """By how much counts of `one` are above those of `other`, where they are."""
-    return Counter(
-        {
-            (group, name): more - less
-            for group, row, others in zip(groups, one, other, strict=True)
-            for name, more, less in zip(names, row, others, strict=True)
-            if more > less
-        }
-    )

@@ -8,11 +8,11 @@ The cut is consistent: a part of stage 1 has consumed its internal inputs up to 
 tasks that write to them stood still with their part. Stage 0 goes on only when each reader keeps to the ends, since
 its next records lie beyond them.
 
-A checkpoint is abandoned, never mended: another assignment, a task without a part, an instance that forgot a part that
-it had, or a pause that gets too long.
+A checkpoint is abandoned, never mended: a part that cannot come any more (`PartHolders`), a task without a part, an
+instance that forgot a part that it had not stored, or a pause that gets too long.
 
 Rules of this file: pure, times in milliseconds of the leader's monotonic clock. The caller does what `look` returns,
-and calls it again. Reports are those of each task's owner under one assignment (`stamp`).
+and calls it again. Reports are those of the instance that has each task's part, or is to have it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,37 @@ class _Phase(Enum):
     STORING = auto()
     SEALING = auto()
     OVER = auto()
+
+
+class PartHolders:
+    """Where the parts of a checkpoint are while tasks move: with the instance that cut each, wherever the task is now.
+
+    A task without a part gets it from its new owner, which has read the order before the generation. So instances that
+    come cost a checkpoint nothing, and one that goes only the parts that it had not stored.
+    """
+
+    def __init__(self, tasks: Collection[TaskId]) -> None:
+        self._tasks = frozenset(tasks)
+        self._at: dict[TaskId, str] = {}
+
+    def where(self, owners: Mapping[TaskId, str]) -> dict[TaskId, str]:
+        """The instance whose report has each task's part: the one that cut it, else its present owner."""
+        return {**owners, **self._at}
+
+    def broken(self, tasks: Collection[TaskId], members: Collection[str], stored: Collection[TaskId]) -> str:
+        """Why no part of a task can come any more; empty if all can. `tasks` are those of the application now."""
+        if self._tasks != frozenset(tasks):
+            return "tasks were added, of new partitions"
+        for task, name in sorted(self._at.items()):
+            if name not in members and task not in stored:
+                return f"instance {name} has gone, which had not stored the part of task {task}"
+        return ""
+
+    def note(self, cut: Collection[TaskId], owners: Mapping[TaskId, str]) -> None:
+        """Each of these has its part, from its present owner unless another instance had it before."""
+        for task in cut:
+            if task in owners:
+                self._at.setdefault(task, owners[task])
 
 
 class CheckpointRound:
@@ -82,13 +113,23 @@ class CheckpointRound:
         """Whether it is complete or abandoned."""
         return self._phase is _Phase.OVER
 
-    def look(self, reports: Mapping[TaskId, PartReport | None], stamp: tuple[int, int], now_ms: int) -> Do:
-        """The next step, by the newest report of each task's owner and the assignment in force."""
+    @property
+    def stopped(self) -> frozenset[TaskId]:
+        """Tasks whose part was cut, as far as `look` has seen."""
+        return frozenset(self._stopped)
+
+    @property
+    def stored(self) -> frozenset[TaskId]:
+        """Tasks whose part is in the storage, as far as `look` has seen."""
+        return frozenset(self._stored)
+
+    def look(self, reports: Mapping[TaskId, PartReport | None], now_ms: int) -> Do:
+        """The next step, by the newest reports."""
         if self._phase in (_Phase.SEALING, _Phase.OVER):
             return Do.WAIT  # every part is stored: moves of tasks do not matter any more
         # A report about another number is of an instance that has not seen this order yet.
         mine = {task: one for task, one in reports.items() if one is not None and one.number == self.order.number}
-        why = self._broken(mine, stamp)
+        why = self._broken(mine)
         if why:
             return self.abandon(why)
         # Remembered, so that a report without them shows that the instance has lost its parts.
@@ -177,16 +218,13 @@ class CheckpointRound:
     def _of_stage(self) -> set[TaskId]:
         return {task for task in self._tasks if task.group in self._stages[self._stage]}
 
-    def _broken(self, mine: Mapping[TaskId, PartReport], stamp: tuple[int, int]) -> str:
+    def _broken(self, mine: Mapping[TaskId, PartReport]) -> str:
         """Why the checkpoint cannot become complete any more; empty if it can."""
-        if stamp != self.order.stopped_at:
-            return f"tasks were assigned again (generation {stamp[1]}) before every part was stored"
         for task, one in sorted(mine.items()):
             if task in one.failed:
                 return f"task {task} has no part: {one.failed[task]}"
         kept = {task for task, one in mine.items() if task in one.stopped}
-        # A part that is stored is one that stopped, and a report that has lost it has lost both.
-        lost = sorted(self._stopped - kept)
+        lost = sorted(self._stopped - self._stored - kept)
         if lost:
             # A process that was killed and started again has no part of its former life.
             return f"the owner of task {lost[0]} does not know its part any more: it was started again"

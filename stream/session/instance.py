@@ -126,14 +126,13 @@ class Instance:
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
         self._clock = clock
+        self._next_again_ms = 0
         # Closed because the log was unavailable: the reason to open them again, and the lost part of their state.
         self._again: dict[TaskId, tuple[str, Loss]] = {}
-        self._next_again_ms = 0
         self._returning: set[TaskId] = set()  # lost, and to become standbys again, as they were assigned
         # Rows of failed tasks that are assigned again, though closed: the log has their commit, and no directory has.
         self._unwritten: dict[TaskId, Unwritten] = {}
-        self._next_take_over_ms = 0
-        self.waiting = readiness.waiting
+        self._next_take_over_ms, self.waiting = 0, readiness.waiting
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
@@ -224,7 +223,7 @@ class Instance:
         task = self.tasks.pop(task_id)
         began_ms = self._clock.monotonic_ms() if task.last_commit_ms < 0 else task.last_commit_ms
         serves = task.role == "active" and task.state is TaskState.RUNNING
-        self.membership.stale = True
+        self.membership.stale |= self.managed is None  # a managed instance reports its tasks elsewhere
         try:
             self.readiness.remove(task_id, "revoked")
             if task.role == "active":
@@ -410,7 +409,7 @@ class Instance:
 
     def close(self) -> None:
         """Close every task and leave the group, so that other members may take over at once."""
-        # Run in reverse: tasks close before the group is left, so that no member takes one over that is open.
+        # Run in reverse: tasks close before the group is left, or are committed and given up.
         with ExitStack() as last:  # every step runs, whatever errors the earlier ones raise
             readiness = self.readiness
             for close in (self._opener.close, readiness.close, self.membership.leave):
@@ -421,6 +420,8 @@ class Instance:
                 last.callback(self.revoke, task_id)
             if self.parts is not None:
                 last.callback(self.parts.stop)  # it copies files of open tasks
+            if self.managed is not None:
+                last.callback(self.managed.leave_first)
 
     def _plan(self) -> MemberPlan:
         # A copy, because the lease's thread calls this while tasks come and go.
@@ -468,7 +469,7 @@ class Instance:
             return
         try:
             self.open_standby(task_id)
-        except WAITS as away:
+        except (*WAITS, Held) as away:
             self.waiting.add(task_id, away, active=False)
         except (StateLost, Corruption) as refused:
             logger.error(
@@ -493,7 +494,7 @@ class Instance:
     def _started(self, opened: Opened) -> None:
         opened.task.count_in(self.counters)
         self.tasks[opened.task.id] = opened.task
-        self.membership.stale = True
+        self.membership.stale |= self.managed is None
         self.counters.wipes.update(set(opened.lost.values()))
         self.counters.store_wipes.update(opened.lost.items())
 
@@ -787,7 +788,7 @@ class Instance:
                 self.tasks[task_id].fail(refused)
             else:
                 self._keep_closed(task_id, refused)
-        self.membership.publish()
+        self.membership.stale |= self.managed is None
 
     def _ends_start(self, error: StandfastError) -> bool:
         """Whether an application ends with this refusal: at its start, while no other instance lives."""

@@ -22,7 +22,7 @@ that failed because the log was unavailable is tried again at the next tick.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import GroupView
@@ -44,6 +44,7 @@ from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock, boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
+from standfast.stream.session.giving_up import GivenUp
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.take_over import Holder
 from standfast.stream.session.writers import Writers
@@ -55,9 +56,13 @@ from standfast.stream.task.task import Task
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
 ACTIVES_FIRST_MS = 1_000  # for so long after the opening of an active task standbys are opened after it
+COPIES_MS, CALM_COPIES_MS = 150, 1_000  # of opening and closing copies in one round, while tasks move and else
 LEAVE_PART = 50  # of more tasks than this, a fiftieth leaves at once: 1,000 are gone in 18 s, not in 100
 FENCED_MOST = 50  # writers in one round: each is a round trip to a broker, and the lease must be renewed meanwhile
 WAITS_CHARS = 2_000
+
+
+PartOf: TypeAlias = tuple[Assignment, frozenset[TaskId], frozenset[TaskId]]  # active tasks and copies of an instance
 
 
 class Placed(Protocol):
@@ -107,6 +112,10 @@ class Part(Protocol):
         """Give up the active tasks that have a newer owner."""
         ...
 
+    def give_up(self) -> bool:
+        """Give up all active tasks, as the instance stops; False, and none, if one must be closed first."""
+        ...
+
 
 class Parts(Protocol):
     """The instance's parts of coordinated checkpoints: made in this process, or in its worker processes."""
@@ -126,41 +135,58 @@ class Parts(Protocol):
 
 
 class LocalPart:
-    """The tasks of this process."""
+    """The tasks of this process. `shares`: the next owner may open the same directory, so that tasks close first."""
 
-    def __init__(self, instance: Holder, clock: Clock) -> None:
+    def __init__(self, instance: Holder, clock: Clock, *, shares: bool = False) -> None:
         self._instance = instance
         instance.readiness.gives_away = True
         self._clock = clock
+        self._shares = shares
+        self._given = GivenUp(clock)
         self._next_leave_ms = 0
         self._opened_ms = -ACTIVES_FIRST_MS
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `Part`."""
         instance = self._instance
-        waiting = []
+        waiting, surplus, closes = [], [], False
         for task_id, task in list(instance.tasks.items()):
             if task.role == "active" and task_id in active:
                 task.leaving = False  # the move was taken back before the loop had let it go
+                self._given.pop(task_id)
             elif task.role == "active" and task.looped and task.state is TaskState.RUNNING:
                 if not task.leaving:
                     waiting.append(task)
             elif task.role == "active":
-                logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
-                instance.revoke(task_id)
+                if task_id in self._given:
+                    surplus.append(task_id)
+                    continue
+                closes = True
+                if self._shares or not self._given.add(task):
+                    self._close(task_id)
             elif task.role == "standby" and task_id not in active | standby:
-                instance.revoke(task_id)
+                surplus.append(task_id)
         self._let_go(waiting)
         held = instance.tasks
         instance.waiting.keep(active)
-        due = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
+        coming = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
+        coming = [one for one in coming if not instance.waiting.holds_back(one)]
+        instance.writers.connect(coming)  # also for those that their owner still serves
         # `is_free` last: in a worker process it begins the opening that an order numbers.
-        due = [one for one in due if not instance.waiting.holds_back(one) and is_free(one)]
-        instance.writers.connect(due)
-        for task_id in due:
-            # Its former owner reported that it runs the task no more, so it may be taken from a live member.
-            instance.take(task_id, if_free=False)
+        due = [one for one in coming if is_free(one)]
+        with instance.writers.opened(due):
+            for task_id in due:
+                # Its former owner reported that it runs the task no more, so it may be taken from a live member.
+                instance.take(task_id, if_free=False)
+        if closes:
+            instance.follow_now()
+            return  # others wait for the report that these tasks are free
         now_ms = self._clock.monotonic_ms()
+        late_ms = now_ms + (COPIES_MS if waiting or coming else CALM_COPIES_MS)
+        for task_id in surplus:
+            if self._is_late(late_ms):
+                return
+            self._close(task_id)
         if due:
             self._opened_ms = now_ms
         if now_ms - self._opened_ms < ACTIVES_FIRST_MS and any(
@@ -168,19 +194,32 @@ class LocalPart:
         ):
             return  # a task with warm rows runs a round later; standbys get no records before, so opening them can wait
         for task_id in sorted(standby - instance.tasks.keys()):
+            if self._is_late(late_ms):
+                return
             instance.try_standby(task_id)
+
+    def _is_late(self, late_ms: int) -> bool:
+        """Whether copies are for the next round, since others wait for this one's report and for tasks that come."""
+        late = self._clock.monotonic_ms() >= late_ms
+        if late:
+            self._instance.follow_now()
+        return late
 
     def facts(self) -> Facts:
         """As in `Part`."""
         tasks = dict(self._instance.tasks)
-        active = frozenset(one for one, task in tasks.items() if task.role == "active" and task.state not in GONE)
+        active = frozenset(
+            one for one, task in tasks.items()
+            if task.role == "active" and task.state not in GONE and one not in self._given
+        )  # fmt: skip
         running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
         lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
         for tailed in self._instance.readiness.tailer.changelogs.values():
             if tailed.task in lags:
                 lags[tailed.task] += tailed.lag
         since = {one: tasks[one].runs_since_ms for one in running}
-        left = {one: left for one, left in dict(self._instance.left).items() if one not in active}
+        gone = {**self._instance.left, **self._given.left}
+        left = {one: left for one, left in gone.items() if one not in active}
         no_room = self._instance.readiness.room.reported
         return Facts(running, active - running, lags, since, left, no_room=no_room)
 
@@ -190,7 +229,20 @@ class LocalPart:
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `Part`."""
-        self._instance.writers.give_way(self._instance.tasks, owners)
+        # Not those that it has given up: their new owner comes before they are closed here.
+        theirs = {task_id: owner for task_id, owner in owners.items() if task_id not in self._given}
+        self._instance.writers.give_way(self._instance.tasks, theirs)
+
+    def give_up(self) -> bool:
+        """As in `Part`."""
+        return not self._shares and self._given.add_all(self._instance.tasks.values())
+
+    def _close(self, task_id: TaskId) -> None:
+        logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
+        left = self._given.pop(task_id)
+        self._instance.revoke(task_id)
+        if left is not None:
+            self._instance.left[task_id] = left  # it was free from then on, and not only from its close on
 
     def _let_go(self, waiting: Sequence[Task]) -> None:
         """Let the loop commit the next of the tasks that leave and end its run; the round after that closes it."""
@@ -243,7 +295,7 @@ class ManagedPlacement:
         self._busy_lead = BusyLead(instance.membership.member)
         self._deaths = Deaths()
         self._start_wait = StartWait(instance.app, settings.restart_grace_ms)
-        self._has_looked = False
+        self._has_looked = self._closed = False
         self._stateless = stateless
         self._on_disk = on_disk
         self._group: GroupView | None = None  # as of the last tick
@@ -255,7 +307,8 @@ class ManagedPlacement:
         self._gone_since: dict[str, int] = {}
         self._shortages = Shortages()  # of a leader
         self._leader: str | None = None
-        self._part: tuple[Assignment, frozenset[TaskId], frozenset[TaskId]] | None = None
+        self._part: PartOf | None = None
+        self._mine: dict[TaskId, int] = {}  # since which generation each active task has been this instance's
         self._running: frozenset[TaskId] = frozenset()  # as of the last report
         self._coming = PauseWatch()
         self._pauses: dict[TaskId, Pause] = {}  # of the tasks that are active here
@@ -359,8 +412,17 @@ class ManagedPlacement:
         leader = self._instance.membership.member if self.leads else self._leader
         return PlacementSnapshot(self._topic.state.copy(), members, leader, wall_ms)
 
+    def leave_first(self) -> None:
+        """As the instance stops: report its tasks and leave the group before they are closed, if all are committed."""
+        if self._topic.has_reported and self._tasks.give_up():
+            self.close()
+            self._instance.membership.leave()
+
     def close(self) -> None:
-        """Report that this instance has stopped; the lead ends as the member leaves the group."""
+        """Report that this instance has stopped; the lead ends as the member leaves the group. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             self._topic.close(Report(boot=self._boot, left=newest(self._tasks.facts().left)))
         except StandfastError as error:  # as with leaving the group: all other steps of closing go on
@@ -399,7 +461,8 @@ class ManagedPlacement:
                 topic.explain(self.round)
             # After the decision: a checkpoint ends with an assignment that was published just now.
             if topic.leads:
-                self.coordinator.lead(topic, Lead(self.valid, instance.shared or frozenset(), self._report_of), now_ms)
+                lead = Lead(self.valid, instance.shared or frozenset(), self._report_of, frozenset(members))
+                self.coordinator.lead(topic, lead, now_ms)
         except Fenced as newer:
             logger.info(
                 "this instance does not lead application %s any more: %s",
@@ -552,7 +615,9 @@ class ManagedPlacement:
     def _follow(self, valid: Assignment, members: Members, owners: Mapping[TaskId, str], now_ms: int) -> None:
         instance = self._instance
         if self._part is None or self._part[0] is not valid:  # else ten ticks a second would look at every task
-            self._part = (valid, *_part_of(valid, instance.membership.member))
+            part = (valid, *_part_of(valid, instance.membership.member))
+            self._mine = mine_since(self._part, part, self._mine)
+            self._part = part
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
         self.misses_partitions = not known >= self._part[1] | self._part[2]
         active, standby = self._within_bound(self._part[1] & known), self._part[2] & known
@@ -580,7 +645,8 @@ class ManagedPlacement:
         if owner is None or owner == self._instance.membership.member or owner not in members:
             return True
         report = self._topic.state.report(owner)
-        if report is None or report.generation < generation:
+        # Not the newest one: where instances come and go there are several in a second, and each would be waited for.
+        if report is None or report.generation < self._mine.get(task_id, generation):
             return False
         return task_id not in report.running | report.restoring
 
@@ -692,6 +758,19 @@ def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker:
 
 def _slots(missing: int) -> str:
     return f"WAITING_FOR_SLOTS: {missing} more needed: start an instance, or raise the max_tasks of one"
+
+
+def mine_since(before: PartOf | None, now: PartOf, known: Mapping[TaskId, int]) -> dict[TaskId, int]:
+    """Since which generation each active task of the part has been the instance's without a break.
+
+    Of generations that were not read one after the other, the newest: a task may have been another one's in between.
+    """
+    valid, active, _ = now
+    follows = before is not None and before[0].generation == valid.generation - 1
+    kept = before[1] if before is not None and follows else frozenset()
+    return {
+        task_id: known.get(task_id, valid.generation) if task_id in kept else valid.generation for task_id in active
+    }
 
 
 def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:

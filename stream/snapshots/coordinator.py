@@ -12,7 +12,7 @@ checkpoint alone. An order of a leader that was replaced does not reach the topi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, OrderState, Pointer, Request
 from standfast.replication.placement.checkpoint_flow import Flow
-from standfast.replication.placement.checkpoint_round import CheckpointRound, Do
+from standfast.replication.placement.checkpoint_round import CheckpointRound, Do, PartHolders
 from standfast.replication.placement.records import Generation, Report
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from standfast.restore.snapshot.checkpoints import Outcome
 
 AGAIN_MS = 60_000  # after a checkpoint that was abandoned, unless the schedule comes first
+SOON_MS = 2_000  # after one that instances have ended which came or went
 RETRY_MS = 1_000  # between two attempts at the storage
 SETTLE_MS = 30_000  # that a request waits until every task runs
 NO_STORAGE = "the leader has no storage for snapshots: give every instance snapshots=SnapshotPolicy(...)"
@@ -40,25 +41,30 @@ NO_LOOP = "the leader does not run the application yet"
 
 
 class Lead(NamedTuple):
-    """The application as its leader sees it. `report`: the last report of an instance."""
+    """The application as its leader sees it. `report`: the last report of an instance; `members` live."""
 
     generation: Generation | None
     tasks: frozenset[TaskId]
     report: Callable[[str], Report | None]
+    members: frozenset[str]
 
-    def reports(self) -> dict[TaskId, Report | None]:
-        """The report of each task's owner."""
-        owners = {} if self.generation is None else self.generation.assignment.active
-        known = {name: self.report(name) for name in set(owners.values())}
-        return {task: known.get(owners.get(task, "")) for task in self.tasks}
+    @property
+    def owners(self) -> Mapping[TaskId, str]:
+        """The instance of each task."""
+        return {} if self.generation is None else self.generation.assignment.active
+
+    def reports(self, where: Mapping[TaskId, str]) -> dict[TaskId, Report | None]:
+        """The report of an instance for each task."""
+        known = {name: self.report(name) for name in set(where.values())}
+        return {task: known.get(where.get(task, "")) for task in self.tasks}
 
     def unready(self) -> str:
         """Why no checkpoint can begin now; empty if every task runs where it is assigned."""
         if self.generation is None or not self.tasks:
             return "no task is assigned yet"
-        number = self.generation.assignment.generation
-        for task, report in sorted(self.reports().items()):
-            if report is None or report.stopped or report.generation != number or task not in report.running:
+        for task, report in sorted(self.reports(self.owners).items()):
+            # Not by its generation: where instances come and go some report is always of the one before.
+            if report is None or report.stopped or task not in report.running:
                 return f"task {task} does not run: a checkpoint needs all of them"
         return ""
 
@@ -80,8 +86,9 @@ class Coordinator:
         self._due_ms: int | None = None
         self._handled = ""  # the last request that was answered, or passed over
         self._asked: tuple[Request, int] | None = None  # one that waits until every task runs, and since when
-        self._begun_ms = 0
-        self._again_ms = 0
+        self._begun_ms = self._again_ms = 0
+        self._request: tuple[Request, int] | None = None  # the one that the round answers
+        self._holders = PartHolders(())
         self._lead: Lead | None = None  # as of the last tick
         self._pending: list[tuple[Order, Pointer | None]] = []  # for the topic
 
@@ -209,7 +216,8 @@ class Coordinator:
             self._later(now_ms)
             self._start(partial(self._abandon_stored, number, why_not), _ignore)
             return
-        self._asked = None
+        self._request, self._asked = self._asked, None
+        self._holders = PartHolders(lead.tasks)
         self._round = CheckpointRound(
             number,
             self.flow,
@@ -227,16 +235,21 @@ class Coordinator:
     def _drive(self, topic: PlacementTopic, lead: Lead, now_ms: int) -> None:
         assert self._round is not None
         one = self._round
-        stamp = (0, 0) if lead.generation is None else lead.generation.stamp
-        parts = {task: None if report is None else report.checkpoint for task, report in lead.reports().items()}
-        do = one.look(parts, stamp, now_ms)
+        where = self._holders.where(lead.owners)
+        reports = lead.reports(where)
+        parts = {task: None if report is None else report.checkpoint for task, report in reports.items()}
+        why = self._holders.broken(lead.tasks, lead.members, one.stored)
+        do = one.abandon(why) if why else one.look(parts, now_ms)
+        self._holders.note(one.stopped, where)
         if do is Do.READ_ENDS:
             # After the reports, in the same tick: the writers stand still until an order of this leader frees them.
             do = one.ends(topic.written_ends(one.to_read), now_ms)
         if do is Do.PUBLISH:
+            if one.is_over and self._ask_again(topic, lead, now_ms):
+                one.order = replace(one.order, request="")  # its command waits for the next attempt
             self._publish(one.order)
             if one.is_over:
-                self._over(now_ms)
+                self._over(now_ms, moved=self._has_moved(lead))
                 self._start(partial(self._abandon_stored, one.order.number, one.order.why), _ignore)
         elif do is Do.SEAL:
             tasks, at_ms = lead.tasks, topic.wall_ms()
@@ -271,8 +284,27 @@ class Coordinator:
         self._over(now_ms)
         self._start(partial(self._abandon_stored, one.order.number, why), _ignore)
 
-    def _over(self, now_ms: int) -> None:
-        """The end of a round: the next one comes by the schedule, or soon after one that was abandoned."""
+    def _has_moved(self, lead: Lead) -> bool:
+        """Whether tasks were assigned again since the checkpoint began."""
+        assert self._round is not None
+        return lead.generation is None or lead.generation.stamp != self._round.order.stopped_at
+
+    def _ask_again(self, topic: PlacementTopic, lead: Lead, now_ms: int) -> bool:
+        """Try again for a request, once all tasks run, if instances that came or went have ended the checkpoint."""
+        if self._request is None or not self._has_moved(lead):
+            return False
+        request = self._request[0]
+        if topic.wall_ms() - request.at_ms > request.patience_ms:
+            return False
+        if self._asked is None:  # else a newer one waits, which answers for this one, too
+            self._asked = request, now_ms
+        return True
+
+    def _over(self, now_ms: int, *, moved: bool = False) -> None:
+        """The end of a round: the next one comes by the schedule, or soon after one that was abandoned.
+
+        `moved`: tasks were assigned again meanwhile, and no other reason speaks against the next one.
+        """
         assert self._round is not None
         complete = self._round.order.state is OrderState.COMPLETE
         self._counts.checkpoints[COMPLETE if complete else ABANDONED] += 1
@@ -280,10 +312,10 @@ class Coordinator:
         if self._every_ms is not None:
             self._due_ms = self._begun_ms + self._every_ms
         if not complete:
-            self._later(now_ms)
+            self._later(now_ms, SOON_MS if moved else AGAIN_MS)
 
-    def _later(self, now_ms: int) -> None:
-        self._again_ms = now_ms + min(AGAIN_MS, self._every_ms or AGAIN_MS)
+    def _later(self, now_ms: int, wait_ms: int = AGAIN_MS) -> None:
+        self._again_ms = now_ms + min(wait_ms, self._every_ms or wait_ms)
         if self._due_ms is not None:
             self._due_ms = self._again_ms
 

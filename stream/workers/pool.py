@@ -175,6 +175,10 @@ class Pool:
         """Steps of each worker's loop; 0 for one without a process."""
         return [0 if slot.process is None else slot.process.progress.words[LOOP] for slot in self._slots]
 
+    def give_up(self) -> bool:
+        """As in `Part`: the workers have closed their tasks, each by itself."""
+        return False
+
     def snapshot_counts(self) -> SnapshotCounts:
         """The counts of the snapshots of all workers, those of processes that have ended included."""
         total = self._gone.copy()

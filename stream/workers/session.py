@@ -170,7 +170,7 @@ class WorkerSession(Session):
 
     def _make_instance(self) -> Instance:
         instance = super()._make_instance()
-        self._part = LocalPart(instance, self.clock)
+        self._part = LocalPart(instance, self.clock, shares=True)
         instance.ordered = self._follow
         instance.alone = lambda: self.alone
         instance.readiness.join_gate(is_open=False, standbys=False)  # until the first message of the supervisor

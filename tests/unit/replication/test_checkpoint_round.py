@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
 from standfast.replication.placement.checkpoint_flow import Flow
-from standfast.replication.placement.checkpoint_round import CheckpointRound, Do
+from standfast.replication.placement.checkpoint_round import CheckpointRound, Do, PartHolders
 from standfast.store.errors import InvalidRequest
 
 NONE: frozenset[str] = frozenset()
@@ -40,70 +40,81 @@ def reports(step: int, *, applied: str = "", stopped: str = "", stored: str = ""
 def test_a_checkpoint_goes_through_the_groups_in_their_order_and_is_complete_once_all_is_stored() -> None:
     one = chain()
     assert (one.order.step, one.order.stop, one.order.limits) == (1, {0}, {})
-    assert one.look({}, STAMP, 1) is Do.WAIT
-    assert one.look(reports(1, applied="0_0", stopped="0_0"), STAMP, 2) is Do.READ_ENDS
+    assert one.look({}, 1) is Do.WAIT
+    assert one.look(reports(1, applied="0_0", stopped="0_0"), 2) is Do.READ_ENDS
     assert one.to_read == [TopicPartition("x", 0), TopicPartition("x", 1)]
     ends = {TopicPartition("x", 0): 11, TopicPartition("x", 1): 4}
     assert one.ends(ends, 3) is Do.PUBLISH
     assert (one.order.step, one.order.stop, one.order.limits) == (2, {0, 1}, ends)
     # The first group stands still until the ends are in force at every reader.
-    assert one.look(reports(2, applied="0_0 1_0", stopped="0_0"), STAMP, 10) is Do.WAIT
-    assert one.look(reports(2, applied="0_0 1_0 1_1", stopped="0_0"), STAMP, 20) is Do.PUBLISH
+    assert one.look(reports(2, applied="0_0 1_0", stopped="0_0"), 10) is Do.WAIT
+    assert one.look(reports(2, applied="0_0 1_0 1_1", stopped="0_0"), 20) is Do.PUBLISH
     assert (one.order.step, one.order.stop, one.order.done) == (3, {1}, {0})
     assert one.order.pause_ms == 20
-    assert one.look(reports(3, stopped="0_0 1_0", stored="0_0"), STAMP, 30) is Do.WAIT
-    assert one.look(reports(3, stopped="0_0 1_0 1_1", stored="0_0"), STAMP, 63) is Do.PUBLISH
+    assert one.look(reports(3, stopped="0_0 1_0", stored="0_0"), 30) is Do.WAIT
+    assert one.look(reports(3, stopped="0_0 1_0 1_1", stored="0_0"), 63) is Do.PUBLISH
     assert (one.order.stop, one.order.done, one.order.pause_ms) == (frozenset(), {0, 1}, 43)
-    assert one.look(reports(4, stopped="0_0 1_0 1_1", stored="0_0"), STAMP, 40) is Do.WAIT
-    assert one.look(reports(4, stopped="0_0 1_0 1_1", stored="0_0 1_0 1_1"), STAMP, 50) is Do.SEAL
-    assert one.look(reports(4), (9, 9), 60) is Do.WAIT  # nothing can change it any more
+    assert one.look(reports(4, stopped="0_0 1_0 1_1", stored="0_0"), 40) is Do.WAIT
+    assert one.look(reports(4, stopped="0_0 1_0 1_1", stored="0_0 1_0 1_1"), 50) is Do.SEAL
+    assert one.look(reports(4), 60) is Do.WAIT  # nothing can change it any more
     assert one.sealed() is Do.PUBLISH
     assert (one.order.state, one.is_over) == (OrderState.COMPLETE, True)
 
 
 @pytest.mark.parametrize(
-    ("found", "stamp", "now_ms", "why"),
+    ("found", "now_ms", "why"),
     [
-        (reports(1), (3, 8), 5, "tasks were assigned again (generation 8) before every part was stored"),
-        (reports(1, stopped=""), STAMP, 1_001, "tasks 0_0 had not stopped within 1000 ms, so that all tasks go on"),
+        (reports(1, stopped=""), 1_001, "tasks 0_0 had not stopped within 1000 ms, so that all tasks go on"),
         (
             {TaskId(0, 0): PartReport(5, 1, failed={TaskId(0, 0): "the disk is full"})},
-            STAMP,
             5,
             "task 0_0 has no part: the disk is full",
         ),
     ],
 )
-def test_a_checkpoint_is_abandoned_and_says_why(
-    found: dict[TaskId, PartReport | None], stamp: tuple[int, int], now_ms: int, why: str
-) -> None:
+def test_a_checkpoint_is_abandoned_and_says_why(found: dict[TaskId, PartReport | None], now_ms: int, why: str) -> None:
     one = chain()
-    assert one.look(found, stamp, now_ms) is Do.PUBLISH
+    assert one.look(found, now_ms) is Do.PUBLISH
     assert (one.order.state, one.order.stop, one.order.limits) == (OrderState.ABANDONED, frozenset(), {})
     assert one.order.why == why
-    assert one.look(found, stamp, now_ms) is Do.WAIT
+    assert one.look(found, now_ms) is Do.WAIT
 
 
 def test_an_instance_that_forgot_a_part_ends_the_checkpoint() -> None:
     one = chain()
-    one.look(reports(1, stopped="0_0"), STAMP, 1)
-    assert one.look(reports(1), STAMP, 2) is Do.PUBLISH
+    one.look(reports(1, stopped="0_0"), 1)
+    assert one.look(reports(1), 2) is Do.PUBLISH
     assert "0_0 does not know its part any more" in one.order.why
     two = chain()
-    two.look(reports(1, stopped="0_0"), STAMP, 1)
-    assert two.look({}, STAMP, 2) is Do.PUBLISH
+    two.look(reports(1, stopped="0_0"), 1)
+    assert two.look({}, 2) is Do.PUBLISH
     assert two.order.state is OrderState.ABANDONED
+
+
+def test_parts_of_tasks_that_moved_count_from_the_instance_that_cut_them() -> None:
+    first, second, third = TASKS
+    holders = PartHolders(TASKS)
+    owners = {first: "a", second: "a", third: "b"}
+    assert holders.where(owners) == owners
+    holders.note({first}, owners)
+    owners = {first: "b", second: "c", third: "b"}
+    assert holders.where(owners) == {first: "a", second: "c", third: "b"}, "only the first one was cut before it moved"
+    assert holders.broken(TASKS, {"a", "b", "c"}, ()) == ""
+    gone = "instance a has gone, which had not stored the part of task 0_0"
+    assert holders.broken(TASKS, {"b", "c"}, ()) == gone
+    assert holders.broken(TASKS, {"b", "c"}, {first}) == "", "the storage has it"
+    assert holders.broken([*TASKS, TaskId(0, 1)], {"a"}, ()) == "tasks were added, of new partitions"
 
 
 def test_readers_without_the_ends_in_force_end_the_pause_in_time() -> None:
     one = chain()
-    one.look(reports(1, stopped="0_0"), STAMP, 1)
+    one.look(reports(1, stopped="0_0"), 1)
     one.ends({TopicPartition("x", 0): 0, TopicPartition("x", 1): 0}, 2)
-    assert one.look(reports(2, applied="1_0", stopped="0_0 1_0 1_1"), STAMP, 1_000) is Do.PUBLISH  # all stand still
+    assert one.look(reports(2, applied="1_0", stopped="0_0 1_0 1_1"), 1_000) is Do.PUBLISH  # all stand still
     two = chain()
-    two.look(reports(1, stopped="0_0"), STAMP, 1)
+    two.look(reports(1, stopped="0_0"), 1)
     two.ends({TopicPartition("x", 0): 0, TopicPartition("x", 1): 0}, 2)
-    assert two.look(reports(1, stopped="0_0"), STAMP, 1_001) is Do.PUBLISH
+    assert two.look(reports(1, stopped="0_0"), 1_001) is Do.PUBLISH
     assert two.order.why == "the order of the next groups was not in force within 1000 ms, so that all tasks go on"
 
 
@@ -115,43 +126,43 @@ def test_writers_go_on_only_once_readers_of_every_later_stage_keep_to_the_ends()
         in_force = frozenset(tasks[number] for number in applied)
         return dict.fromkeys(tasks, PartReport(5, step, in_force, frozenset(tasks[:1])))
 
-    assert one.look(told(1), STAMP, 1) is Do.READ_ENDS
+    assert one.look(told(1), 1) is Do.READ_ENDS
     assert one.ends(dict.fromkeys(one.to_read, 3), 2) is Do.PUBLISH
-    assert one.look(told(1, 0, 1, 2), STAMP, 3) is Do.WAIT, "an earlier order has no ends"
-    assert one.look(told(2, 0, 1), STAMP, 4) is Do.WAIT, "the last group reads the same topic"
-    assert one.look(told(2, 0, 1, 2), STAMP, 5) is Do.PUBLISH
+    assert one.look(told(1, 0, 1, 2), 3) is Do.WAIT, "an earlier order has no ends"
+    assert one.look(told(2, 0, 1), 4) is Do.WAIT, "the last group reads the same topic"
+    assert one.look(told(2, 0, 1, 2), 5) is Do.PUBLISH
     assert one.order.done == {0, 3}
 
 
 def test_time_to_reach_the_ends_is_no_pause_and_the_wait_for_others_there_is_one() -> None:
     one = chain()
-    one.look(reports(1, stopped="0_0"), STAMP, 1)
+    one.look(reports(1, stopped="0_0"), 1)
     one.ends({TopicPartition("x", 0): 9, TopicPartition("x", 1): 9}, 2)
-    assert one.look(reports(2, applied="1_0 1_1", stopped="0_0"), STAMP, 3) is Do.PUBLISH
-    assert one.look(reports(3, stopped="0_0"), STAMP, 30_000) is Do.WAIT
-    assert one.look(reports(3, stopped="0_0 1_0"), STAMP, 30_100) is Do.WAIT
-    assert one.look(reports(3, stopped="0_0 1_0"), STAMP, 31_001) is Do.PUBLISH
+    assert one.look(reports(2, applied="1_0 1_1", stopped="0_0"), 3) is Do.PUBLISH
+    assert one.look(reports(3, stopped="0_0"), 30_000) is Do.WAIT
+    assert one.look(reports(3, stopped="0_0 1_0"), 30_100) is Do.WAIT
+    assert one.look(reports(3, stopped="0_0 1_0"), 31_001) is Do.PUBLISH
     assert one.order.why == "tasks 1_1 had not stopped within 1000 ms, so that all tasks go on"
 
 
 def test_uploads_that_take_too_long_end_the_checkpoint() -> None:
     one = CheckpointRound(1, Flow({0: NONE}, {0: NONE}, {}), TASKS[:1], STAMP, pause_ms=9, store_ms=50, now_ms=0)
     found = dict.fromkeys(TASKS, PartReport(1, 1, stopped=frozenset(TASKS[:1])))
-    assert one.look(found, STAMP, 1) is Do.PUBLISH
+    assert one.look(found, 1) is Do.PUBLISH
     assert one.order.stop == frozenset()
-    assert one.look(found, STAMP, 50) is Do.WAIT
-    assert one.look(found, STAMP, 51) is Do.PUBLISH
+    assert one.look(found, 50) is Do.WAIT
+    assert one.look(found, 51) is Do.PUBLISH
     assert one.order.why == "tasks 0_0 had not stored their parts after 50 ms"
 
 
 def test_ends_that_the_log_does_not_give_and_a_failed_seal_end_the_checkpoint() -> None:
     one = chain()
-    one.look(reports(1, stopped="0_0"), STAMP, 1)
+    one.look(reports(1, stopped="0_0"), 1)
     assert one.ends({TopicPartition("x", 0): 0}, 2) is Do.PUBLISH
     assert one.order.why == "the log gave no end of x-1"
     two = CheckpointRound(1, Flow({0: NONE}, {0: NONE}, {}), [], STAMP, pause_ms=9, store_ms=50, now_ms=0)
-    assert two.look({}, STAMP, 1) is Do.PUBLISH
-    assert two.look({}, STAMP, 2) is Do.SEAL
+    assert two.look({}, 1) is Do.PUBLISH
+    assert two.look({}, 2) is Do.SEAL
     assert two.sealed("a part is gone") is Do.PUBLISH
     assert (two.order.state, two.order.why) == (OrderState.ABANDONED, "a part is gone")
 
@@ -159,10 +170,10 @@ def test_ends_that_the_log_does_not_give_and_a_failed_seal_end_the_checkpoint() 
 def test_a_complete_checkpoint_is_neither_sealed_nor_abandoned_again() -> None:
     one = CheckpointRound(1, Flow({0: NONE}, {0: NONE}, {}), TASKS[:1], STAMP, pause_ms=9, store_ms=50, now_ms=0)
     found = dict.fromkeys(TASKS[:1], PartReport(1, 1, stopped=frozenset(TASKS[:1]), stored=frozenset(TASKS[:1])))
-    assert [one.look(found, STAMP, now_ms) for now_ms in (1, 2)] == [Do.PUBLISH, Do.SEAL]
+    assert [one.look(found, now_ms) for now_ms in (1, 2)] == [Do.PUBLISH, Do.SEAL]
     one.sealed()
     order = one.order
-    assert one.look(found, STAMP, 3) is Do.WAIT
+    assert one.look(found, 3) is Do.WAIT
     assert one.abandon("its order fits no record") is Do.WAIT
     assert (one.order, order.state) == (order, OrderState.COMPLETE)
 
@@ -260,6 +271,7 @@ class World:
         self.bounds: dict[str, Any] = {"pause_ms": 2_000, "store_ms": 4_000}
         self.generation = 1
         self.round: CheckpointRound | None = None
+        self.holders = PartHolders(())
         self.number = 0
         self.now_ms = 0
         self.complete = 0
@@ -337,10 +349,14 @@ class World:
         if self.round is None or self.round.is_over:
             self.number += 1
             self.round = CheckpointRound(self.number, self.flow, self.work, stamp, now_ms=self.now_ms, **self.bounds)
+            self.holders = PartHolders(self.work)
             self.topic.append(self.round.order)
             return
-        found = {task: self.reports.get(self.owner[task]) for task in self.work}
-        do = self.round.look(found, stamp, self.now_ms)
+        where = self.holders.where(self.owner)
+        found = {task: self.reports.get(where[task]) for task in self.work}
+        why = self.holders.broken(self.work, self.nodes, self.round.stored)
+        do = self.round.abandon(why) if why else self.round.look(found, self.now_ms)
+        self.holders.note(self.round.stopped, where)
         if do is Do.READ_ENDS:
             do = self.round.ends({at: len(self.log[at]) for at in self.round.to_read}, self.now_ms)
         if do is Do.SEAL:
@@ -369,6 +385,9 @@ class World:
         self.generation += 1
         task = self.random.choice(list(self.work))
         self.owner[task] = self.random.choice("abc")
+        # The generation is in the topic of the orders, so that all orders before it are in force first.
+        node = self.nodes[self.owner[task]]
+        node.read, node.order = len(self.topic), self.topic[-1] if self.topic else None
         self.open(task)
 
     def grow(self) -> None:

@@ -188,6 +188,30 @@ def done(cluster: Checkpoints) -> bool:
     return cluster.order().state is OrderState.COMPLETE
 
 
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_checkpoints_are_complete_while_instances_come_and_go(cluster: Checkpoints, after: int) -> None:
+    """`after`: rounds from the request to the change, so that it meets the checkpoint at different steps."""
+    cluster._settings["standby_replicas"] = 1  # else the tasks of an instance that stops wait for it
+    for name in ("a", "b"):
+        cluster.start(name)
+    cluster.until(cluster.all_run)
+    ends = []
+    for number in range(4):
+        cluster.feed(60)
+        request = cluster.ask()
+        cluster.rounds(after)
+        if number % 2:
+            cluster.stop("c")
+        else:
+            cluster.start("c")
+        cluster.until(lambda: cluster.order().request == request and cluster.order().state is not OrderState.RUNNING)  # noqa: B023
+        ends.append(cluster.order().state)
+        found = cluster.numbers(cluster.order().number)
+        assert found.offsets == found.seen == found.totals
+        cluster.rounds(40)
+    assert ends == [OrderState.COMPLETE] * 4
+
+
 def test_a_rebalance_abandons_the_checkpoint_and_the_next_one_is_complete(cluster: Checkpoints) -> None:
     cluster.start("a")
     cluster.until(cluster.all_run)

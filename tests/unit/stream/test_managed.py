@@ -362,7 +362,7 @@ def test_instance_that_follows_says_at_its_start_that_all_tasks_wait_for_another
     for name in ("b", "c"):
         assert any(former in line for line in cluster.live[name].session.missing()), name
     cluster.start("a")
-    cluster.rounds(10)
+    cluster.rounds(20)
     assert cluster.active()["a"]
     assert [cluster.live[name].session.missing() for name in ("a", "b", "c")] == [(), (), ()]
 
