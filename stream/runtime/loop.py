@@ -333,12 +333,8 @@ class Loop:
         task.looped = True
         self._running[task_id] = running
         self._turns.append(task_id)
-        logger.info(
-            "task %s runs here, from %s",
-            task_id,
-            positions_text(positions),
-            extra=as_event("task_started", task=task_id, sources={str(at): offset for at, offset in positions.items()}),
-        )
+        about = as_event("task_started", task=task_id, sources={str(at): offset for at, offset in positions.items()})
+        logger.info("task %s runs here, from %s", task_id, positions_text(positions), extra=about)
         self._guarded(task_id, running, runner.start)
         if task_id in self._running:  # not if `init` of a processor failed
             self._guarded(task_id, running, partial(self._sources.begin, task_id, runner))
@@ -458,9 +454,8 @@ class Loop:
             try:
                 self._session.reopen(task_id)
             except (Held, Fenced) as other:
-                logger.warning(
-                    "task %s is not opened again: %s", task_id, other, extra=as_event("task_not_reopened", task=task_id)
-                )
+                about = as_event("task_not_reopened", task=task_id)
+                logger.warning("task %s is not opened again: %s", task_id, other, extra=about)
             except StandfastError as again:
                 self._open_later(task_id, again, None, offsets_text(task))
 

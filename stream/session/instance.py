@@ -43,7 +43,8 @@ from standfast.store.log import as_event, logger
 from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
-from standfast.stream.session.managed import LocalPart, ManagedPlacement
+from standfast.stream.session.local_part import LocalPart
+from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.take_over import TakeOver
 from standfast.stream.session.writers import Writers
@@ -339,12 +340,8 @@ class Instance:
         """Reopen after a signal handler interrupted a round: records may be read and not applied; positions decide."""
         for task_id, task in self.tasks.items():
             if task.state in (TaskState.RESTORING, TaskState.STANDBY):
-                logger.warning(
-                    "task %s is opened again, because reading its changelogs was interrupted by %r",
-                    task_id,
-                    error,
-                    extra=as_event("task_reopened", task=task_id),
-                )
+                about = as_event("task_reopened", task=task_id)
+                logger.warning("task %s is opened again: %r interrupted its reading", task_id, error, extra=about)
                 self.readiness.remove(task_id, "failed")
                 task.fail(error)
                 self._again[task_id] = (RESUME, NOTHING)

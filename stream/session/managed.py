@@ -12,8 +12,9 @@ Until it has given a task up, the owner serves it; the log fences an owner that 
 (`<app>-leader`) and ends with the leader's lease; an instance that joins never takes it. A leader that does not look,
 while a decision waits, loses the lead to an instance that does (`replication/placement/busy_lead.py`).
 
-`Part` brings the instance's tasks about: `LocalPart` opens and closes them in this process. A supervisor of worker
-processes has one that gives orders to them (`standfast.stream.workers`), which each carries out by a `LocalPart`.
+`Part` (`local_part.py`) brings the instance's tasks about: `LocalPart` opens and closes them in this process. A
+supervisor of worker processes has one that gives orders to them (`standfast.stream.workers`), which each carries out
+by a `LocalPart`.
 
 Rules of this file: driven by the instance under the session's lock; `standfast.replication.placement` decides. Work
 that failed because the log was unavailable is tried again at the next tick.
@@ -21,8 +22,8 @@ that failed because the log was unavailable is tried again at the next tick.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
 
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import GroupView
@@ -31,7 +32,7 @@ from standfast.replication.placement.busy_lead import BusyLead, is_busy
 from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.no_room import Shortages
-from standfast.replication.placement.pauses import FAILOVER, PLANNED, Deaths, Left, Pause, PauseWatch, newest
+from standfast.replication.placement.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
 from standfast.replication.placement.programs import Shapes
@@ -41,23 +42,16 @@ from standfast.replication.placement.start_wait import StartWait
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import Traits, plans
 from standfast.restore.verify.on_disk import RowsOnDisk
-from standfast.store.clock import Clock, boot_id
+from standfast.store.clock import boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
-from standfast.stream.session.giving_up import GivenUp
+from standfast.stream.session.local_part import Part
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.take_over import Holder
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.coordinator import Coordinator, Lead
-from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.statistics import SessionCounters
-from standfast.stream.task.task import Task
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
-LEAVE_EVERY_MS = 100  # about the time in which a task is closed, reported and opened elsewhere
-ACTIVES_FIRST_MS = 1_000  # for so long after the opening of an active task standbys are opened after it
-COPIES_MS, CALM_COPIES_MS = 150, 1_000  # of opening and closing copies in one round, while tasks move and else
-LEAVE_PART = 50  # of more tasks than this, a fiftieth leaves at once: 1,000 are gone in 18 s, not in 100
 FENCED_MOST = 50  # writers in one round: each is a round trip to a broker, and the lease must be renewed meanwhile
 WAITS_CHARS = 2_000
 
@@ -76,47 +70,6 @@ class Placed(Protocol):
     counters: SessionCounters
 
 
-class Facts(NamedTuple):
-    """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks.
-
-    `since`: from when on the running ones run, in monotonic milliseconds; `left`: tasks that were given up in order.
-    `workers` are the tasks of each worker process; empty if the instance is one process. `no_room`: why the state
-    directory takes no writes, so that tasks are to go to other instances.
-    """
-
-    running: frozenset[TaskId]
-    restoring: frozenset[TaskId]
-    lags: Mapping[TaskId, int]
-    since: Mapping[TaskId, int]
-    left: Mapping[TaskId, Left]
-    workers: tuple[frozenset[TaskId], ...] = ()
-    no_room: str = ""
-
-
-class Part(Protocol):
-    """The tasks of one instance, as placement gives and takes them."""
-
-    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
-        """Hold these tasks and no others. An active task is opened once it `is_free`: no other instance runs it."""
-        ...
-
-    def facts(self) -> Facts:
-        """The tasks that are held now."""
-        ...
-
-    def held(self) -> Collection[TaskId]:
-        """Tasks whose directories may be open."""
-        ...
-
-    def give_way(self, owners: Mapping[TaskId, str]) -> None:
-        """Give up the active tasks that have a newer owner."""
-        ...
-
-    def give_up(self) -> bool:
-        """Give up all active tasks, as the instance stops; False, and none, if one must be closed first."""
-        ...
-
-
 class Parts(Protocol):
     """The instance's parts of coordinated checkpoints: made in this process, or in its worker processes."""
 
@@ -132,127 +85,6 @@ class Parts(Protocol):
     def report(self) -> PartReport | None:
         """The parts of the last checkpoint that had any here."""
         ...
-
-
-class LocalPart:
-    """The tasks of this process. `shares`: the next owner may open the same directory, so that tasks close first."""
-
-    def __init__(self, instance: Holder, clock: Clock, *, shares: bool = False) -> None:
-        self._instance = instance
-        instance.readiness.gives_away = True
-        self._clock = clock
-        self._shares = shares
-        self._given = GivenUp(clock)
-        self._next_leave_ms = 0
-        self._opened_ms = -ACTIVES_FIRST_MS
-
-    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
-        """As in `Part`."""
-        instance = self._instance
-        waiting, surplus, closes = [], [], False
-        for task_id, task in list(instance.tasks.items()):
-            if task.role == "active" and task_id in active:
-                task.leaving = False  # the move was taken back before the loop had let it go
-                self._given.pop(task_id)
-            elif task.role == "active" and task.looped and task.state is TaskState.RUNNING:
-                if not task.leaving:
-                    waiting.append(task)
-            elif task.role == "active":
-                if task_id in self._given:
-                    surplus.append(task_id)
-                    continue
-                closes = True
-                if self._shares or not self._given.add(task):
-                    self._close(task_id)
-            elif task.role == "standby" and task_id not in active | standby:
-                surplus.append(task_id)
-        self._let_go(waiting)
-        held = instance.tasks
-        instance.waiting.keep(active)
-        coming = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
-        coming = [one for one in coming if not instance.waiting.holds_back(one)]
-        instance.writers.connect(coming)  # also for those that their owner still serves
-        # `is_free` last: in a worker process it begins the opening that an order numbers.
-        due = [one for one in coming if is_free(one)]
-        with instance.writers.opened(due):
-            for task_id in due:
-                # Its former owner reported that it runs the task no more, so it may be taken from a live member.
-                instance.take(task_id, if_free=False)
-        if closes:
-            instance.follow_now()
-            return  # others wait for the report that these tasks are free
-        now_ms = self._clock.monotonic_ms()
-        late_ms = now_ms + (COPIES_MS if waiting or coming else CALM_COPIES_MS)
-        for task_id in surplus:
-            if self._is_late(late_ms):
-                return
-            self._close(task_id)
-        if due:
-            self._opened_ms = now_ms
-        if now_ms - self._opened_ms < ACTIVES_FIRST_MS and any(
-            task.role == "active" and task.state is TaskState.RESTORING for task in instance.tasks.values()
-        ):
-            return  # a task with warm rows runs a round later; standbys get no records before, so opening them can wait
-        for task_id in sorted(standby - instance.tasks.keys()):
-            if self._is_late(late_ms):
-                return
-            instance.try_standby(task_id)
-
-    def _is_late(self, late_ms: int) -> bool:
-        """Whether copies are for the next round, since others wait for this one's report and for tasks that come."""
-        late = self._clock.monotonic_ms() >= late_ms
-        if late:
-            self._instance.follow_now()
-        return late
-
-    def facts(self) -> Facts:
-        """As in `Part`."""
-        tasks = dict(self._instance.tasks)
-        active = frozenset(
-            one for one, task in tasks.items()
-            if task.role == "active" and task.state not in GONE and one not in self._given
-        )  # fmt: skip
-        running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
-        lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
-        for tailed in self._instance.readiness.tailer.changelogs.values():
-            if tailed.task in lags:
-                lags[tailed.task] += tailed.lag
-        since = {one: tasks[one].runs_since_ms for one in running}
-        gone = {**self._instance.left, **self._given.left}
-        left = {one: left for one, left in gone.items() if one not in active}
-        no_room = self._instance.readiness.room.reported
-        return Facts(running, active - running, lags, since, left, no_room=no_room)
-
-    def held(self) -> Collection[TaskId]:
-        """As in `Part`."""
-        return self._instance.tasks.keys()
-
-    def give_way(self, owners: Mapping[TaskId, str]) -> None:
-        """As in `Part`."""
-        # Not those that it has given up: their new owner comes before they are closed here.
-        theirs = {task_id: owner for task_id, owner in owners.items() if task_id not in self._given}
-        self._instance.writers.give_way(self._instance.tasks, theirs)
-
-    def give_up(self) -> bool:
-        """As in `Part`."""
-        return not self._shares and self._given.add_all(self._instance.tasks.values())
-
-    def _close(self, task_id: TaskId) -> None:
-        logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
-        left = self._given.pop(task_id)
-        self._instance.revoke(task_id)
-        if left is not None:
-            self._instance.left[task_id] = left  # it was free from then on, and not only from its close on
-
-    def _let_go(self, waiting: Sequence[Task]) -> None:
-        """Let the loop commit the next of the tasks that leave and end its run; the round after that closes it."""
-        # One after the other, each served until its turn: of many that leave at once, the last would stand still until
-        # the first ones are closed here and open there.
-        now_ms = self._clock.monotonic_ms()
-        if waiting and now_ms >= self._next_leave_ms:
-            self._next_leave_ms = now_ms + LEAVE_EVERY_MS
-            for task in waiting[: leaving_at_once(len(waiting))]:
-                task.leaving = True
 
 
 class ManagedPlacement:
@@ -741,11 +573,6 @@ class ManagedPlacement:
         self._tasks.follow(frozenset(), frozenset(), lambda _: False)
         self._look_at_disk()
         self._topic.report(self._own_report())
-
-
-def leaving_at_once(waiting: int) -> int:
-    """How many of the tasks that wait to leave an instance do so now."""
-    return -(-waiting // LEAVE_PART)
 
 
 def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker: int | None = None) -> None:

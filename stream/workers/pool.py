@@ -30,7 +30,8 @@ from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
 from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.session.managed import Facts, note_pause
+from standfast.stream.session.local_part import Facts
+from standfast.stream.session.managed import note_pause
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.command import Program

@@ -25,7 +25,7 @@ from standfast.replication.placement.pauses import Left, newest
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.instance import Instance
-from standfast.stream.session.managed import LocalPart
+from standfast.stream.session.local_part import LocalPart
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.session import Session
 from standfast.stream.task.states import TaskState

@@ -14,7 +14,7 @@ import pytest
 import standfast as sf
 from standfast.ops.observe.status import not_ready_reasons
 from standfast.replication.offsets import TaskId
-from standfast.stream.session.managed import LEAVE_EVERY_MS, LocalPart, leaving_at_once
+from standfast.stream.session.local_part import LEAVE_EVERY_MS, LocalPart, leaving_at_once
 from standfast.stream.task.states import TaskState
 from support.apps import Running
 from support.loops import Seen

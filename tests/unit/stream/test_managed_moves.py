@@ -6,7 +6,8 @@ import pytest
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment
-from standfast.stream.session.managed import LocalPart, PartOf, mine_since
+from standfast.stream.session.local_part import LocalPart
+from standfast.stream.session.managed import PartOf, mine_since
 from standfast.stream.task.states import TaskState
 from support.apps import Running
 from support.placement import TASKS, Cluster, placement_of

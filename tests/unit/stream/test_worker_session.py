@@ -18,7 +18,7 @@ from standfast.restore.snapshot.catalogue import names
 from standfast.restore.snapshot.opening import open_storage
 from standfast.store.errors import Held
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session.managed import ACTIVES_FIRST_MS
+from standfast.stream.session.local_part import ACTIVES_FIRST_MS
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.workers.care import InstanceCare
