@@ -44,8 +44,8 @@ from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
 from standfast.replication.placement.pauses import Left, Pause
 from standfast.replication.placement.programs import GroupShape, Shapes, bounded
-from standfast.replication.placement.ranges import parse_ranges, task_ranges
 from standfast.replication.shapes import Count, Shape, dump, read
+from standfast.replication.task_ranges import parse_ranges, task_ranges
 from standfast.store.errors import Corruption, InvalidRequest
 
 RECORD_BYTES_MAX = 500_000  # half of a broker's default for one record

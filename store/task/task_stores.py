@@ -338,7 +338,8 @@ class TaskStores:
             raise
         self._refused.discard(name)
         self.cut = cut
-        self._drop(self._expired(self._times()), self._times())
+        # At the times of the cut: staged rows that make others dead are not written yet, and may never be.
+        self._drop(self._expired(cut.stores), cut.stores)
 
     def _take_files(
         self, name: str, by_family: Mapping[str, Sequence[Path]], lookups: Sequence[tuple[str, bytes]] | None

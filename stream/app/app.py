@@ -491,7 +491,8 @@ class App:
             from standfast.stream.workers.worker import refuse_second_run, run_worker
 
             if channel is not None:
-                run_worker(AppWorker(self), channel)
+                # pyright knows this file by its path as well, and takes the two classes for different ones.
+                run_worker(AppWorker(cast("Any", self)), channel)
             refuse_second_run(self.name)
             try:
                 count = worker_count(self.workers if workers is None else workers, cores(), self.settings)

@@ -63,7 +63,7 @@ PURE = {
     "replication/placement/no_room.py",
     "replication/placement/place.py",
     "replication/placement/quotas.py",
-    "replication/placement/ranges.py",
+    "replication/task_ranges.py",
     "replication/placement/reasons.py",
     "replication/placement/standbys.py",
     "replication/standby.py",

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment
-from standfast.replication.placement.ranges import parse_ranges, task_ranges
 from standfast.replication.placement.records import (
     Generation,
     PlacementState,
@@ -21,6 +20,7 @@ from standfast.replication.placement.records import (
     instances_of,
     report_record,
 )
+from standfast.replication.task_ranges import parse_ranges, task_ranges
 from standfast.store.errors import Corruption
 
 TASKS = st.frozensets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 40)))

@@ -115,3 +115,19 @@ def test_files_that_come_in_beside_rows_that_wait_leave_their_times_out_of_the_c
     task.unstage()
     assert [task.store(name).rows.observed_ms for name in ("win", "kv")] == [before.observed_ms, 77]
     assert task.store("kv").get("k") == "v"
+
+
+@pytest.mark.parametrize("spec", [window(), session(), versioned()], ids=lambda spec: spec.name)
+def test_files_that_come_in_beside_rows_that_wait_remove_no_row_that_lives_without_these(
+    open_task: Open, tmp_path: Path, spec: StoreSpec
+) -> None:
+    task = open_task(spec, keyvalue())
+    early, late = KEYS[spec.name](b"a", MINUTE_MS), KEYS[spec.name](b"a", 600 * MINUTE_MS)
+    ended = KEYS[spec.name](b"a", 2 * MINUTE_MS)
+    task.apply({spec.name: [Record(0, MINUTE_MS, early, b"1"), Record(1, 2 * MINUTE_MS, ended, b"2")]}, at(2))
+    before = content(task, spec.name)
+    task.stage(spec.name, [Record(2, 600 * MINUTE_MS, late, b"3")])
+    task.ingest("kv", [("kv", write_sorted(tmp_path / "0.sst", {b"k": b"v"}).path)], StoreTimes(), at(2))
+    task.unstage()
+    assert content(task, spec.name)["rows"] == before["rows"]
+    assert len(before["rows"]) == 2

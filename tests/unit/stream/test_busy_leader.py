@@ -6,6 +6,7 @@ Rules of this file: a held instance is not driven, and its lease is renewed, as 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from support.placement import TASKS, Cluster, placement_of
 from support.sessions import Bench
 
 LEASE_MS = 4_000
-SHARED = {"standby_replicas": 2, "lease_ms": LEASE_MS, "max_stall_ms": 120_000}
+SHARED: dict[str, Any] = {"standby_replicas": 2, "lease_ms": LEASE_MS, "max_stall_ms": 120_000}
 LATE_MS = 2_000
 
 
