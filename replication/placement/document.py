@@ -8,8 +8,9 @@
      "away": {"c": {"for_ms": 1200, "stopped": true}},
      "previous": {"generation": 7, "active": {"0_0": "a"}, "standbys": {"0_0": ["b"]}}}
 
-`previous` is an assignment as `assignment_document` gives it and `standfast placement --json` prints it; without it the
-reports decide. A field with its default may be left out.
+An instance may have `no_room_ms`, and the document `moved_for_room` ({"0_1": 90000}) and `ran`; `Member` and `View`
+have their meaning. `previous` is an assignment as `assignment_document` gives it and `standfast placement --json`
+prints it; without it the reports decide. A field with its default may be left out.
 
 For rolling upgrades: the number is that of the format, and only a change that an older reader would get wrong raises
 it. A reader refuses a higher number, and passes over fields that it does not know.
@@ -54,6 +55,7 @@ class InstanceShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaul
     tasks: dict[str, CopyShape] = field(default_factory=dict)
     waits: str = ""
     max_tasks: int | None = None
+    no_room_ms: Count | None = None
 
 
 class GroupShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
@@ -104,6 +106,8 @@ class ViewShape(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=T
     settings: SettingsShape = SettingsShape()
     away: dict[str, AwayShape] = field(default_factory=dict)
     previous: AssignmentShape | None = None
+    moved_for_room: dict[str, Count] = field(default_factory=dict)
+    ran: bool = False
 
 
 class _Head(Shape, frozen=True, forbid_unknown_fields=False):
@@ -117,6 +121,7 @@ def read_view(raw: bytes | str) -> View:
     tasks = tuple(TaskId(one.group, at) for one in shape.groups for at in range(one.partitions))
     known = frozenset(tasks)
     problems = [*_group_problems(shape), *_instance_problems(shape, known)]
+    problems += _task_problems("moved_for_room", shape.moved_for_room, known)
     if shape.previous is not None:
         problems += _assignment_problems(shape.previous, known)
     if problems:
@@ -129,6 +134,8 @@ def read_view(raw: bytes | str) -> View:
         None if shape.previous is None else _assignment(shape.previous),
         {name: Away(one.for_ms, one.stopped) for name, one in shape.away.items()},
         frozenset(one.group for one in shape.groups if one.stateless),
+        moved_for_room={_task(text): ago_ms for text, ago_ms in shape.moved_for_room.items()},
+        ran=shape.ran,
     )
 
 
@@ -171,11 +178,14 @@ def write_view(view: View) -> bytes:
                 {str(task): CopyShape(*one.copies[task]) for task in sorted(one.copies)},
                 one.waits,
                 one.max_tasks,
+                one.no_room_ms,
             )
             for one in sorted(view.members, key=lambda member: member.id)
         ),
         SettingsShape(**plain_settings(view.settings)),
         {name: AwayShape(*view.away[name]) for name in sorted(view.away)},
+        moved_for_room={str(task): view.moved_for_room[task] for task in sorted(view.moved_for_room)},
+        ran=view.ran,
     )
     document = plain(shape)
     if view.previous is not None:
@@ -245,7 +255,7 @@ def _task(text: str) -> TaskId:
 
 def _member(shape: InstanceShape) -> Member:
     copies = {_task(text): Copy(one.state, one.lag, one.total, one.busy_ms) for text, one in shape.tasks.items()}
-    return Member(shape.id, shape.slots, shape.rack, shape.tags, copies, shape.waits, max_tasks=shape.max_tasks)
+    return Member(shape.id, shape.slots, shape.rack, shape.tags, copies, shape.waits, shape.no_room_ms, shape.max_tasks)
 
 
 def _assignment(shape: AssignmentShape) -> Assignment:

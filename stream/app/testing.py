@@ -35,7 +35,7 @@ from standfast.replication.tail.open_log import open_log
 from standfast.store.arguments import INT64_MAX, flag_problems, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.closing import Closing
-from standfast.store.errors import Closed, InternalError, InvalidRequest
+from standfast.store.errors import Closed, DiskFull, InternalError, InvalidRequest
 from standfast.store.names import check_topic, few
 from standfast.store.process import forks
 from standfast.store.serde import Serde
@@ -284,6 +284,8 @@ class Driver(Closing):
             failed = next((task.error for task in held if task.error is not None), None)
             if failed is not None:
                 raise failed
+            if self._session.disk.room.text:
+                raise DiskFull(f"driver: {self._session.disk.room.text}")
             raise InternalError(f"driver: tasks of {self.app.name!r} do not run: {few(self._session.missing(), '; ')}")
         # Between two records no time passes here by itself, so that periodic watermarks would never be asked for.
         settings = replace(self.app.runner_settings(self._assembled, self.clock), watermark_interval_ms=0)

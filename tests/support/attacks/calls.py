@@ -275,6 +275,7 @@ LOG: dict[str, Entry] = {
     "Log.admin": Entry(lambda s, n: s.log.admin),
     "Log.care": Entry(lambda s, n: s.log.care(START_MS)),
     "Log.close": Entry(_other_log),
+    "Log.notes_of": Entry(lambda s, n: s.log.notes_of(["app", "other"])),
     "Log.group": _group(lambda group, n: None),
     "Log.hasten": Entry(lambda s, n: s.log.hasten()),
     "Log.least_timestamp_ms": Entry(lambda s, n: s.log.least_timestamp_ms),
@@ -327,6 +328,8 @@ LOG: dict[str, Entry] = {
     "Group.heartbeat": _group(lambda group, n: (group.join("me"), group.heartbeat("me"))),
     "Group.join": _group(lambda group, n: group.join("me")),
     "Group.leave": _group(lambda group, n: (group.join("me"), group.leave("me"))),
+    "Group.note": _group(lambda group, n: group.note({("attack", "one"): str(n)})),
+    "Group.notes": _group(lambda group, n: group.notes()),
     "Group.owners": _group(lambda group, n: group.owners()),
     "Group.view": _group(lambda group, n: group.view()),
 }

@@ -34,6 +34,8 @@ OF_THE_TASK = "called by the task that has the store: its restore, commit and ex
 OF_RESULTS = "called by aggregations and joins on the rows of their stores, in the thread of the loop"
 OF_THE_LOOP = "called by the loop of an application, which alone has the task or the context"
 OF_OPENING = "called by the session while it opens or closes a task, which no program has then"
+OF_A_FORK = "called by the hook of a fork in the child, which has no other thread"
+OF_WORKERS = "called by the process of a worker, or by its supervisor, between a program's calls"
 MADE = "made by the library: a program never calls the class"
 METHODS: dict[str, str] = {
     **dict.fromkeys(("KeyValueState", "WindowState", "SessionState", "VersionedState", "StoreIterator"), MADE),
@@ -97,5 +99,7 @@ METHODS: dict[str, str] = {
     "aio.Session.snapshot": "the blocking call in a thread, as `commit` is, which writes no row",
     "aio.Session.blocking": "the session that the awaits are made on",
     "aio.Session.close": "`async with` calls it: __aexit__",
+    **dict.fromkeys(("Session.forked", "Task.forked", "testing.Driver.forked"), OF_A_FORK),
+    **dict.fromkeys(("App.as_worker", "App.obey", "App.rests"), OF_WORKERS),
     "App.program": "a value that says how to start the program again",
 }

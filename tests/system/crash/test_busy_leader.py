@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
 LEASE_MS = 4_000
 HELD_S = 20
 LATE_S = 2.0
-LOGS = ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka(2))]
+LOGS = ["sqlite", pytest.param("kafka", marks=[pytest.mark.kafka(2), pytest.mark.long])]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ SKIP = {"source": {"on_error": "skip"}}
 Make = Callable[..., Deadly]
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     made: list[Deadly] = []
 
@@ -71,6 +71,7 @@ def test_record_that_ends_its_worker_is_left_out_after_five_deaths_and_the_other
     settled(deadly)
 
 
+@pytest.mark.long
 def test_two_instances_count_together_although_one_lost_its_state_directory(make: Make) -> None:
     deadly = make(source={"on_error": "dead_letter", "dead_letter": "unused"})
     deadly.settings["source"]["dead_letter"] = f"{deadly.app}-dead"
@@ -103,6 +104,7 @@ def test_task_whose_record_ends_processes_is_given_up_alone_and_goes_on_by_the_c
     settled(deadly)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_exit_and_stall_are_the_record_s_own_doing(how: str, make: Make) -> None:
     deadly = make(workers=2, step={"on_error": "skip", "name": "work"})
@@ -113,6 +115,7 @@ def test_exit_and_stall_are_the_record_s_own_doing(how: str, make: Make) -> None
     settled(deadly)
 
 
+@pytest.mark.long
 def test_stall_of_a_single_process_is_noted_by_itself_and_its_kill_counts_no_second_time(make: Make) -> None:
     deadly = make(**SKIP)
     deadly.feed(0, "a", "hang", "c")

@@ -98,15 +98,16 @@ class Full(Cluster):
         assert self.await_results() == self.expected(), self.said("a", "b")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_tasks_of_an_instance_with_a_full_disk_go_on_at_the_other_one(
     small_disk: Mount, tmp_path: Path, workers: int
 ) -> None:
     fill_one(small_disk(MIB), tmp_path, f"sqlite:///{tmp_path}/log?synchronous=normal", "full", workers)
 
 
+@pytest.mark.long
 @pytest.mark.kafka(2)
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_tasks_of_an_instance_with_a_full_disk_go_on_at_the_other_one_on_kafka(
     small_disk: Mount, tmp_path: Path, workers: int, kafka_address: str
 ) -> None:
@@ -136,6 +137,7 @@ def fill_one(disk: Path, root: Path, log: str, app: str, workers: int) -> None:
         assert len(cluster.errors("b")) <= 10, cluster.errors("b")
 
 
+@pytest.mark.long
 def test_tasks_stay_and_go_on_when_space_is_freed_where_both_disks_are_full(small_disk: Mount, tmp_path: Path) -> None:
     disks = {"a": small_disk(MIB), "b": small_disk(MIB)}
     log = f"sqlite:///{tmp_path}/log?synchronous=normal"

@@ -41,6 +41,7 @@ LACKS = {
     "commit_interval_ms": "an application's loop sets it, which has no asynchronous session",
     "guarantee": "an application's loop asks for it, which has no asynchronous session",
     "commit_tasks": "its `commit` calls it, since that is where the consumer is asked",
+    "forked": "the hook of a fork calls it, in the child",
     "follow_now": "an application's loop calls it, which has no asynchronous session",
     "held_tasks": "an application's loop calls it, which has no asynchronous session",
     "join_checkpoints": "an application's loop calls it, which has no asynchronous session",
