@@ -133,17 +133,19 @@ def fork(stage: Any, entry: Entry, rng: random.Random) -> None:
             os._exit(0)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
+    thread = threading.Thread(target=child)
+
     def forked() -> None:
-        thread = threading.Thread(target=child)
         thread.start()
-        thread.join(HANGS_S)
+        thread.join(BLOCKED_S)  # a fork waits where the call is in the middle of an opening that the child must know of
 
     def under_attack(call: Attempt) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12 on
             at_point(rng.randint(1, points + 10), forked, call)
-            if not codes:
-                forked()
+            if thread.ident is None:  # the call had fewer points this time
+                thread.start()
+            thread.join(HANGS_S)
         assert codes == [0], f"the child ended with {codes}"
         assert call.returned, f"{call.error!r}"
 
