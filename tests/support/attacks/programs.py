@@ -90,8 +90,8 @@ def _run(stage: Stage, n: int) -> None:
 def _ran(stage: Stage) -> None:
     """Another run ends, and each record is in the output once."""
     _run(stage, 0)
-    count = _count(stage, IN)
-    assert _values(stage, DONE) == [b"%d" % number for number in range(count)]
+    # Not numbers from 0: two runs at once may have counted the same records before they wrote theirs.
+    assert _values(stage, DONE) == _values(stage, IN)
 
 
 def _values(stage: Stage, at: TopicPartition) -> list[bytes | None]:
