@@ -111,12 +111,13 @@ def traced(act: Callable[[], Any], met: Callable[[Point], None]) -> None:
             if point is not None:
                 met(point)
 
+    before = sys.gettrace()  # that of a measurement of coverage goes on afterwards
     sys.setprofile(profile)
     sys.settrace(trace)
     try:
         act()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
         sys.setprofile(None)
 
 

@@ -131,11 +131,12 @@ def test_segment_that_is_added_at_any_moment_of_a_look_is_in_the_next_one() -> N
                 found.family_for(HOUR_MS)  # noqa: B023 - another thread's put
             return trace
 
+        before = sys.gettrace()  # that of a measurement of coverage goes on afterwards
         sys.settrace(trace)
         try:
             found.families()
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         if passed:
             assert found.families() == ["w@0", f"w@{HOUR_MS}"], moment
 
