@@ -219,10 +219,7 @@ def test_a_rebalance_abandons_the_checkpoint_and_the_next_one_is_complete(cluste
     cluster.ask()
     cluster.until(lambda: cluster.order().number == 1, rounds=50)
     cluster.start("b")
-    for _ in range(200):
-        cluster.rounds(1)
-        if cluster.order().state is not OrderState.RUNNING:
-            break
+    cluster.until(lambda: cluster.order().state is not OrderState.RUNNING)
     assert cluster.order().state in (OrderState.ABANDONED, OrderState.COMPLETE)
     cluster.until(lambda: cluster.all_run() and all(len(one.loop._running) == TASKS for one in cluster.live.values()))
     assert cluster.made().state is OrderState.COMPLETE
