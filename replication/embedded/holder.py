@@ -26,7 +26,7 @@ from standfast.store.errors import Unavailable
 from standfast.store.process.holders import PROC, lock_holders
 
 TEXT_BYTES = 64
-NOBODY = b" " * TEXT_BYTES
+BLANK = b" " * TEXT_BYTES
 STUCK_MS = 1_000  # a holder that is named in a log line and in the status
 LONGEST_MS = 60_000  # the longest wait for the lock, and the time without progress after which a holder may be ended
 _STOPPED = ("T", "t")  # by a signal, by a debugger

@@ -35,8 +35,8 @@ import weakref
 from typing import NamedTuple
 
 from standfast.replication.embedded.holder import (
+    BLANK,
     LONGEST_MS,
-    NOBODY,
     STUCK_MS,
     TEXT_BYTES,
     Look,
@@ -121,7 +121,7 @@ class LogLock:
         """Remove the holder's text, just before the release; unlock if the `whole` work under the lock is done."""
         taken = None if self._taken is None else self._taken()
         if taken is not None and not taken.closed:
-            _write(taken, NOBODY, 0)
+            _write(taken, BLANK, 0)
             self._left_ms = _clock.monotonic_ms()
             if whole:
                 fcntl.flock(taken.fileno(), fcntl.LOCK_UN)
@@ -230,7 +230,7 @@ class _Wait:
     def _release(self) -> None:
         if not self.file.closed:
             if self._has:
-                _write(self.file, NOBODY, 0)  # a holder that was killed has left its text
+                _write(self.file, BLANK, 0)  # a holder that was killed has left its text
                 fcntl.flock(self.file.fileno(), fcntl.LOCK_UN)
             self.file.close()
 

@@ -285,9 +285,8 @@ class Tailer:
             # Also where its time lies ahead of the clock: it would look young later, when deletes behind it are gone.
             if stored is not None and stored.offset == bounds.end and abs(now_ms - stored.at_ms) > CONFIRM_AFTER_MS:
                 try:
-                    tailed.applier.apply(
-                        changelog, (), stored.offset
-                    )  # without records: only the position's time moves
+                    # Without records: only the position's time moves.
+                    tailed.applier.apply(changelog, (), stored.offset)
                 except StandfastError as error:  # such as of a full disk, which is to be reported in this very round
                     failed[tailed.task] = error
         return failed

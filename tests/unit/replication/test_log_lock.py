@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,8 @@ from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.store.errors import Unavailable
 from standfast.store.failpoint import VARIABLE
 from support.embedded import T0, contents, put
+from support.processes import is_stopped
+from support.serve import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -50,17 +52,6 @@ print("written", flush=True)
 """
 
 
-def until(done: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline_s, f"never: {what}"
-        time.sleep(0.01)
-
-
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 class Stopped:
     """A process that stopped in the middle of its append."""
 
@@ -73,7 +64,7 @@ class Stopped:
             text=True,
         )
         self.pid = self.process.pid
-        until(lambda: stopped(self.pid), "the child is stopped")
+        wait_for(lambda: is_stopped(self.pid), WAIT_S, told=lambda: "the child is stopped")
 
     def go_on(self) -> str:
         os.kill(self.pid, signal.SIGCONT)
@@ -110,7 +101,11 @@ def test_commit_waits_says_for_whom_within_two_seconds_and_comes_through(
     with caplog.at_level(logging.WARNING, "standfast"):
         writer = threading.Thread(target=lambda: ends.append(producer.append({T0: [Outgoing(b"b", b"2", 1)]})))
         writer.start()
-        until(lambda: f"process {holder.pid} for" in caplog.text, "the log line that names the process")
+        wait_for(
+            lambda: f"process {holder.pid} for" in caplog.text,
+            WAIT_S,
+            told=lambda: "the log line that names the process",
+        )
     assert time.monotonic() - began_s < 2 + 3  # a busy machine's share beside the two seconds
     assert "kill -CONT" in caplog.text
     (found,) = reader.fetch(10)  # meanwhile reads go on
@@ -137,7 +132,7 @@ def test_what_is_tried_again_anyway_is_unavailable_and_at_once_the_second_time(
     assert [member.member_id for member in group.view().members] == ["me"]
     with pytest.raises(Unavailable, match=f"process {holder.pid}"):
         EmbeddedLog(log.path)
-    until(lambda: log.lock_holder() is not None, "it is told")
+    wait_for(lambda: log.lock_holder() is not None, WAIT_S, told=lambda: "it is told")
     assert (told := log.lock_holder()) is not None
     assert told.pid == holder.pid
     assert told.held_ms >= 1_000
@@ -164,9 +159,9 @@ def test_session_reads_and_stands_by_and_names_the_process(
         active.task(0).commit()
         standby.assign(standby=[0])
         read = lambda: standby.read("kv", 0, allow_stale=True).store.get("k")  # noqa: E731
-        until(lambda: read() == "1", "the standby has it")
+        wait_for(lambda: read() == "1", WAIT_S, told=lambda: "the standby has it")
         holder: Stopped = request.getfixturevalue("holder")
-        until(lambda: standby.statistics().log_lock is not None, "status names the process")
+        wait_for(lambda: standby.statistics().log_lock is not None, WAIT_S, told=lambda: "status names the process")
         statistics = standby.statistics()
         assert statistics.log_lock is not None
         assert statistics.log_lock.pid == holder.pid
@@ -180,12 +175,14 @@ def test_session_reads_and_stands_by_and_names_the_process(
         assert read() == "1"
         assert active.task(0).store("kv").get("k") == "1"
         assert time.monotonic() - began_s < 5
-        until(lambda: f"process {holder.pid} for" in caplog.text, "a log line names it")
+        wait_for(lambda: f"process {holder.pid} for" in caplog.text, WAIT_S, told=lambda: "a log line names it")
         holder.go_on()
         active.task(0).store("kv").put("k", "2")
         active.task(0).commit()
-        until(lambda: read() == "2", "the standby follows again")
-        until(lambda: standby.statistics().log_lock is None, "nobody is in the way any more")
+        wait_for(lambda: read() == "2", WAIT_S, told=lambda: "the standby follows again")
+        wait_for(
+            lambda: standby.statistics().log_lock is None, WAIT_S, told=lambda: "no process keeps the lock any more"
+        )
         samples: dict[str, Any] = {name: value for name, _, value in session_samples(standby.statistics())}
         assert samples["log_lock_holder_pid"] == 0
 

@@ -25,6 +25,7 @@ from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
 from support.embedded import T0, contents
+from support.serve import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -62,13 +63,6 @@ for line in sys.stdin:
     producer.append({TopicPartition("board", 0): [Outgoing(b"child", b"1", 1)]})
     print("written", flush=True)
 """
-
-
-def until(done: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline_s, f"never: {what}"
-        time.sleep(0.01)
 
 
 class Other:
@@ -197,9 +191,11 @@ def test_waiter_that_is_stopped_or_killed_keeps_no_other_from_the_lock(
         assert waiter.hear() == "open"
         with LogLock(log.path).take():
             waiter.say("write")
-            until(lambda: b" %d " % waiter.pid in Path(f"{log.path}.lock").read_bytes(), "it waits")
+            wait_for(
+                lambda: b" %d " % waiter.pid in Path(f"{log.path}.lock").read_bytes(), WAIT_S, told=lambda: "it waits"
+            )
             os.kill(waiter.pid, ended_by)
-            until(lambda: waiter.rests(), "no thread of it runs")
+            wait_for(lambda: waiter.rests(), WAIT_S, told=lambda: "no thread of it runs")
         began_s = time.monotonic()
         for _ in range(50):
             producer.append({T0: [Outgoing(b"k", b"v", 1)]})

@@ -34,7 +34,7 @@ def test_task_that_its_loop_has_let_go_is_reported_as_free_before_it_is_closed(b
     rest = frozenset(TaskId(0, number) for number in range(1, TASKS))
     part.follow(rest, frozenset(), lambda _: False)
     assert (task.state, part.facts().running) == (TaskState.RUNNING, rest)
-    assert TaskId(0, 0) in part.facts().left, "since when nobody processes it"
+    assert TaskId(0, 0) in part.facts().left, "since when no instance processes the task"
     part.follow(rest, frozenset(), lambda _: False)
     assert task.state is TaskState.CLOSED
     assert TaskId(0, 0) in part.facts().left
