@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId
 from standfast.restore.gate import Gate as RestoreGate
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.states import TaskState
-from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.gate import NAMED_MAX, InstanceGate
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order, Orders
 from standfast.stream.workers.protocol import Gate
 from standfast.stream.workers.session import WorkerSession
-from support.sessions import Bench, four_stores
+from support.sessions import Bench
+from support.worker_sessions import worker_session
 
 T0, T1, T2 = (TaskId(0, number) for number in range(3))
 BOTH = frozenset({T0, T1})
@@ -133,19 +131,7 @@ class Instance:
         self.workers = [self._worker(**settings) for _ in range(2)]
 
     def _worker(self, **settings: Any) -> WorkerSession:
-        options: Any = {"placement": "managed", **settings}
-        session = WorkerSession(
-            "app",
-            state_dir=self.state.lend(self.state.instance_id),
-            progress=LeaseProgress(),
-            log=self.bench.address,
-            groups={0: TaskGroup(3, tuple(four_stores()), frozenset({"in"}))},
-            background=False,
-            clock=self.bench.clock,
-            **worker_options(options, 2),
-        )
-        self.bench.opened.append(session)
-        return session
+        return worker_session(self.bench, self.state, 3, **settings)
 
     def rounds(self) -> None:
         for _ in range(10):

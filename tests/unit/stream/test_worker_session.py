@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint_flow import Flow
@@ -20,13 +19,12 @@ from standfast.store.errors import Held
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.local_part import ACTIVES_FIRST_MS
 from standfast.stream.snapshots.counts import SnapshotCounts
-from standfast.stream.task.groups import TaskGroup
 from standfast.stream.workers.care import InstanceCare
-from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
 from standfast.stream.workers.protocol import Gate
 from standfast.stream.workers.session import WorkerSession
-from support.sessions import Bench, four_stores
+from support.sessions import Bench
+from support.worker_sessions import worker_session
 
 T0, T1 = TaskId(0, 0), TaskId(0, 1)
 
@@ -39,18 +37,7 @@ class Instance:
         self.state = StateDir(bench.root / "a", "app")
 
     def worker(self, **settings: Any) -> WorkerSession:
-        options: Any = {"placement": "managed", **settings}
-        session = WorkerSession(
-            "app",
-            state_dir=self.state.lend(self.state.instance_id),
-            progress=LeaseProgress(),
-            log=self.bench.address,
-            groups={0: TaskGroup(2, tuple(four_stores()), frozenset({"in"}))},
-            background=False,
-            clock=self.bench.clock,
-            **worker_options(options, 2),
-        )
-        self.bench.opened.append(session)
+        session = worker_session(self.bench, self.state, 2, **settings)
         session.join_gate(Gate(open=True, standbys=True))  # as a supervisor does where its gate has opened before
         return session
 
