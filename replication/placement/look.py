@@ -105,7 +105,8 @@ class Look:
         active: dict[TaskId, str] = {}
         standbys: dict[TaskId, tuple[str, ...]] = {}
         warmups: dict[TaskId, str] = {}
-        for task, copies in self.copies.items():
+        # In one order, so that each leader decides the same from the same reports.
+        for task, copies in sorted(self.copies.items()):
             able = sorted(name for name in copies if name in self.members or name in self.short)
             state = {name: copies[name].state for name in able}
             running = [name for name in able if state[name] is CopyState.RUNNING]

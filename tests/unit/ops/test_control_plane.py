@@ -63,7 +63,9 @@ class Plane:
 
     async def assign(self, generation: int, *active: int, **more: Any) -> None:
         tasks = [{"partition": one, "role": "active"} for one in active]
-        await self.call(lambda: self.plane.assign(fit({"generation": generation, "tasks": tasks, **more}, Assignment)))
+        # A test without heartbeats is not about the lease of the application, which ends after 10 s by default.
+        body = {"generation": generation, "tasks": tasks, "lease_ms": 60_000, **more}
+        await self.call(lambda: self.plane.assign(fit(body, Assignment)))
 
     async def revoke(self, **body: Any) -> dict[int, dict[str, int]]:
         return await self.call(lambda: self.plane.revoke(fit(body, Revoke)))

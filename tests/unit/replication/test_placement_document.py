@@ -35,7 +35,6 @@ def test_document_becomes_a_view() -> None:
     assert view.previous == Assignment(7, {TaskId(0, 0): "a", TaskId(0, 1): "b"}, {TaskId(0, 1): ("a",)})
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(views())
 def test_view_and_assignment_survive_the_document(view: View) -> None:
