@@ -137,7 +137,7 @@ class ManagedPlacement:
         self._decided_for: object = None
         self._again_ms: int | None = None
         self._gone_since: dict[str, int] = {}
-        self._shortages = Shortages()  # of a leader
+        self._shortages = Shortages()  # as `_gone_since`, of a leader or of a member beside a busy one
         self._leader: str | None = None
         self._part: PartOf | None = None
         self._mine: dict[TaskId, int] = {}  # since which generation each active task has been this instance's
@@ -188,6 +188,7 @@ class ManagedPlacement:
         self._group, members = view, self._members
         self._deaths.look(members, instance.membership.lease_ms, now_ms)
         if instance.membership.member not in members:
+            self._busy_lead.ends()
             return  # the lease ran out: the next heartbeat joins again
         if not self._has_looked:
             # Half of the topic may end with a generation that was replaced since, of another program even.
@@ -285,9 +286,10 @@ class ManagedPlacement:
             if not led:
                 self._note_program(replaces=replaces)
                 self._told("lead_claimed", "this instance (%s) leads application %s", member)
-                self._busy_lead.rests()
-                self._gone_since, self._decided_for, self.round = {}, None, None
-                self._shortages.begin(topic.state.moves.values(), topic.wall_ms(), now_ms)
+                if not self._busy_lead.watches:
+                    self._begin_memory(now_ms)
+                self._busy_lead.ends()
+                self._decided_for, self.round = None, None
             self._decide(members, now_ms)
             if self.round is not None:
                 topic.explain(self.round)
@@ -309,8 +311,11 @@ class ManagedPlacement:
         busy: Mapping[str, Busy] = {} if self._group is None else self._group.busy
         lease_ms = membership.lease_ms
         if not is_busy(busy, leader, lease_ms) or valid is None or valid.drains or not self._programs.runs(valid):
-            self._busy_lead.rests()
+            self._busy_lead.ends()
             return False
+        if not self._busy_lead.watches:
+            self._busy_lead.begins()
+            self._begin_memory(now_ms)
         found = self._next(members, self._own_report(), now_ms) or self.round
         if found is None or not is_changed(valid.assignment, found.assignment):
             self._busy_lead.rests()
@@ -325,6 +330,11 @@ class ManagedPlacement:
             extra=as_event("lead_taken", app=self._instance.app, leader=leader, busy_ms=busy[leader].look_ms),
         )
         return True
+
+    def _begin_memory(self, now_ms: int) -> None:
+        """Begin to decide: what an earlier time as leader, or beside a busy one, has left is of no use any more."""
+        self._gone_since, self._decided_for = {}, None
+        self._shortages.begin(self._topic.state.moves.values(), self._topic.wall_ms(), now_ms)
 
     def _told(self, event: str, text: str, leader: str) -> None:
         app = self._instance.app
@@ -567,6 +577,7 @@ class ManagedPlacement:
         """Give up all tasks, each once its loop has committed it, and report that; another program runs."""
         if self._topic.leads:
             self._topic.resign()
+        self._busy_lead.ends()
         if self.valid is None:
             return  # instances of a version without managed placement, which read no reports
         self._part, self.round = None, None
