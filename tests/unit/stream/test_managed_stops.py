@@ -1,4 +1,4 @@
-"""A clean stop of the leader costs no more than that of another instance: driven by hand on one embedded log and clock."""
+"""A clean stop of the leader costs no more than that of another instance: by hand on one embedded log and clock."""
 
 from __future__ import annotations
 
