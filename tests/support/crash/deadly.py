@@ -1,6 +1,6 @@
 """An application that meets a record which ends its process, run again by the test as a service manager does.
 
-    python deadly.py JSON     log, state_dir, app, workers, stall_ms, options of its source and step; runs the application
+    python deadly.py JSON     log, state_dir, app, workers, stall_ms, and the options of source and step; runs the app
 
     a record's value says how the process ends: segv, abort, exit, hang, slow (for a kill from outside); others go on
 
