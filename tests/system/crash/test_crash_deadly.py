@@ -23,7 +23,7 @@ from support.serve import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(600)]
 PATIENCE_S = 120
 SKIP = {"source": {"on_error": "skip"}}
-PATIENT = {"stall_ms": 30_000}  # so that a machine without time for a process is no stall at the record
+STALLS = {"stall_ms": 6_000}  # of records that hang; longer than the clean end of a process takes
 GIVEN_UP = "task 0_0 is given up, the others go on"
 Make = Callable[..., Deadly]
 
@@ -51,6 +51,10 @@ def kept(deadly: Deadly, found: Callable[[], object]) -> None:
         return found()
 
     wait_for(look, PATIENCE_S)
+
+
+def stalls(how: str) -> dict[str, int]:
+    return STALLS if how == "hang" else {}
 
 
 def settled(deadly: Deadly) -> None:
@@ -109,7 +113,7 @@ def test_task_whose_record_ends_processes_is_given_up_alone_and_goes_on_by_the_c
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_exit_and_stall_are_the_record_s_own_doing(how: str, make: Make) -> None:
-    deadly = make(workers=2, step={"on_error": "skip", "name": "work"})
+    deadly = make(workers=2, step={"on_error": "skip", "name": "work"}, **stalls(how))
     deadly.feed(0, "a", how, "c")
     deadly.start("a")
     kept(deadly, lambda: deadly.written() == ["a", "c"])
@@ -119,7 +123,7 @@ def test_exit_and_stall_are_the_record_s_own_doing(how: str, make: Make) -> None
 
 @pytest.mark.long
 def test_stall_of_a_single_process_is_noted_by_itself_and_its_kill_counts_no_second_time(make: Make) -> None:
-    deadly = make(**SKIP)
+    deadly = make(**SKIP, **STALLS)
     deadly.feed(0, "a", "hang", "c")
     deadly.start("a")
     for stalls in range(1, DEATHS_MAX + 1):
@@ -149,7 +153,7 @@ def test_record_that_ends_its_process_in_a_serde_is_found_among_those_decoded_wi
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["exit", "hang", "segv", "serde"])
 def test_two_instances_with_workers_leave_the_record_out(how: str, make: Make) -> None:
-    deadly = make(workers=2, **SKIP)
+    deadly = make(workers=2, **SKIP, **stalls(how))
     deadly.feed(0, "a", how, "c")
     deadly.feed(1, "x")
     for name in ("a", "b"):
@@ -163,7 +167,7 @@ def test_two_instances_with_workers_leave_the_record_out(how: str, make: Make) -
 @pytest.mark.long
 @pytest.mark.parametrize("names", ["a", "ab"])
 def test_kills_from_outside_at_a_slow_record_leave_no_record_out(names: str, make: Make) -> None:
-    deadly = make(workers=2, **PATIENT, **SKIP)
+    deadly = make(workers=2, **SKIP)
     deadly.feed(0, "a", "slow", "c")
     for name in names:
         deadly.start(name)
