@@ -136,7 +136,7 @@ class ManagedPlacement:
         self._stored: Mapping[TaskId, int] = {}
         self._decided_for: object = None
         self._again_ms: int | None = None
-        # A new leader goes on with its own: a grace that began anew with each change of the lead would have no end.
+        # A new leader goes on with its own: a grace that began again with each change of the lead would have no end.
         self._gone_since: dict[str, int] = {}
         self._gone_of: tuple[Generation | None, Members | None] = None, None  # as of which a follower noted them
         self._shortages = Shortages()  # of a leader, or of a member beside a busy one
@@ -337,7 +337,7 @@ class ManagedPlacement:
         return True
 
     def _begin_memory(self, now_ms: int) -> None:
-        """Begin to decide: what an earlier time as leader, or beside a busy one, has left is of no use any more."""
+        """Begin to decide: the memory of an earlier time as leader, or beside a busy one, is of no use any more."""
         self._decided_for = None
         self._shortages.begin(self._topic.state.moves.values(), self._topic.wall_ms(), now_ms)
 
