@@ -109,8 +109,8 @@ def _create(admin: LogAdmin, app: str, spec: StoreSpec, partitions: int) -> Topi
     if not lacking:
         return admin.change_topic(made.name, {**BY_STREAM_TIME, **spec.changelog})
     logger.warning(
-        "changelog %s of store %r is kept by the log's clock (retention.ms=%d), not by the store's stream time, as this "
-        "login may not remove its records: %s",
+        "changelog %s of store %r is kept by the log's clock (retention.ms=%d), not by the store's stream time, since "
+        "this login may not remove its records: %s",
         made.name,
         spec.name,
         made.policy.retention_ms,

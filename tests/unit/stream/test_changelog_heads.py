@@ -12,7 +12,7 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.changelog import TIME_MAX_MS, changelog_policy
 from standfast.store.task.commit_record import CommitRecord
 from standfast.stream.session import changelog_heads
-from tests.support.sessions import DAY_MS, HOUR_MS, START_MS, Bench
+from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench
 
 TEXT = sf.serde.string
 MINUTE_MS = 60_000
