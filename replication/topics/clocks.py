@@ -1,6 +1,6 @@
 """Rules for changelogs whose records go by the log's clock, while the rows of their stores go by stream time.
 
-    kind                setting of the topic     its time            what is lost once stream time is behind the clock
+    kind                setting of the topic     its time            loss once stream time is behind the clock
     window, session     retention.ms             append, timestamp   records of rows that live
     versioned           min.compaction.lag.ms    timestamp           versions within the history
 

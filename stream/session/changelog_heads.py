@@ -6,8 +6,8 @@
 
     note       ("tail", "0_3 INSTANCE") -> {"beat": n, "at": {store: [topic id, offset]}}
 
-The owner leaves what a standby, or a warm-up, has not read, for as long as its note changes: one that has not moved for
-ten minutes begins again from the log's begin. A note that stays the same for so long is removed.
+The owner leaves records that a standby, or a warm-up, has not read, for as long as its note changes: one that has not
+moved for ten minutes begins again from the log's begin. A note that stays the same for so long is removed.
 
 Rules of this file: it goes by the record of the task alone, which the log has acknowledged. The topic must be the one
 of the record and the claim the newest, right before the removal, which names no topic id: a process that was stopped in
