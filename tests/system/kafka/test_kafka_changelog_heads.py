@@ -17,13 +17,18 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.ops.cli.command_line import main
+from standfast.ops.demo.flights import read_flights
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.changelog import TIME_MAX_MS, changelog_policy
+from standfast.stream.session import changelog_heads
 from support.sessions import DAY_MS, HOUR_MS, START_MS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MONTHS, EVERY = 36, 20  # three years of January 2013, one flight of twenty
 
 TEXT = sf.serde.string
 WAIT_S = 40.0
@@ -172,3 +177,73 @@ def test_owner_that_was_fenced_and_owner_of_a_topic_made_again_remove_nothing(re
     replays.trim(new)
     assert replays.bounds()["win"] == Bounds(0, 9_000)
     assert replays.bounds()["ses"].begin > 0
+
+
+def records(replays: Replays, at: TopicPartition) -> int:
+    """The records that a reader gets, without markers and gaps of compaction."""
+    reader = replays.log.reader()
+    begin, end = reader.bounds([at])[at]
+    reader.assign({at: begin})
+    found = 0
+    while reader.assignment()[at] < end:
+        found += sum(len(batch.records) for batch in reader.fetch(10_000, 1_000))
+    reader.close()
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_three_years_of_flights_beside_a_standby(
+    replays: Replays, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    """The threads of both sessions run, and a minute is half a second. Departures of each hour, by airport and late."""
+    monkeypatch.setattr(changelog_heads, "INTERVAL_MS", 500)
+    monkeypatch.setattr(changelog_heads, "LOOK_S", 0.1)
+    number = sf.serde.int64
+    stores: list[Any] = [
+        sf.WindowStore("win", TEXT, number, window_size_ms=HOUR_MS, retention_ms=DAY_MS, changelog=SEGMENTS),
+        sf.SessionStore("ses", TEXT, TEXT, retention_ms=DAY_MS, changelog=SEGMENTS),
+        sf.WindowStore(
+            "dup", TEXT, TEXT, window_size_ms=HOUR_MS, retention_ms=DAY_MS, retain_duplicates=True, changelog=SEGMENTS
+        ),
+    ]
+    owner = replays.active(stores=stores, background=True)
+    standby = replays.open("b", stores=stores, background=True)
+    standby.assign(standby=[0])
+    flights = read_flights("sample").flights[::EVERY]
+    task, count = owner.task(0), 0
+    win, ses, dup = (task.store(name) for name in ("win", "ses", "dup"))
+    live = dict.fromkeys(("win", "ses", "dup"), 0)  # records of the last two days of event time
+    for month in range(MONTHS):
+        for flight in flights:
+            at_ms = flight.departed + month * 31 * DAY_MS
+            hour_ms = at_ms // HOUR_MS * HOUR_MS
+            win.put(flight.origin, (win.fetch(flight.origin, hour_ms) or 0) + 1, hour_ms, at_ms)
+            ses.put(flight.tail, at_ms, at_ms + flight.delay % 60, flight.dest, at_ms)
+            if flight.delay > 60:
+                dup.put(flight.origin, flight.dest, hour_ms, at_ms)
+            count += 1
+            if count % 50 == 0:
+                task.commit({(f"{replays.app}-src", 0): count})
+    task.commit({(f"{replays.app}-src", 0): count})
+    last_ms = flights[-1].departed
+    recent = [flight for flight in flights if flight.departed > last_ms - 2 * DAY_MS]
+    live = {"win": len({(one.origin, one.departed // HOUR_MS) for one in recent}), "ses": len(recent)}
+    live["dup"] = sum(one.delay > 60 for one in recent)
+    before = contents(owner)
+    assert all(len(rows) > 10 for rows in before.values())
+    deadline = time.monotonic() + WAIT_S
+    while contents(standby) != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(RETENTION_ROUNDS_S)  # further rounds of the owner, and of the broker's cleaner
+    left = {name: records(replays, at) for name, at in replays.changelogs.items()}
+    assert all(left[name] <= 2 * most + 100 for name, most in live.items()), (left, live)
+    standby.close()
+    owner.close()
+    assert "state lost" not in caplog.text
+    assert contents(replays.active("cold", stores=stores)) == before
+    replays.opened[-1].close()
+    for directory in ("a", "b", "cold"):
+        assert main(["verify", "--state-dir", str(replays.root / directory), "--log", replays.address, "--json"]) == 0
+    assert '"inconclusive"' not in capsys.readouterr().out
