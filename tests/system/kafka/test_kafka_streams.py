@@ -45,6 +45,7 @@ from support.streams import (
     java_rows,
     our_rows,
     stores,
+    with_retention,
     without_window_times,
     write,
 )
@@ -124,9 +125,11 @@ class Peers:
         """Start the command, and wait until it has caught up once."""
         command = [sys.executable, "-P", "-m", "standfast.ops.cli", "replica", "--json"]
         command += ["--app", self.app, "--log", self.log.address, "--state-dir", str(self.root / "replica")]
+        # At least once a session made the changelogs.
+        stores = STORE_ARGUMENTS if self.guarantee == "exactly_once" else map(with_retention, STORE_ARGUMENTS)
         with (self.root / "replica.err").open("ab") as errors:
             self._replica = subprocess.Popen(
-                [*command, *(f"--store={text}" for text in STORE_ARGUMENTS)],
+                [*command, *(f"--store={text}" for text in stores)],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
