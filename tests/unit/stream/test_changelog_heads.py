@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import standfast as sf
+from standfast.ops.sidecar.control.session import ServerSession
+from standfast.ops.sidecar.worker.worker import WorkerSession as TailSession
+from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.changelog import TIME_MAX_MS, changelog_policy
+from standfast.store.clock import SystemClock
+from standfast.store.disk import DiskGuard
 from standfast.store.task.commit_record import CommitRecord
+from standfast.store.task.state_dir import StateDir
 from standfast.stream.session import changelog_heads
+from standfast.stream.workers.session import WorkerSession
+from support.lease import until
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench
 
 TEXT = sf.serde.string
@@ -217,3 +226,55 @@ def test_new_changelogs_are_kept_for_ever_and_in_small_segments(bench: Bench) ->
         assert policies[f"app-{name}-changelog"].extra["segment.bytes"] == str(64 << 20)
     assert policies["app-own-changelog"].retention_ms == 9 * DAY_MS
     assert policies["app-kv-changelog"].retention_ms == TopicPolicy().retention_ms
+
+
+def test_snapshot_whose_later_records_are_gone_is_passed_over_for_the_log(bench: Bench) -> None:
+    policy = sf.SnapshotPolicy(to=str(bench.root / "snaps"))
+    owner = bench.active(stores=STORES, snapshots=policy)
+    write_hours(owner, 0, 24)
+    owner.snapshot(0)
+    write_hours(owner, 24, 240)
+    minute(bench, owner)
+    assert bounds(bench)["win"].begin > 24
+    cold = bench.active("cold", stores=STORES, snapshots=policy, take_over=False)
+    assert contents(cold) == contents(owner)
+    assert not cold.counters.snapshots.restores.get("whole")
+    owner.close()
+    cold.snapshot(0)
+    write_hours(cold, 264, 24)
+    again = bench.active("again", stores=STORES, snapshots=policy, take_over=False)
+    write_hours(again, 288, 240)  # on from the heads of the snapshot
+    minute(bench, again)
+    assert all(288 < begin <= 528 - 48 for begin, _ in bounds(bench).values())
+    assert contents(bench.active("last", stores=STORES, take_over=False)) == contents(again)
+
+
+def test_every_kind_of_session_that_owns_tasks_removes_records_in_a_thread(bench: Bench) -> None:
+    """Those of a program, of its worker processes, of a sidecar and its worker; not a copy of another application's."""
+    with closing(StateDir(bench.root / "state", "app")) as state:
+        kinds: list[tuple[type[sf.Session], dict[str, Any]]] = [
+            (sf.Session, {"state_dir": bench.root / "own"}),
+            (WorkerSession, {"state_dir": state.lend("w0"), "progress": LeaseProgress()}),
+            (ServerSession, {"state_dir": state.lend("m"), "disk": DiskGuard({"state directory": bench.root})}),
+            (TailSession, {"state_dir": state.lend("m-tail0")}),
+        ]
+        for kind, given in kinds:
+            with kind("app", log=bench.address, stores=STORES, partitions=1, background=False, **given) as session:
+                assert changelog_heads.THREAD in session._background()
+        with sf.Replica("app", log=bench.address, state_dir=bench.root / "copy", stores=STORES) as replica:
+            assert changelog_heads.THREAD not in {thread.name for thread in replica._threads}
+        plain: dict[str, Any] = {"stores": [sf.KeyValueStore("kv", TEXT, TEXT)], "state_dir": bench.root / "plain"}
+        with sf.Session("other", log=bench.address, partitions=1, background=False, **plain) as session:
+            assert changelog_heads.THREAD not in session._background()
+
+
+@pytest.mark.slow
+def test_thread_of_a_session_removes_records(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog_heads, "LOOK_S", 0.01)
+    monkeypatch.setattr(changelog_heads, "INTERVAL_MS", 0)
+    owner = bench.active(stores=STORES, background=True, clock=SystemClock())
+    write_hours(owner, 0, 240)
+    until(lambda: bounds(bench)["dup"].begin > 0, "the thread has removed records")
+    before = contents(owner)
+    owner.close()
+    assert contents(bench.active("cold", stores=STORES)) == before
