@@ -470,7 +470,7 @@ class Group(Protocol):
 
         With `claim` it raises Fenced, and commits nothing, once a newer writer was opened for its id. The embedded log
         checks that in the transaction of the offsets. Kafka has no such transaction: the broker checks `member`, and
-        without one the commit first looks up the owner.
+        without one the commit first looks up the owner. Without offsets it only checks the claim.
         """
         ...
 

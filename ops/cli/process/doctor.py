@@ -71,6 +71,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     """doctor."""
     from standfast.ops.config.store_argument import parse_store
     from standfast.ops.doctor.claims import claim_findings
+    from standfast.ops.doctor.clocks import stream_clock_findings
     from standfast.ops.doctor.doctor import Known, app_tasks, known_of, look
     from standfast.ops.doctor.local import local_facts, local_findings
     from standfast.ops.doctor.state import head_findings, log_finding, log_findings, open_findings, state_findings
@@ -100,6 +101,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
             looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
             found += findings(looked.application, looked.survey, Fixes(log.address))
             found += claim_findings(log, looked.application, looked.survey.topics)
+            found += stream_clock_findings(log, looked.application, looked.survey.topics, SystemClock().wall_ms())
             found += head_findings(log, looked.application.changelogs, looked.survey.topics)
             found += open_findings(log, looked.application.changelogs, looked.survey.topics, SystemClock())
             found += state_findings(log, app, known.kept, SystemClock().wall_ms())
