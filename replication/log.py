@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import Need
+from standfast.replication.record_limits import TopicLimits
 from standfast.store.errors import StandfastError, Unavailable
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
@@ -318,6 +319,11 @@ class LogWriter(Protocol):
     @property
     def marks_transactions(self) -> bool:
         """Whether a transaction takes one more offset of each partition, after its last record, for a marker."""
+        ...
+
+    @property
+    def limits(self) -> TopicLimits:
+        """The largest records that topics of this log take, as far as that is known."""
         ...
 
     def append(self, batches: Batches, *, meanwhile: Callable[[], None] | None = None) -> dict[TopicPartition, int]:
