@@ -97,6 +97,7 @@ class TopicInfo:
     """A topic as the log describes it. `topic_id` changes when a topic of the same name is recreated.
 
     `ahead_max_ms`: the log refuses a record whose timestamp lies further ahead of its clock; None: no bound.
+    `record_max_bytes`: the largest batch of records, even of one, that it takes; None: no bound.
     """
 
     name: str
@@ -105,6 +106,7 @@ class TopicInfo:
     policy: TopicPolicy
     replication: int = 1
     ahead_max_ms: int | None = None
+    record_max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ Rules of this file: pure, no I/O. Several threads may use one TopicLimits: each 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from standfast.store.errors import TooLarge
@@ -41,7 +41,7 @@ class RecordRefused(TooLarge):
     is refused as it is sent, once the task is open again and has processed its sources up to there.
     """
 
-    of_output = False
+    of_output = True
 
     def __init__(self, message: str, topic: str, partition: int, key: bytes | None, size: int) -> None:
         super().__init__(message)
@@ -60,10 +60,17 @@ class TopicLimits:
         self._records: dict[str, int] = {}
         self._batches: dict[str, int] = {}
         self._refused: dict[str, dict[bytes, None]] = {}
+        self._least_refused: dict[str, int] = {}  # where the log's own limit is not known, or not the whole truth
 
     def unasked(self, topics: Iterable[str]) -> list[str]:
         """Those of the topics whose limit was never looked up."""
         return [topic for topic in dict.fromkeys(topics) if topic not in self._asked]
+
+    def begin(self, topics: Mapping[str, int | None]) -> None:
+        """Note limits that were looked up before, by another access to the log; those known here are newer."""
+        for topic in self.unasked(topics):
+            if topics[topic] is not None:
+                self.note(topic, topics[topic])
 
     def note(self, topic: str, most_bytes: int | None) -> None:
         """The log's own limit of a topic; None: it does not say."""
@@ -71,6 +78,7 @@ class TopicLimits:
         if most_bytes is None:
             return
         self._batches.pop(topic, None)
+        self._least_refused.pop(topic, None)
         self._records[topic] = most_bytes
         self._look_least()
 
@@ -90,13 +98,16 @@ class TopicLimits:
 
     def refuse(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> None:
         """A batch of this record alone was refused."""
+        size = alone_bytes(key, value, headers)
+        if size <= self._records.get(topic, NO_LIMIT):
+            self._least_refused[topic] = min(size, self._least_refused.get(topic, NO_LIMIT))
         if self._compresses:
             refused = self._refused.setdefault(topic, {})
             refused[_digest(key, value)] = None
             if len(refused) > REFUSED_MAX:
                 del refused[next(iter(refused))]
         else:
-            self._records[topic] = min(self._records.get(topic, NO_LIMIT), alone_bytes(key, value, headers) - 1)
+            self._records[topic] = min(self._records.get(topic, NO_LIMIT), size - 1)
         self._look_least()
 
     def problem(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> str | None:
@@ -108,11 +119,11 @@ class TopicLimits:
         most, size = self._records.get(topic, NO_LIMIT), alone_bytes(key, value, headers)
         return None if size <= most else f"it has {size} bytes, above the topic's limit of {most} bytes"
 
-    def room(self, topic: str, key: bytes | None, headers: Headers) -> int | None:
-        """The most bytes of a value beside this key and these headers; below 0 if they are too large; None: any."""
-        most = None if self._compresses else self._records.get(topic)
-        # The length before the value may grow with it.
-        return None if most is None else most - alone_bytes(key, None, headers) - _varint_bytes(most) * 2
+    def room(self, topic: str, key: bytes | None, headers: Headers) -> int:
+        """The most bytes of a value beside this key and these headers; below 0 if they are too large."""
+        most = min(self._records.get(topic, NO_LIMIT), self._least_refused.get(topic, NO_LIMIT) // 2)
+        # The lengths before the value and before the record may grow with it.
+        return most - alone_bytes(key, None, headers) - 2 * _varint_bytes(most)
 
     def _look_least(self) -> None:
         if self._compresses:

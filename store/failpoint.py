@@ -70,6 +70,7 @@ from standfast.store.errors import BadConfig
 VARIABLE = "STANDFAST_FAILPOINT"
 NAMES = (
     "commit.flushed",
+    "writer.piece",
     "commit.logged",
     "commit.local",
     "stores.families",

@@ -48,7 +48,7 @@ def surveyed(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicSurvey]:
     for resource, answer in _configs(cluster, asked, "describing topics").items():
         if not isinstance(answer, KafkaException):
             found[resource.name] = _topic(described[resource.name], answer)
-            cluster.limits.note(resource.name, _limit(answer))
+            cluster.limits.note(resource.name, found[resource.name].info.record_max_bytes)
         elif error_of(answer).code() not in UNKNOWN_TOPIC:  # else deleted between the two requests
             need = Need(TOPIC, resource.name, "DESCRIBE_CONFIGS")
             raise cluster.translate(answer, f"describing topic {resource.name!r}", need) from answer
@@ -130,7 +130,9 @@ def _topic(description: Any, entries: Mapping[str, Any]) -> TopicSurvey:
     replicas = tuple(tuple(node.id for node in one.replicas) for one in description.partitions)
     fewest = min(map(len, replicas), default=0)
     ahead_ms = ahead_max_ms(values)
-    info = TopicInfo(description.name, str(description.topic_id), len(replicas), policy, fewest, ahead_ms)
+    info = TopicInfo(
+        description.name, str(description.topic_id), len(replicas), policy, fewest, ahead_ms, _limit(entries)
+    )
     return TopicSurvey(info, replicas, tuple(len(one.isr) for one in description.partitions), values)
 
 

@@ -508,8 +508,8 @@ class KafkaWriter:
         key, size, most = one.keys[0], one.size_of(0), self._cluster.limits.record_bytes(source.topic)
         limit = "" if most is None else f" of {most} bytes"
         return RecordRefused(
-            f"{self._cluster.where}: {source}: the record with key {key!r:.200} of {size} bytes is above the topic's "
-            f"limit{limit} ({error.name()}): {fix_of(source.topic)}",
+            f"{self._cluster.where}: {source}: a record of {size} bytes with key {key!r:.200} is larger than the limit"
+            f"{limit} of its topic ({error.name()}): {fix_of(source.topic)}",
             *source, key, size,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, TRANSACTIONAL_ID, Need
-from standfast.replication.record_limits import MESSAGE_BYTES, RecordRefused
+from standfast.replication.record_limits import MESSAGE_BYTES, RecordRefused, alone_bytes
 from support.secured import WAIT_S, Secured, secured_broker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -137,7 +137,7 @@ def test_record_above_the_limit_is_named_itself_and_the_next_write_succeeds(
     small = TopicPartition(place.topic(LIMIT, known=known), 0)
     large = Outgoing(b"large", os.urandom(2 * LIMIT), 5)
     writer: KafkaWriter = place.log.producer()
-    with pytest.raises(RecordRefused, match=r"record with key b'large' of 20005 bytes is above the topic's limit"):
+    with pytest.raises(RecordRefused, match=r"a record of 20005 bytes with key b'large' is larger than the limit"):
         getattr(writer, call)({small: [*records(500), large, *records(500, first=500)]})
     last = records(1_000, first=2_000)
     getattr(writer, call)({small: last})
@@ -145,6 +145,19 @@ def test_record_above_the_limit_is_named_itself_and_the_next_write_succeeds(
     assert large.value not in found and once(last) <= found
     assert call == "append" or found == once(last)
     assert writer.limits.problem(small.topic, large.key, large.value, ()) is not None
+
+
+def test_largest_record_that_a_topic_takes_is_known_to_the_byte(place: Place) -> None:
+    small = TopicPartition(place.topic(LIMIT), 0)
+    headers = (("name", b"value"),)
+    fits = next(size for size in range(LIMIT, 0, -1) if alone_bytes(b"k", b"x" * size, headers) <= LIMIT)
+    writer: KafkaWriter = place.log.producer()
+    writer.append({small: [Outgoing(b"k", b"x" * fits, 5, headers)]})
+    assert len(place.values(small, 1)) == 1 and alone_bytes(b"k", b"x" * fits, headers) == LIMIT
+    beyond = Outgoing(b"k", b"x" * (fits + 1), 5, headers)
+    assert writer.limits.problem(small.topic, *beyond[:2], headers) is not None
+    with pytest.raises(RecordRefused):
+        writer.append({small: [beyond]})
 
 
 @pytest.mark.parametrize("call", CALLS)
