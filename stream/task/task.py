@@ -38,6 +38,7 @@ from standfast.replication.log import (
     TopicInfo,
 )
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.record_limits import RecordRefused, TopicLimits
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.foreign_offsets import (
     ForeignOffsets,
@@ -75,7 +76,7 @@ from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
-from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, recorded
+from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, named, recorded
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, checked_size, latest_ms
 from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.steps import LogCall, Steps, run_steps
@@ -132,6 +133,7 @@ class Task:
         self.inflight = (0, 0)  # records and bytes given to the log and not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
         self.output_topics: Mapping[str, TopicInfo] = {}  # the known ones, to refuse records that they would refuse
+        self.limits = TopicLimits()  # the writer's
         self._group = group
         self._clock = clock
         self._listener = listener
@@ -257,11 +259,8 @@ class Task:
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
             partition = zlib.crc32(key) % partitions if key else 0
         size = len(key or b"") + len(value or b"")
-        if headers or size > self.stores.limits.value_bytes:
-            limits = self.stores.limits
-            size = checked_size(
-                self.id, topic, key, value, headers, part_bytes=limits.value_bytes, record_bytes=limits.record_bytes
-            )
+        if headers or size > self.stores.limits.value_bytes or size > self.limits.least:
+            size = checked_size(self.id, topic, key, value, headers, self.limits, **self.stores.limits.of_output())
         buffer = self.stores.buffer
         buffer.check_room(size)
         made = Outgoing(key, value, stamp, tuple(headers))
@@ -457,6 +456,8 @@ class Task:
 
         Fenced stays as it is: a fenced caller gives the task up, and the new owner reads the offsets.
         """
+        if isinstance(error, RecordRefused):
+            error = named(self.id, error, self.changelog_topics())
         if not self._log_may_have_it or isinstance(error, Fenced):
             return error
         self.in_doubt = True
@@ -583,7 +584,12 @@ class Task:
 
     def open_writer(self, writer: LogWriter) -> None:
         """Own the task in the log from now on."""
-        self.writer = writer
+        self.writer, self.limits = writer, writer.limits
+
+    def know_outputs(self, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse records that these output topics would refuse."""
+        self.output_topics = topics
+        self.limits.begin({name: info.record_max_bytes for name, info in topics.items()})
 
     def resume_from_log(self, offsets: Mapping[TopicPartition, Committed], *, local_counts: bool) -> None:
         """Choose the start of sources and clocks by the group's `offsets`; called once, when every store is whole.
