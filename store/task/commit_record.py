@@ -54,6 +54,7 @@ class CommitRecord:
 
     `source_tags` are the epoch tags of the records before the source offsets, where the log has epochs.
     `task` names the owner task, in the bytes only: it exposes files of another task; "" from versions that wrote none.
+    `commit` is the number of the epoch's commit, counted from 1; -1: not counted, as where every row is in a log.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -64,9 +65,10 @@ class CommitRecord:
     epoch: int = 0
     source_tags: Mapping[str, str] = field(default_factory=dict)
     task: str = ""
+    commit: int = -1
 
     def encode(self) -> bytes:
-        """The bytes of the "cut" row, without the fields for epochs if there are none, as earlier versions wrote it."""
+        """The bytes of the "cut" row; without tags and numbers of commits they are as earlier versions wrote them."""
         return _encode(
             {
                 # Without a tag the bytes are those of earlier versions, which know no tags and can go on reading them.
@@ -78,6 +80,7 @@ class CommitRecord:
                 "epoch": self.epoch,
                 **({"source_tags": self.source_tags} if self.source_tags else {}),
                 "task": self.task,
+                **({"commit": self.commit} if self.commit >= 0 else {}),
             }
         )
 
@@ -95,6 +98,7 @@ class CommitRecord:
                 epoch=fields["epoch"],
                 source_tags=fields.get("source_tags", {}),  # this field and the next are absent in older records
                 task=fields.get("task", ""),
+                commit=fields.get("commit", -1),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise Corruption(f"{where}: the task record lacks a part ({error!r}): restore the task") from error
