@@ -1,6 +1,6 @@
 """Metadata of a commit that one text cannot hold: format 2, in as many texts as it takes.
 
-    {"standfast":2,"id":"9f2c0a...","data":"...","next":"shop-counts-changelog"}          with each source offset
+    {"standfast":2,"epoch":3,"id":"9f2c...","data":"...","next":"shop-counts-changelog"}  with each source offset
     {"standfast":2,"part":1,"id":"9f2c0a...","data":"...","next":"shop-names-changelog"}  with an offset of a changelog
     {"standfast":2,"part":2,"id":"9f2c0a...","data":"..."}                                the last text has no next
 
@@ -40,6 +40,8 @@ from standfast.replication.log import Committed
 from standfast.replication.offsets import TaskId, TopicPartition
 
 FORMAT_2 = 2
+# Kafka's client for Python commits a zero byte behind each text, and the broker counts that.
+TEXT_MAX_BYTES = METADATA_MAX_BYTES - 1
 # With each at its limit, half of what Kafka takes as one request of offsets by default (a megabyte).
 TEXTS_MAX = 128
 ID_BYTES = 8
@@ -54,7 +56,7 @@ def texts_of(metadata: CommitMetadata, spare: Sequence[str]) -> tuple[str, dict[
     Raises InvalidRequest if all of them together are too small.
     """
     text = metadata.format_1()
-    if size_of(text) <= METADATA_MAX_BYTES:
+    if size_of(text) <= TEXT_MAX_BYTES:
         return text, {}
     data = _packed(metadata)
     digest = _digest(data)
@@ -62,15 +64,16 @@ def texts_of(metadata: CommitMetadata, spare: Sequence[str]) -> tuple[str, dict[
     topics = sorted(spare, key=lambda topic: (len(topic), topic))[: TEXTS_MAX - 1]
     made: list[str] = []
     for number in range(len(topics) + 1):
-        fields: dict[str, Any] = {"standfast": FORMAT_2, **({"part": number} if number else {}), "id": digest}
+        place = {"part": number} if number else {"epoch": metadata.epoch}
+        fields: dict[str, Any] = {"standfast": FORMAT_2, **place, "id": digest}
         last = compact({**fields, "data": data})
-        if len(last) <= METADATA_MAX_BYTES:
+        if len(last) <= TEXT_MAX_BYTES:
             head, *pieces = [*made, last]
             return head, dict(zip(topics, pieces, strict=False))
         if number == len(topics):
             break
         following = {"next": topics[number]}
-        room = METADATA_MAX_BYTES - size_of(compact({**fields, "data": "", **following}))
+        room = TEXT_MAX_BYTES - size_of(compact({**fields, "data": "", **following}))
         made.append(compact({**fields, "data": data[:room], **following}))
         data = data[room:]
     raise over_limit(metadata, size_of(text), len(topics) + 1)
@@ -115,10 +118,11 @@ def with_pieces(
     return found
 
 
-def read_texts(heads: Iterable[str], part_in: Callable[[str], str]) -> list[CommitMetadata]:
+def read_texts(heads: Iterable[str], part_in: Callable[[str], str], whole_epoch: int = -1) -> list[CommitMetadata]:
     """The metadata of texts that came with source offsets; `part_in` gives the text of a changelog's offset, or "".
 
-    Raises as `CommitMetadata.from_text`, and Corruption where a piece is gone.
+    `whole_epoch`: the epoch of the task's own record, if it has every number of that epoch; it stands in for pieces
+    that are gone. Raises as `CommitMetadata.from_text`, and Corruption where a piece is gone.
     """
     found, earlier = [], ""
     for head in dict.fromkeys(heads):
@@ -126,35 +130,40 @@ def read_texts(heads: Iterable[str], part_in: Callable[[str], str]) -> list[Comm
             if (metadata := CommitMetadata.from_text(head)) is not None:
                 found.append(metadata)
             continue
-        joined = _joined(head, part_in)
-        if joined is None:
-            earlier = head
-        else:
+        joined = _joined(head, part_in, whole_epoch)
+        if joined is not None:
             found.append(joined)
+        elif _fields(head)["epoch"] > whole_epoch:
+            earlier = head
     if earlier and not found:
         raise damaged(earlier, ValueError("its pieces are of other commits, and no head of these is there"))
     return found
 
 
 def group_metadata(
-    task: TaskId, sources: Mapping[TopicPartition, Committed], offsets: Mapping[TopicPartition, Committed]
+    task: TaskId,
+    sources: Mapping[TopicPartition, Committed],
+    offsets: Mapping[TopicPartition, Committed],
+    whole_epoch: int = -1,
 ) -> list[CommitMetadata]:
-    """The metadata of a task's source offsets; `offsets` have the pieces, too. Raises as `read_texts`."""
+    """The metadata of a task's source offsets; `offsets` have the pieces, too. `whole_epoch`, errors: `read_texts`."""
 
     def part_in(topic: str) -> str:
         return offsets.get(TopicPartition(topic, task.partition), Committed(0)).metadata
 
-    return read_texts((one.metadata for one in sources.values()), part_in)
+    return read_texts((one.metadata for one in sources.values()), part_in, whole_epoch)
 
 
-def _joined(head: str, part_in: Callable[[str], str]) -> CommitMetadata | None:
-    """The metadata of a head and its pieces; None if a later commit has written these."""
+def _joined(head: str, part_in: Callable[[str], str], whole_epoch: int) -> CommitMetadata | None:
+    """The metadata of a head and its pieces; None if a later commit has written these, or the task's record has all."""
     fields = _fields(head)
     try:
-        digest, pieces = fields["id"], [fields["data"]]
+        epoch, digest, pieces = whole(fields["epoch"]), fields["id"], [fields["data"]]
         while "next" in fields:
             text = part_in(fields["next"])
             if not is_part(text):
+                if epoch <= whole_epoch:
+                    return None
                 raise ValueError(f"{fields['next']} has no piece of it: it was deleted, or another client committed")
             fields = _fields(text)
             if fields["id"] != digest or fields["part"] != len(pieces):

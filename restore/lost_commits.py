@@ -21,7 +21,6 @@ from pathlib import Path
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.restore.accepted import Accepted, note_loss
 from standfast.store.clock import Clock
-from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import StateLost
 from standfast.store.names import few
 from standfast.store.task.commit_record import CommitRecord
@@ -70,13 +69,14 @@ class LostCommits:
     def begin(self, stores: TaskStores, epoch: int) -> None:
         """Begin to count the commits of an owner's epoch.
 
-        The zero goes into a table file: emptied write-ahead logs would take it with the commits that it is to show.
+        The zero goes into a table file: emptied write-ahead logs would take it with the commits that it is to show. All
+        rows go with it, or a log of before, with rows of a restore, could be lost beside a record that has their end.
         """
         if not (stores.unlogged and stores.engine.durable):
             stores.cut = replace(stores.cut, commit=-1)
             return
         stores.apply({}, replace(stores.cut, epoch=epoch, commit=0))
-        stores.engine.flush(DEFAULT_FAMILY)
+        stores.flush()
 
     def number(self, record: CommitRecord) -> tuple[int, int]:
         """The number of the next commit, and the one that its metadata has; -1 where commits are not counted."""

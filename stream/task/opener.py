@@ -63,7 +63,7 @@ from standfast.restore.plan import (
 from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
-from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
+from standfast.store.errors import BadConfig, Corruption, InvalidRequest, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
@@ -479,7 +479,7 @@ class TaskOpener:
         try:
             heads = self._group.committed(own) if own else {}
             self._lost_commits.judge(stores, group_metadata(task, heads, with_pieces(heads, self._group.committed)))
-        except OffsetsOpen:
+        except (OffsetsOpen, Corruption, InvalidRequest):  # of the group's text, which is read again when it is whole
             return
 
     def _refuse_loss(

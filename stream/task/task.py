@@ -615,7 +615,7 @@ class Task:
             )
         theirs = self._foreign_offsets.judge(self.id, foreign_offsets(local, committed))
         self._foreign_offsets.tell(self.id, local, committed)
-        metadata = group_metadata(self.id, committed, offsets)
+        metadata = group_metadata(self.id, committed, offsets, cut.epoch if local_counts else -1)
         self._lost_commits.judge(self.stores, metadata)
         self._sources = {at: found.offset for at, found in committed.items()}
         # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.

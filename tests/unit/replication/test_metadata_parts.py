@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication.commit_metadata import METADATA_MAX_BYTES, CommitMetadata
+from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed
 from standfast.replication.metadata_parts import (
+    TEXT_MAX_BYTES,
     is_part,
     read_texts,
     source_offsets,
@@ -47,7 +48,7 @@ def read(head: str, pieces: Mapping[str, str]) -> list[CommitMetadata]:
 def test_every_number_comes_back(metadata: CommitMetadata) -> None:
     head, pieces = texts_of(metadata, topics(3))
     assert read(head, pieces) == [metadata]
-    if len(metadata.format_1().encode()) <= METADATA_MAX_BYTES:
+    if len(metadata.format_1().encode()) <= TEXT_MAX_BYTES:
         assert (head, pieces) == (metadata.format_1(), {})
 
 
@@ -55,14 +56,14 @@ def test_every_number_comes_back(metadata: CommitMetadata) -> None:
 def test_many_aggregations_fit_with_their_largest_numbers(aggregations: int) -> None:
     metadata = large(aggregations)
     head, pieces = texts_of(metadata, topics(aggregations))
-    assert all(len(text.encode()) <= METADATA_MAX_BYTES for text in (head, *pieces.values()))
+    assert all(len(text.encode()) <= TEXT_MAX_BYTES for text in (head, *pieces.values()))
     assert read(head + "\x02", {topic: text + '"}' for topic, text in pieces.items()}) == [metadata]
     assert len(pieces) <= aggregations // 50
 
 
 def test_one_text_of_the_new_format_is_used_before_any_changelog() -> None:
     metadata = large(40)
-    assert len(metadata.format_1()) > METADATA_MAX_BYTES
+    assert len(metadata.format_1()) > TEXT_MAX_BYTES
     head, pieces = texts_of(metadata, [])
     assert pieces == {}
     assert read(head, {}) == [metadata]
@@ -88,6 +89,13 @@ def test_a_changed_byte_is_an_error_and_never_another_number(at: int) -> None:
     changed = head[:at] + ("0" if head[at] != "0" else "1") + head[at + 1 :]
     with pytest.raises(Corruption, match="damaged"):
         read(changed, pieces)
+
+
+def test_the_own_record_of_the_epoch_stands_in_for_a_piece_that_is_gone() -> None:
+    head, _ = texts_of(large(200), topics(200))
+    assert read_texts([head], lambda topic: "", 7) == []
+    with pytest.raises(Corruption):
+        read_texts([head], lambda topic: "", 6)
 
 
 def test_a_head_of_an_earlier_commit_gives_way_to_the_later_one() -> None:

@@ -16,8 +16,10 @@ import standfast as sf
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.accepted import read_accepted
+from standfast.store.file_errors import NoRoom
 from standfast.store.rocks.wal import records, wal_files
 from standfast.store.task.commit_record import CommitRecord
+from standfast.store.task.task_stores import TaskStores
 from support.sessions import Bench
 
 TEXT = sf.serde.string
@@ -83,6 +85,11 @@ def emptied(wal: Path, _before: Path) -> None:
     wal.write_bytes(b"")
 
 
+def all_emptied(wal: Path, _before: Path) -> None:
+    for path in wal_files(wal.parent):
+        path.write_bytes(b"")
+
+
 def cut_in_half(wal: Path, _before: Path) -> None:
     ends = ends_of_writes(wal)
     wal.write_bytes(wal.read_bytes()[: ends[len(ends) // 2]])
@@ -93,7 +100,7 @@ def replaced(wal: Path, before: Path) -> None:
 
 
 @GUARANTEES
-@pytest.mark.parametrize("how", [emptied, cut_in_half, replaced])
+@pytest.mark.parametrize("how", [emptied, all_emptied, cut_in_half, replaced])
 def test_commits_that_a_write_ahead_log_lost_are_refused_until_the_operator_accepts(
     bench: Bench, how: Callable[[Path, Path], None], guarantee: str
 ) -> None:
@@ -173,6 +180,42 @@ def test_a_directory_of_another_instance_is_taken_as_before(bench: Bench, guaran
     with bench.active(stores=STORES, guarantee=guarantee) as session:
         assert rows(session, KV) == numbers(0, COMMITS)
         assert rows(session, PLAIN) == numbers(0, 2)
+
+
+@GUARANTEES
+def test_logs_of_a_restore_that_are_lost_cost_no_row_of_a_store_with_a_changelog(bench: Bench, guarantee: str) -> None:
+    filled = bench.active("other", stores=STORES, guarantee=guarantee)
+    commit(filled.task(0), 0, COMMITS)
+    filled.close()
+    _, directory = killed(bench, COMMITS, COMMITS + 1, guarantee)
+    for path in wal_files(directory):
+        path.write_bytes(b"")
+    with bench.active(stores=STORES, guarantee=guarantee, accept_unreadable_rows=True) as session:
+        assert rows(session, KV) == numbers(0, COMMITS + 1)
+
+
+@GUARANTEES
+def test_a_disk_that_refuses_the_first_number_costs_a_wait(
+    bench: Bench, guarantee: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [NoRoom("the disk is full"), NoRoom("the disk is full")]
+    flush = TaskStores.flush
+
+    def refusing(stores: TaskStores) -> None:
+        if refusals:
+            raise refusals.pop()
+        flush(stores)
+
+    monkeypatch.setattr(TaskStores, "flush", refusing)
+    session = bench.session(stores=STORES, guarantee=guarantee)
+    session.assign(active=[0])
+    for _ in range(50):
+        bench.clock.advance(1_000)
+        session.poll_once()
+    session.wait_ready(5)
+    assert not refusals
+    commit(session.task(0), 0, 3)
+    assert session.task(0).stores.cut.commit == 3
 
 
 def test_only_tasks_with_rows_that_no_log_has_count_their_commits(bench: Bench) -> None:

@@ -15,9 +15,8 @@ import standfast as sf
 from standfast.ops.doctor import doctor, reset
 from standfast.ops.doctor.own_offsets import look_for_own
 from standfast.ops.doctor.reset import carry_out
-from standfast.replication.commit_metadata import METADATA_MAX_BYTES
 from standfast.replication.log import Committed
-from standfast.replication.metadata_parts import is_part, source_offsets
+from standfast.replication.metadata_parts import TEXT_MAX_BYTES, is_part, source_offsets
 from standfast.replication.offsets import TopicPartition
 from support.apps import Running, create, write
 from support.sessions import Bench
@@ -61,7 +60,7 @@ def test_a_cold_start_has_every_number_of_a_large_commit(bench: Bench, guarantee
     commit(session, numbers(count), 5)
     session.close()
     kept = committed(bench)
-    assert all(len(one.metadata.encode()) <= METADATA_MAX_BYTES for one in kept.values())
+    assert all(len(one.metadata.encode()) <= TEXT_MAX_BYTES for one in kept.values())
     assert set(source_offsets(kept)) == {TopicPartition(*SRC)}
     assert sum(is_part(one.metadata) for one in kept.values()) >= 1
     for directory in ("a", "cold"):
