@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 
     @property
     def committed(self) -> dict[TopicPartition, Committed]:
-        """What the group gets, with nothing but source offsets where one text holds the metadata."""
+        """The offsets for the group: those of sources alone, where one text holds the metadata."""
         return {at: Committed(offset, self.metadata) for at, offset in self.offsets.items()} | dict(self.pieces)
 
 
