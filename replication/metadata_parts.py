@@ -4,7 +4,7 @@
     {"standfast":2,"part":1,"id":"9f2c0a...","data":"...","next":"shop-names-changelog"}  with an offset of a changelog
     {"standfast":2,"part":2,"id":"9f2c0a...","data":"..."}                                the last text has no next
 
-    data   a piece of: base85 of zlib of {"epoch":3,"stream_times":[names, numbers],"observed":...,"progress":...}
+    data   a piece of: base64 of zlib of {"epoch":3,"stream_times":[names, numbers],"observed":...,"progress":...}
            with numbers as differences from the one before, and `commit` as in format 1
     id     digest of the whole data, so that pieces of two commits are never joined
     next   topic of the next piece, of the task's own partition
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from base64 import b85decode, b85encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
@@ -45,6 +45,7 @@ TEXT_MAX_BYTES = METADATA_MAX_BYTES - 1
 # With each at its limit, half of what Kafka takes as one request of offsets by default (a megabyte).
 TEXTS_MAX = 128
 ID_BYTES = 8
+LEVEL = 1  # of zlib: a third of the time of its default, for 4 % more bytes
 
 _PART = '{"standfast":2,"part":'
 _DECODER = json.JSONDecoder()
@@ -186,11 +187,11 @@ def _packed(metadata: CommitMetadata) -> str:
         content[part] = [[name for name, _ in entries], differences]
     if metadata.commit >= 0:
         content["commit"] = metadata.commit
-    return b85encode(zlib.compress(compact(content).encode())).decode()
+    return b64encode(zlib.compress(compact(content).encode(), LEVEL)).decode()
 
 
 def _unpacked(data: str) -> CommitMetadata:
-    content = json.loads(zlib.decompress(b85decode(data)))
+    content = json.loads(zlib.decompress(b64decode(data, validate=True)))
     stream_times, observed, progress = (_with_names(*content[part]) for part in PARTS)
     return CommitMetadata(whole(content["epoch"]), stream_times, observed, progress, whole(content.get("commit", -1)))
 

@@ -139,3 +139,22 @@ def test_pieces_are_asked_for_once_each_and_are_no_source_offsets() -> None:
     assert with_pieces({TopicPartition("flights", 3): Committed(9, "")}, ask) == {
         TopicPartition("flights", 3): Committed(9, "")
     }
+
+
+YESTERDAY = (
+    '{"standfast":1,"epoch":3,"stream_times":{"flights/0":1357020000000,"flights/1":5},'
+    '"observed":{"delays":1357020000000},"progress":{"delays":1357016400000}}'
+)
+
+
+def test_yesterdays_text_is_read_and_written_back_as_it_was() -> None:
+    (metadata,) = read(YESTERDAY, {})
+    assert texts_of(metadata, topics(3)) == (YESTERDAY, {})
+
+
+def test_a_reader_of_format_1_passes_over_a_field_that_it_does_not_know() -> None:
+    """So do the versions before numbers of commits, whose reader was this one."""
+    (known,) = read(YESTERDAY, {})
+    assert read(YESTERDAY[:-1] + ',"later":7}', {}) == [known]
+    (counted,) = read(YESTERDAY[:-1] + ',"commit":7}', {})
+    assert (counted.commit, counted.progress) == (7, known.progress)
