@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
@@ -27,7 +28,7 @@ EXIT_LOST = 3
 ALIVE_MAX_S = 60
 
 
-def live(log: str, state_dir: str, guarantee: str, ready: int) -> None:
+def live(log: str, state_dir: str, guarantee: Any, ready: int) -> None:
     """Open, check the rows, and commit until the kill."""
     signal.alarm(ALIVE_MAX_S)
     session = sf.Session("app", log=log, state_dir=state_dir, stores=STORES, guarantee=guarantee, partitions=1,

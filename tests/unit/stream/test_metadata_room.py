@@ -104,8 +104,8 @@ def test_of_two_sources_the_later_commit_counts(bench: Bench, guarantee: str) ->
     for number, topic in enumerate(("one", "two", "one")):
         task.progress.update(numbers(500, number))
         task.progress["large"] = number
-        latest = dict(task.progress)
         task.commit({(topic, 0): number + 1})
+    latest = dict(task.progress)
     session.close()
     with bench.active("cold", stores=stores(*SIX), guarantee=guarantee) as again:
         assert again.task(0).progress == latest
