@@ -20,7 +20,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 import standfast as sf
+from standfast.replication.embedded import log as embedded_log
+from standfast.stream.session.session import Session
 
+LOADED = embedded_log.EmbeddedLog  # before the first fork: loading it in each life took most of its time
 TEXT = sf.serde.string
 STORES = [sf.KeyValueStore("kv", TEXT, TEXT), sf.KeyValueStore("plain", TEXT, TEXT, logging=False)]
 SRC: tuple[str, int] = ("src", 0)
@@ -31,8 +34,8 @@ ALIVE_MAX_S = 60
 def live(log: str, state_dir: str, guarantee: Any, ready: int) -> None:
     """Open, check the rows, and commit until the kill."""
     signal.alarm(ALIVE_MAX_S)
-    session = sf.Session("app", log=log, state_dir=state_dir, stores=STORES, guarantee=guarantee, partitions=1,
-                         background=False, lease_ms=60_000)  # fmt: skip
+    session = Session("app", log=log, state_dir=state_dir, stores=STORES, guarantee=guarantee, partitions=1,
+                      background=False, lease_ms=60_000)  # fmt: skip
     session.assign(active=[0])
     session.wait_ready(30)
     task = session.task(0)
