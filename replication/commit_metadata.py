@@ -7,6 +7,7 @@
     stream_times  partition key -> largest timestamp processed, milliseconds
     observed      store -> observed stream time, milliseconds
     progress      name -> number, such as the last window emitted on close
+    commit        number of the epoch's commit that the task's directory has by then; only where rows are in no log
 
     Compact JSON in this order, inner names sorted, UTF-8, at most 4,096 bytes (Kafka's offset.metadata.max.bytes).
 
@@ -24,11 +25,11 @@ from typing import Any
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.task.commit_record import CommitRecord
 
-FORMAT = 1
+FORMAT, NEWEST = 1, 2  # format 2: metadata_parts.py
 METADATA_MAX_BYTES = 4_096
 
 _OURS = '{"standfast":'
-_PARTS = ("stream_times", "observed", "progress")
+PARTS = ("stream_times", "observed", "progress")
 _DECODER = json.JSONDecoder()
 
 
@@ -40,31 +41,31 @@ class CommitMetadata:
     stream_times: Mapping[str, int] = field(default_factory=dict)
     observed: Mapping[str, int] = field(default_factory=dict)
     progress: Mapping[str, int] = field(default_factory=dict)
+    commit: int = -1
 
     @classmethod
     def of(cls, record: CommitRecord) -> CommitMetadata:
         """The metadata with which a task commits the source offsets of its record."""
         observed = {store: times.observed_ms for store, times in record.stores.items() if times.observed_ms >= 0}
-        return cls(record.epoch, record.stream_times, observed, record.progress)
+        return cls(record.epoch, record.stream_times, observed, record.progress, record.commit)
 
     def to_text(self) -> str:
-        """The text to commit. Raises InvalidRequest over 4,096 bytes, naming the parts that take the space."""
-        # Sorted, so that equal metadata is equal text.
-        parts = {name: dict(sorted(getattr(self, name).items())) for name in _PARTS}
-        text = _compact({"standfast": FORMAT, "epoch": self.epoch, **parts})
-        size = _size(text)
-        if size <= METADATA_MAX_BYTES:
-            return text
-        sizes = sorted(((_size(_compact(part)), name, len(part)) for name, part in parts.items()), reverse=True)
-        shares = ", ".join(f"{name} {bytes_} bytes ({count} entries)" for bytes_, name, count in sizes)
-        raise InvalidRequest(
-            f"commit metadata of {size} bytes is over the limit of {METADATA_MAX_BYTES}: {shares}; "
-            "use shorter store and topic names, or fewer stores and source partitions per task"
-        )
+        """The text of format 1. Raises InvalidRequest over 4,096 bytes, naming the parts that take the space."""
+        text = self.format_1()
+        if size_of(text) > METADATA_MAX_BYTES:
+            raise over_limit(self, size_of(text), 1)
+        return text
+
+    def format_1(self) -> str:
+        """The text of format 1, of any size."""
+        # Sorted, so that equal metadata is equal text. Versions without numbers of commits pass over the last field.
+        parts = {name: dict(sorted(getattr(self, name).items())) for name in PARTS}
+        number = {"commit": self.commit} if self.commit >= 0 else {}
+        return compact({"standfast": FORMAT, "epoch": self.epoch, **parts, **number})
 
     @classmethod
     def from_text(cls, text: str) -> CommitMetadata | None:
-        """Inverse of to_text; None for text of other programs. Bytes after the JSON are ignored.
+        """Inverse of format_1; None for text of other programs. Bytes after the JSON are ignored.
 
         Raises InvalidRequest for a newer format, Corruption for text of ours that is damaged.
         """
@@ -74,20 +75,22 @@ class CommitMetadata:
             # Kafka's client does not always end the text: bytes of its memory may follow.
             content, _ = _DECODER.raw_decode(text)
         except ValueError as error:
-            raise _damaged(text, error) from error
+            raise damaged(text, error) from error
         version = content["standfast"]
         # Before the other parts, which a newer format may have changed.
         if isinstance(version, int) and version > FORMAT:
             raise InvalidRequest(
-                f"commit metadata has format {version}, this version reads up to {FORMAT}: a newer standfast committed "
+                f"commit metadata has format {version}, this version reads up to {NEWEST}: a newer standfast committed "
                 "for this group; run that version, or a newer one"
             )
         try:
             if version != FORMAT:
                 raise ValueError(f"format {version!r}")
-            return cls(_whole(content["epoch"]), *(_times(content[name]) for name in _PARTS))
+            stream_times, observed, progress = (_times(content[name]) for name in PARTS)
+            commit = whole(content.get("commit", -1))
+            return cls(whole(content["epoch"]), stream_times, observed, progress, commit)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(text, error) from error
+            raise damaged(text, error) from error
 
 
 def is_ours(text: str) -> bool:
@@ -95,25 +98,43 @@ def is_ours(text: str) -> bool:
     return text.startswith(_OURS)
 
 
-def _compact(content: Mapping[str, Any]) -> str:
+def over_limit(metadata: CommitMetadata, size: int, texts: int) -> InvalidRequest:
+    """The error of metadata of so many bytes that does not fit `texts` texts."""
+    parts = {name: getattr(metadata, name) for name in PARTS}
+    sizes = sorted(((size_of(compact(part)), name, len(part)) for name, part in parts.items()), reverse=True)
+    shares = ", ".join(f"{name} {bytes_} bytes ({count} entries)" for bytes_, name, count in sizes)
+    limit = f"the limit of {METADATA_MAX_BYTES}"
+    if texts > 1:
+        limit = f"{limit} of each of {texts} texts, packed"
+    return InvalidRequest(
+        f"commit metadata of {size} bytes is over {limit}: {shares}; use shorter store and topic names, or fewer "
+        "stores and source partitions per task, or give stores a changelog, each of which has room for 4,096 bytes more"
+    )
+
+
+def compact(content: Mapping[str, Any]) -> str:
+    """JSON without spaces."""
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
+    """The size of a text as the log counts it."""
     return len(text.encode())  # Kafka's limit counts bytes, not characters
 
 
-def _whole(value: Any) -> int:
+def whole(value: Any) -> int:
+    """A number of a text. Raises ValueError for another value."""
     if not isinstance(value, int) or isinstance(value, bool):  # JSON's true would pass as 1
         raise ValueError(f"{value!r} is not a whole number")
     return value
 
 
 def _times(part: Any) -> dict[str, int]:
-    return {name: _whole(value) for name, value in part.items()}
+    return {name: whole(value) for name, value in part.items()}
 
 
-def _damaged(text: str, error: Exception) -> Corruption:
+def damaged(text: str, error: Exception) -> Corruption:
+    """The error of a damaged text of ours."""
     return Corruption(
         f"commit metadata is damaged ({error}): {text[:200]!r}; commit the group's offsets again from a known position"
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from standfast.replication.log import Batches
+from standfast.replication.log import Batches, Committed
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.record_limits import RecordRefused
 from standfast.replication.tail.applier import ChangelogApplier
@@ -33,12 +34,25 @@ class Committer:
 
 
 class Cut(NamedTuple):
-    """The rows and outputs that a commit took, with the times that are theirs."""
+    """The rows and outputs that a commit took, with the times that are theirs, and the commit's number (-1: none)."""
 
     part: Part
     offsets: dict[TopicPartition, int]
     metadata: str
     times: Times
+    commit: int = -1
+    pieces: Mapping[TopicPartition, Committed] = MappingProxyType({})  # of the metadata, beside offsets of changelogs
+
+    @property
+    def committed(self) -> dict[TopicPartition, Committed]:
+        """The offsets for the group: those of sources alone, where one text holds the metadata."""
+        return {at: Committed(offset, self.metadata) for at, offset in self.offsets.items()} | dict(self.pieces)
+
+
+def pieces_at(applier: ChangelogApplier, texts: Mapping[str, str]) -> dict[TopicPartition, Committed]:
+    """Pieces of metadata, by topic, beside the offsets up to which their changelogs were written."""
+    found = {at: applier.position(at) for at in applier.store_of if at.topic in texts} if texts else {}
+    return {at: Committed(0 if stored is None else stored.offset, texts[at.topic]) for at, stored in found.items()}
 
 
 def recorded(
@@ -67,6 +81,7 @@ def recorded(
         stream_times=cut.times[0],
         progress=cut.times[1],
         epoch=epoch,
+        commit=cut.commit,
     )
 
 

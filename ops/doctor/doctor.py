@@ -20,6 +20,7 @@ from standfast.ops.config.store_argument import StoreArgument, store_spec
 from standfast.ops.doctor.state import Kept
 from standfast.ops.observe.offline import OfflineStores, open_tasks
 from standfast.replication.log import Log, LogSurvey, TopicPolicy
+from standfast.replication.metadata_parts import source_offsets
 from standfast.replication.topics.app_topics import CHANGELOG, app_topics, is_internal
 from standfast.replication.topics.changelog import changelog_need
 from standfast.replication.topics.claims import claimants
@@ -72,7 +73,7 @@ def look(
     given = {one.store for one in named}
     changelogs = (*named, *(one for one in known.changelogs if one.store not in given))
     own = {one.topic for one in changelogs}
-    committed = {at.topic for at in log.group(app).committed()}
+    committed = {at.topic for at in source_offsets(log.group(app).committed())}
     read = {topic for topics in (known.topics or {}).values() for topic in topics}
     from_source = {one.topic for one in changelogs if one.from_source}
     infos, groups = log.admin.topics(), log.admin.groups()

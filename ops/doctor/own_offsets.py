@@ -18,7 +18,8 @@ from standfast.ops.doctor.reset import refuse_running
 from standfast.ops.doctor.reset_plan import OffsetStep, ResetPlan
 from standfast.ops.observe.offline import open_tasks
 from standfast.replication.commit_metadata import CommitMetadata
-from standfast.replication.log import Log
+from standfast.replication.log import Committed, Log
+from standfast.replication.metadata_parts import texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.foreign_offsets import Foreign, foreign_offsets, recorded_offsets
 from standfast.store.errors import InvalidRequest
@@ -37,21 +38,26 @@ def look_for_own(log: Log, app: str, state_dir: Path) -> OwnOffsets:
     application runs, InvalidRequest without any record."""
     refuse_running(log, app)
     committed = log.group(app).committed()
-    own: dict[TopicPartition, tuple[int, TaskId, str]] = {}
+    own: dict[TopicPartition, tuple[int, TaskId]] = {}
+    texts: dict[TaskId, tuple[str, dict[TopicPartition, Committed]]] = {}
     tasks = app_tasks(state_dir, app)
+    kept = known_of(app, tasks).kept
     for task in tasks:
         with open_tasks([task]) as (opened,):
-            text = CommitMetadata.of(opened.cut).to_text()
+            ends = {one.topic: one.position.offset for one in kept if one.task == task.task and not one.from_source}
+            text, pieces = texts_of(CommitMetadata.of(opened.cut), [*ends])
+            beside = {TopicPartition(at, task.task.partition): Committed(ends[at], one) for at, one in pieces.items()}
+            texts[task.task] = text, beside
             for at, offset in recorded_offsets(opened.cut, lambda _topic: True).items():
                 # A directory that another sub-topology has left may have an older record of the same source.
                 if at.partition == task.task.partition and (at not in own or offset > own[at][0]):
-                    own[at] = offset, task.task, text
+                    own[at] = offset, task.task
     if not own:
         raise InvalidRequest(
             f"{state_dir / app} has no record of source offsets: name the state directory that the refused start named"
         )
-    replaced = foreign_offsets({at: offset for at, (offset, _, _) in own.items()}, committed)
-    steps = tuple(OffsetStep(one.at, one.theirs, one.own, own[one.at][2]) for one in replaced)
+    replaced = foreign_offsets({at: offset for at, (offset, _) in own.items()}, committed)
+    steps = tuple(OffsetStep(one.at, one.theirs, one.own, *texts[own[one.at][1]]) for one in replaced)
     used = {own[one.at][1] for one in replaced}
     behind = {task: count for task, count in _behind(log, app, state_dir).items() if task in used}
     return OwnOffsets(ResetPlan(app, steps), replaced, behind)

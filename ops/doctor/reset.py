@@ -14,6 +14,7 @@ from pathlib import Path
 
 from standfast.ops.doctor.reset_plan import LocalStep, ResetPlan, Target, make_plan
 from standfast.replication.log import Committed, Log
+from standfast.replication.metadata_parts import source_offsets
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS, app_topics, is_internal
 from standfast.replication.topics.claims import claimants
@@ -38,7 +39,7 @@ def look(
     Raises NotReady while it runs, BadConfig for targets that do not fit, InvalidRequest for an absent source topic.
     """
     refuse_running(log, app)
-    committed = log.group(app).committed()
+    committed = source_offsets(log.group(app).committed())
     # An offset of this group proves whose source it is, where names alone leave a doubt: rows must not go without it.
     own = {
         *known,
@@ -104,7 +105,8 @@ def carry_out(log: Log, plan: ResetPlan, on_step: Callable[[], object]) -> None:
         # Before the deletes: a user without the right to commit has then deleted nothing.
         if plan.offsets:
             group = log.group(plan.app)
-            group.commit({step.at: Committed(step.after, step.metadata) for step in plan.offsets})
+            pieces = {at: one for step in plan.offsets for at, one in step.pieces.items()}
+            group.commit(pieces | {step.at: Committed(step.after, step.metadata) for step in plan.offsets})
             for _ in plan.offsets:
                 on_step()
         for step in plan.deletes:

@@ -13,7 +13,7 @@ Rules of this file: pure. The lines of a plan are the same in a dry run and in e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from standfast.replication.commit_metadata import CommitMetadata
@@ -40,12 +40,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class OffsetStep:
-    """A source offset to commit, with metadata that says that it is ours. `before` None: the group has no offset."""
+    """A source offset to commit, with metadata that says that it is ours. `before` None: the group has no offset.
+
+    `pieces` of the metadata, if one text is too small for it, go beside offsets of changelogs.
+    """
 
     at: TopicPartition
     before: int | None
     after: int
     metadata: str = CommitMetadata(0).to_text()
+    pieces: Mapping[TopicPartition, Committed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed
+from standfast.replication.metadata_parts import texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.shapes import Count, Shape, plain, read
 from standfast.restore.snapshot.catalogue import missing, present, read_own, read_snapshot
@@ -292,7 +293,7 @@ def parts_of(storage: Storage, outcome: Outcome) -> tuple[list[Snapshot], dict[T
                 f"task {part.task} of checkpoint {outcome.number} has stores in memory ({few(cut.positions)}), "
                 "whose rows the log alone has: no storage has its part"
             )
-        metadata = CommitMetadata(part.epoch, cut.stream_times, cut.observed, part.progress).to_text()
+        metadata, _ = texts_of(CommitMetadata(part.epoch, cut.stream_times, cut.observed, part.progress), ())
         for key, offset in cut.sources.items():
             offsets[TopicPartition(*parse_source_key(key))] = Committed(offset, metadata)
     return snapshots, offsets

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed, GroupCommit, Log, LogWriter, Outgoing
+from standfast.replication.metadata_parts import texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topics.changelog import keys_of
 from standfast.replication.topics.claims import PLAIN, Claims, claim_of
@@ -253,11 +254,7 @@ class _Run:
                 record = cut_of(engine, str(self._scratches[task]))
                 # The changelogs before the record of the local state, which may then name the positions after them.
                 positions[task] = self._write_rows(writer, part, engine, record, topic_ids)
-            metadata = _metadata(self._plan, record)
-            offsets |= {
-                TopicPartition(*parse_source_key(key)): Committed(offset, metadata)
-                for key, offset in part.sources.items()
-            }
+            offsets |= _offsets_of(self._plan, part, record, positions[task])
         reach("clone.written")
         whole = Restoring(self._mark.app, self._mark.parts, whole=True, positions=positions)
         # One transaction for all tasks: an offset that is committed for one of them alone would let its task go on
@@ -354,6 +351,7 @@ class _Run:
             stream_times={plan.renamed(key): time for key, time in record.stream_times.items()},
             source_tags={key: tag for key, tag in record.source_tags.items() if plan.renamed(key) == key},
             epoch=0,  # the new name has writers of its own
+            commit=-1,
             task=part.snapshot.task,
         )
 
@@ -373,10 +371,18 @@ def _marked(log: Log, plan: ClonePlan, ids: Mapping[str, str]) -> Restoring | No
     return found
 
 
-def _metadata(plan: ClonePlan, record: CommitRecord) -> str:
-    """The metadata of a task's source offsets, as its own commit would have written it."""
+def _offsets_of(
+    plan: ClonePlan, part: Part, record: CommitRecord, after: Mapping[str, RestoredPosition]
+) -> dict[TopicPartition, Committed]:
+    """A task's source offsets with their metadata, as its own commit would have written them."""
     times = {plan.renamed(key): time for key, time in record.stream_times.items()}
-    return replace(CommitMetadata.of(record), epoch=0, stream_times=times).to_text()
+    metadata = replace(CommitMetadata.of(record), epoch=0, stream_times=times, commit=-1)
+    ends = {spec.changelog_of(plan.name): after[store].offset for store, spec in part.specs.items()}
+    text, pieces = texts_of(metadata, [*ends])
+    found = {TopicPartition(*parse_source_key(key)): Committed(offset, text) for key, offset in part.sources.items()}
+    for topic, piece in pieces.items() if found else ():
+        found[TopicPartition(topic, part.task.partition)] = Committed(ends[topic], piece)
+    return found
 
 
 def _batches(records: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed, Log, LogReader, TopicInfo, TopicPolicy
+from standfast.replication.metadata_parts import read_texts, source_offsets, texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topics.app_topics import CHANGELOG, SOURCE_OFFSETS, app_topics, is_internal
 from standfast.replication.topics.changelog import changelog_policy
@@ -109,9 +110,9 @@ def _renamed(
 ) -> tuple[TopicPartition, Committed]:
     """A committed offset of a task without stores, under the new name, as a commit of ours whoever made the old one."""
     offset = 0 if look.is_between(at.topic) else committed.offset
-    metadata = CommitMetadata.from_text(committed.metadata) or CommitMetadata(0)
+    (metadata,) = read_texts([committed.metadata], lambda topic: "") or [CommitMetadata(0)]
     times = {plan.renamed(key): time for key, time in metadata.stream_times.items()}
-    text = replace(metadata, epoch=0, stream_times=times).to_text()
+    text, _ = texts_of(replace(metadata, epoch=0, stream_times=times, commit=-1), ())
     return TopicPartition(renamed_topic(plan.app, plan.name, at.topic), at.partition), Committed(offset, text)
 
 
@@ -262,7 +263,8 @@ class _Look:
                 self.reasons.append(f"tasks {', '.join(lacking[:REASONS_MAX])} have no snapshot")
         # Its group may be gone with the log that the snapshots are of.
         committed = self._log.group(self.app).committed() if self.app in self._log.admin.groups() else {}
-        left = sorted(str(at) for at in committed if source_key(*at) not in sources)
+        read = source_offsets(committed)
+        left = sorted(str(at) for at in read if source_key(*at) not in sources)
         if left:
             self.reasons.append(
                 f"offsets of {', '.join(left[:REASONS_MAX])} are committed, and no snapshot has them: their records "

@@ -67,6 +67,7 @@ class CommitRecord:
     `source_tags` are the epoch tags of the records before the source offsets, where the log has epochs. `heads`: see
     heads.py; versions that know none drop them.
     `task` names the owner task, in the bytes only: it exposes files of another task; "" from versions that wrote none.
+    `commit` is the number of the epoch's commit, counted from 1; -1: not counted, as where every row is in a log.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -78,9 +79,10 @@ class CommitRecord:
     source_tags: Mapping[str, str] = field(default_factory=dict)
     task: str = ""
     heads: Mapping[str, Heads] = field(default_factory=dict)
+    commit: int = -1
 
     def encode(self) -> bytes:
-        """The bytes of the "cut" row, without the fields for epochs if there are none, as earlier versions wrote it."""
+        """The bytes of the "cut" row; without tags and numbers of commits they are as earlier versions wrote them."""
         return _encode(
             {
                 # Without a tag the bytes are those of earlier versions, which know no tags and can go on reading them.
@@ -98,6 +100,7 @@ class CommitRecord:
                     if self.heads
                     else {}
                 ),
+                **({"commit": self.commit} if self.commit >= 0 else {}),
             }
         )
 
@@ -116,6 +119,7 @@ class CommitRecord:
                 source_tags=fields.get("source_tags", {}),  # this field and the next ones are absent in older records
                 task=fields.get("task", ""),
                 heads={name: Heads(one[0], dict(one[1])) for name, one in fields.get("heads", {}).items()},
+                commit=fields.get("commit", -1),
             )
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise Corruption(f"{where}: the task record lacks a part ({error!r}): restore the task") from error

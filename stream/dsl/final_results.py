@@ -30,6 +30,11 @@ Read = Callable[[int, Any, Headers], Record | None]
 Scan = Callable[[int], Iterable[Entry]]
 
 
+def closed_key(store: str) -> str:
+    """The name of the progress number of a store's final results."""
+    return f"closed:{store}"
+
+
 class FinalResults:
     """Results of one aggregation on close. `stored`: the store may hold windows from before this opening."""
 
@@ -39,7 +44,7 @@ class FinalResults:
         self._buffer = buffer
         self._give: Forward = context.give
         self._progress = context.progress
-        self._key = f"closed:{store}"
+        self._key = closed_key(store)
         self._read = partial(context.read_result, read)
         self._scan = scan
         # The scan for stored windows waits until one of them may close.

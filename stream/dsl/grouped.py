@@ -13,7 +13,7 @@ Semantics and names are those of Kafka Streams' KGroupedStream, TimeWindowedKStr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, cast
@@ -27,7 +27,7 @@ from standfast.stream.dsl.closing import Closing, WindowOptions
 from standfast.stream.dsl.fluent import Stream, Table, named_step, store_of_kind
 from standfast.stream.dsl.session_aggregate import SessionAggregate
 from standfast.stream.dsl.sliding_aggregate import SlidingAggregate
-from standfast.stream.dsl.windowed_aggregate import ClosingAggregation, WindowedAggregate
+from standfast.stream.dsl.windowed_aggregate import ClosingAggregation, WindowedAggregate, numbers_of
 from standfast.stream.dsl.windowed_serde import session_windowed, windowed
 from standfast.stream.emit import ON_WINDOW_UPDATE, EmitStrategy
 from standfast.stream.signatures import spelled_out
@@ -137,7 +137,8 @@ class WindowedStream:
         _refuse(what, store, problems)
         make = partial(_processor_for(windows), store, aggregator, windows, closing)
         key = session_windowed(spec.key) if kind is SessionStore else windowed(spec.key, spec.window_size_ms)
-        stream, node = _add(self.stream, spec, make, what, (key, spec.value), step, closing.late)
+        numbers = numbers_of(store, closing)
+        stream, node = _add(self.stream, spec, make, what, (key, spec.value), step, closing.late, numbers)
         # No store name: rows of a window store cannot be joined by a record's plain key.
         return Table(builder, node, stream.defaults, key, spec.value)
 
@@ -170,12 +171,21 @@ def _add(
     results: Serdes,
     step: StepOptions,
     late: str | None = None,
+    numbers: Sequence[str] = (),
 ) -> tuple[Stream, str]:
     named: StepOptions = {**step, "name": step.get("name") or f"{spec.name}-{what}"}
     name, policy = named_step(stream.builder, what, named)
     stream = stream.keyed(spec.name, policy, key=spec.key)
     node = stream.builder.add_processor(
-        name, make, [stream.node], [spec.name], policy=policy, given=stream.serdes(), results=results, late=late
+        name,
+        make,
+        [stream.node],
+        [spec.name],
+        policy=policy,
+        given=stream.serdes(),
+        results=results,
+        late=late,
+        numbers=numbers,
     )
     return replace(stream, node=node), node
 

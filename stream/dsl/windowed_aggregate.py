@@ -33,7 +33,7 @@ from standfast.store.value_timestamp import TIMESTAMP, VALUE
 from standfast.store.window_key import end_of
 from standfast.stream.dsl.aggregation import Aggregation, Aggregator
 from standfast.stream.dsl.closing import Closing
-from standfast.stream.dsl.final_results import FinalResults
+from standfast.stream.dsl.final_results import FinalResults, closed_key
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
 from standfast.stream.open_windows import Entry
 from standfast.stream.record import Record
@@ -52,6 +52,12 @@ S = TypeVar("S", bound=TumblingWindows | HoppingWindows | UnlimitedWindows | Sli
 A = TypeVar("A", bound=TumblingWindows | HoppingWindows | UnlimitedWindows)
 # A window start, the suffix of its row keys, its family (None: expired), and the observed time up to which that holds.
 Known: TypeAlias = tuple[int, bytes, str | None, int]
+
+
+def numbers_of(store: str, closing: Closing) -> list[str]:
+    """Names of the progress numbers that a windowed aggregation may keep."""
+    keys = [f"time:{store}", f"close:{store}"]
+    return keys if closing.emit is ON_WINDOW_UPDATE else [*keys, closed_key(store)]
 
 
 class ClosingAggregation(Aggregation, Generic[W]):

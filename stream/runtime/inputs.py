@@ -91,7 +91,7 @@ class Input:
         "_chunk", "_chunk_records", "_deserialize_key", "_deserialize_value", "_pieces", "_queue", "_taken", "_waiting",
         "at_end", "behind", "consumed", "control", "fatal", "fetched", "head", "idle", "in_hand", "key", "label",
         "largest_ms", "noted_ms", "offsets", "partition", "place", "policy", "process", "protected", "records",
-        "settings", "source", "timestamp", "topic", "wall_ms", "watermarks", "work",
+        "settings", "source", "timestamp", "timestamp_max_ms", "topic", "wall_ms", "watermarks", "work",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +134,8 @@ class Input:
         self.policy = policy  # for an internal topic: the policy of the nodes that write to it
         self.protected = policy.protects
         self.timestamp = source.settings.timestamp
+        limit_ms = source.settings.timestamp_max_ms
+        self.timestamp_max_ms = TIME_MAX_MS if limit_ms is None else limit_ms
         self.watermarks: SourceWatermarks | None = None
         self.wall_ms = wall_ms
         self._deserialize_key = source.settings.key.of_topic(source.topic, "key").deserialize
@@ -226,6 +228,8 @@ class Input:
         _, times, keys, values, headers = chunk
         if self.timestamp is not None or min(times) < 0 or (self.source.internal and headers is not None):
             return None
+        if self.timestamp_max_ms != TIME_MAX_MS and max(times) > self.timestamp_max_ms:
+            return None
         key_of, value_of = self._deserialize_key, self._deserialize_value
         self.in_hand.decode(chunk[0][0], alone=len(times) == 1)
         try:
@@ -275,7 +279,7 @@ class Input:
             ) from error
         record = Record(key, value, raw.timestamp, raw.headers)
         if self.timestamp is None:
-            if raw.timestamp >= 0:
+            if 0 <= raw.timestamp <= self.timestamp_max_ms:
                 return record
             return record._replace(timestamp=self._instead(raw, raw.timestamp))
         stamp = self._extract(record, raw)
@@ -306,17 +310,20 @@ class Input:
             raise RecordFailed(
                 f"{self.at(raw)}: the timestamp extractor failed ({type(error).__name__}: {error})", "process"
             ) from error
-        if type(stamp) is int and 0 <= stamp <= TIME_MAX_MS:
+        if type(stamp) is int and 0 <= stamp <= self.timestamp_max_ms:
             return stamp
         return self._instead(raw, stamp)
 
     def _instead(self, raw: LogRecord, stamp: object) -> int:
         if self.settings.invalid_timestamp == "partition_time" and self.largest_ms >= 0:
-            return self.largest_ms
+            # From before the source had a limit it may be above that, too.
+            return min(self.largest_ms, self.timestamp_max_ms)
+        limit_ms = self.settings.timestamp_max_ms
+        upto = "" if limit_ms is None else f" to {limit_ms} (timestamp_max_ms)"
         known = " and its partition has had no record yet" * (self.settings.invalid_timestamp == "partition_time")
         raise RecordFailed(
-            f"{self.at(raw)}: timestamp {stamp!r} is not whole milliseconds from 0{known}: give the source a timestamp "
-            'extractor, or invalid_timestamp="skip" or "partition_time"',
+            f"{self.at(raw)}: timestamp {stamp!r} is not whole milliseconds from 0{upto}{known}: give the source a "
+            'timestamp extractor, or invalid_timestamp="skip" or "partition_time"',
             "invalid_timestamp",
         )
 

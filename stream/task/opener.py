@@ -14,7 +14,7 @@ offset, read here, after the previous owner was fenced. The state directory is a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from standfast.replication.kafka.native_library import compiled
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import LOST_END, Group, Log, OffsetsOpen, TopicInfo, TransactionOpen
+from standfast.replication.metadata_parts import group_metadata, with_pieces
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
 from standfast.replication.tail.applier import ChangelogApplier
@@ -45,6 +46,7 @@ from standfast.restore.foreign_offsets import (
     recorded_tags,
 )
 from standfast.restore.log_states import log_state
+from standfast.restore.lost_commits import LostCommits
 from standfast.restore.plan import (
     CORRUPT,
     HISTORY_MISSING,
@@ -61,7 +63,7 @@ from standfast.restore.plan import (
 from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
-from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
+from standfast.store.errors import BadConfig, Corruption, InvalidRequest, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
@@ -140,6 +142,12 @@ class TaskOpener:
             app, state_dir.path, log.address, clock, accept=settings.accept_foreign_offsets
         )
         self.foreign_offsets.judges = settings.placement != "group"
+        self._lost_commits = LostCommits(
+            state_dir.path,
+            clock,
+            exactly_once=settings.guarantee == "exactly_once",
+            accept=settings.accept_unreadable_rows,
+        )
         self._mender = Mender(
             state_dir,
             self._shared,
@@ -406,6 +414,8 @@ class TaskOpener:
             if owner:
                 self._refuse_foreign(task, stores, applier, plans)
             _refuse(task, plans)
+            if owner and stores.unlogged and _all_at_end(plans):  # else its stores with a log are restored first
+                self._refuse_lost_commits(task, stores)
             note_accepted(self.state_dir.path, applier, plans, self._clock.wall_ms())
             found = _lost(plans, applier)
             if found:
@@ -462,6 +472,16 @@ class TaskOpener:
         behind = any(one is None or one.offset + one.marker < plans[at].end for at, one in stored.items())
         self.foreign_offsets.judge(task, found, behind=behind)
 
+    def _refuse_lost_commits(self, task: TaskId, stores: TaskStores) -> None:
+        """Refuse a directory that lost commits of rows that no log has; once more when the task is whole."""
+        topics = self.groups[task.group].topics
+        own = recorded_offsets(stores.cut, lambda topic: topics is None or topic in topics)
+        try:
+            heads = self._group.committed(own) if own else {}
+            self._lost_commits.judge(stores, group_metadata(task, heads, with_pieces(heads, self._group.committed)))
+        except (OffsetsOpen, Corruption, InvalidRequest):  # of the group's text, which is read again when it is whole
+            return
+
     def _refuse_loss(
         self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], had_rows: Callable[[str], bool] | None
     ) -> bool:
@@ -487,8 +507,14 @@ class TaskOpener:
             clock=self._clock,
             listener=self._listener,
             foreign_offsets=self.foreign_offsets,
+            lost_commits=self._lost_commits,
+            spare=[at.topic for at in applier.store_of if at not in applier.limited and at.topic not in self._read()],
             topics=self.groups[task.group].topics,
         )
+
+    def _read(self) -> frozenset[str]:
+        """Topics whose offsets in the group are those of sources."""
+        return frozenset(topic for group in self.groups.values() for topic in group.topics or ())
 
     def _applier(self, task: TaskId, stores: TaskStores, topics: Mapping[str, TopicInfo]) -> ChangelogApplier:
         return ChangelogApplier(task, stores, topics, self._clock, self._reader)
@@ -504,6 +530,7 @@ class TaskOpener:
     ) -> TaskStores:
         path = directory or self.state_dir.task_path(str(task))
         # Announced to the lease: opening replays the WAL, which holds the interpreter for as long as that lasts.
+        is_new = never_opened(path)
         with self.progress.replaying(path):
             made = TaskStores(
                 path,
@@ -519,8 +546,10 @@ class TaskOpener:
                 whole_wal=whole_wal,
                 detached=detached,
                 # A restored snapshot: no compaction of its files begins before the rest of the log has been read.
-                restoring=never_opened(path),
+                restoring=is_new,
             )
+        if is_new and made.cut.commit >= 0 and not careful:
+            made.apply({}, replace(made.cut, commit=-1))  # a snapshot has the rows of its time, whatever came after
         module = compiled().module
         for store in made.stores.values() if module is not None else ():
             store.quicken(module)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import Committed, Group, OffsetsOpen
+from standfast.replication.metadata_parts import with_pieces
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.tailer import Tailer, TailResult
 from standfast.restore.forecast.rates import REPLAY, note_rate
@@ -25,7 +26,7 @@ from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard, Room
-from standfast.store.errors import ListenerFailed, StandfastError, StateLost
+from standfast.store.errors import Corruption, ListenerFailed, StandfastError, StateLost, Unavailable
 from standfast.store.file_errors import NoRoom
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.closing import Closings
@@ -187,8 +188,8 @@ class Readiness:
     def run_whole(self) -> tuple[int, dict[TaskId, StandfastError]]:
         """Run the restored tasks; also those for which the log did not answer last time.
 
-        Returns the number of tasks that run now, and those whose listener failed. A task whose source offsets another
-        client committed fails; the plan of its next opening decides.
+        Returns the number of tasks that run now, and those whose listener or disk failed. A task whose source offsets
+        another client committed, or whose directory lost commits, fails; its next opening decides.
         """
         whole = [
             one
@@ -221,7 +222,7 @@ class Readiness:
             try:
                 self._activate(one)
                 count += 1
-            except ListenerFailed as error:
+            except (ListenerFailed, Unavailable, Corruption) as error:
                 failed[one.task.id] = error
         return count, failed
 
@@ -231,7 +232,8 @@ class Readiness:
         # One request for all: each took 4 ms on Kafka. Of their own sources alone: other tasks commit meanwhile.
         sources = [one.task.sources for one in whole]
         wanted = None if None in sources else [at for some in sources for at in some or ()]
-        return self._group.committed(wanted, only=lambda at: any(one.task.is_source(at) for one in whole))
+        heads = self._group.committed(wanted, only=lambda at: any(one.task.is_source(at) for one in whole))
+        return with_pieces(heads, self._group.committed)
 
     def standby_round(self) -> TailResult:
         """Apply some records to standbys; they get none while an active task of this instance restores."""
@@ -264,6 +266,7 @@ class Readiness:
 
     def _activate(self, one: _Restore) -> None:
         task_id = one.task.id
+        one.task.begin_commits()
         one.task.move(TaskState.RUNNING)
         one.task.runs_since_ms = self._clock.monotonic_ms()
         del self._restores[task_id]

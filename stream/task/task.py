@@ -37,6 +37,7 @@ from standfast.replication.log import (
     Outgoing,
     TopicInfo,
 )
+from standfast.replication.metadata_parts import group_metadata, is_part, texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.record_limits import RecordRefused, TopicLimits
 from standfast.replication.tail.applier import ChangelogApplier
@@ -47,17 +48,16 @@ from standfast.restore.foreign_offsets import (
     recorded_tags,
     tell_of_other_topology,
 )
+from standfast.restore.lost_commits import LostCommits
 from standfast.store.arguments import is_whole
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.engine import Prepared
 from standfast.store.errors import (
-    Closed,
     Corruption,
     Fenced,
     InternalError,
     InvalidRequest,
     ListenerFailed,
-    NotReady,
     StandfastError,
     StateLost,
     Unavailable,
@@ -76,12 +76,12 @@ from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
-from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, named, recorded
+from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, named, pieces_at, recorded
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, checked_size, latest_ms
 from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.task.settings import Guarantee
-from standfast.stream.task.states import ALLOWED, GONE, TaskState
+from standfast.stream.task.states import ALLOWED, GONE, TaskState, not_running
 from standfast.stream.task.statistics import SessionCounters, log_error
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
@@ -107,8 +107,11 @@ class Task:
         clock: Clock,
         listener: Listener,
         foreign_offsets: ForeignOffsets,
+        lost_commits: LostCommits,
         topics: frozenset[str] | None = None,
+        spare: Sequence[str] = (),
     ) -> None:
+        """`spare` are changelogs with room for metadata that is too large for one text."""
         self.id = task
         self.app = app
         self.guarantee = guarantee
@@ -138,6 +141,8 @@ class Task:
         self._clock = clock
         self._listener = listener
         self._foreign_offsets = foreign_offsets
+        self._lost_commits = lost_commits
+        self._spare = spare
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
@@ -400,12 +405,14 @@ class Task:
             return None
         buffer.check_commit()
         # Metadata over its limit is refused here, while the changes are still in the buffer.
-        metadata = CommitMetadata(
-            epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
-        ).to_text()
+        number, shown = self._lost_commits.number(self.stores.cut)
+        observed = self._observed()
+        metadata = CommitMetadata(self.epoch, self.stream_times, observed, self.progress, shown)
+        text, pieces = texts_of(metadata, self._spare)
         self._log_may_have_it = False
         try:
-            cut = Cut(self.stores.take(), offsets, metadata, self._times())
+            beside = pieces_at(self.applier, pieces) if offsets else {}
+            cut = Cut(self.stores.take(), offsets, text, self._times(), number, beside)
             self._taken_times = cut.times
             self.commit_requested = False
             return cut
@@ -424,9 +431,7 @@ class Task:
             batches: dict[TopicPartition, Sequence[Outgoing]] = dict(cut.part.outputs)
             for name, store_changes in changes.items():
                 batches[self.applier.changelogs[name]] = store_changes  # type: ignore[assignment]
-            commit = GroupCommit(
-                self.app, {at: Committed(offset, cut.metadata) for at, offset in cut.offsets.items()}, member
-            )
+            commit = GroupCommit(self.app, cut.committed, member)
             acknowledged = yield from self._make_durable(batches, commit, cut)
             self.counters.commits["committed"] += 1
             self._sources.update(cut.offsets)
@@ -597,9 +602,10 @@ class Task:
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
         Only offsets of this task's own partition and topics count: another group may have a task of the same partition.
-        Raises StateLost, and changes nothing, where another client committed the group's offsets (foreign_offsets.py).
+        Raises StateLost, and changes nothing, where another client committed the group's offsets (foreign_offsets.py),
+        or the directory lost commits of rows that no log has (lost_commits.py).
         """
-        committed = {at: found for at, found in offsets.items() if self.is_source(at)}
+        committed = {at: one for at, one in offsets.items() if self.is_source(at) and not is_part(one.metadata)}
         cut = self.stores.cut
         local = recorded_offsets(cut, self._owns)
         for at in self.applier.diverged(local, recorded_tags(cut)):
@@ -613,6 +619,8 @@ class Task:
             )
         theirs = self._foreign_offsets.judge(self.id, foreign_offsets(local, committed))
         self._foreign_offsets.tell(self.id, local, committed)
+        metadata = group_metadata(self.id, committed, offsets, cut.epoch if local_counts else -1)
+        self._lost_commits.judge(self.stores, metadata)
         self._sources = {at: found.offset for at, found in committed.items()}
         # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.
         for at, offset in local.items():
@@ -626,11 +634,13 @@ class Task:
         if cut.sources and not local:
             tell_of_other_topology(self.id, cut.sources)
             self.progress.pop(PROGRESS_PREFIX + CLOCK_KEY, None)
-        for found in committed.values():
-            metadata = CommitMetadata.from_text(found.metadata)
-            if metadata is not None:
-                self._take_over_times(metadata)
+        for one in metadata:
+            self._take_over_times(one)
         self._keep_times()
+
+    def begin_commits(self) -> None:
+        """Count the commits of this epoch from here on. Raises Unavailable, Corruption."""
+        self._lost_commits.begin(self.stores, self.epoch)
 
     def close(self, later: Callable[[Callable[[], None]], None] = lambda close: close()) -> None:
         """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine.
@@ -775,16 +785,5 @@ class Task:
             )
 
     def _check_running(self) -> None:
-        if self.state is TaskState.RUNNING:
-            return
-        if isinstance(self.error, Fenced):
-            raise Fenced(f"task {self.id} was taken over by a newer owner: {self.error}")
-        if self.state is TaskState.FAILED:
-            kind = type(self.error).__name__ if isinstance(self.error, StandfastError) else repr(type(self.error))
-            raise Closed(f"task {self.id} failed ({kind}: {self.error}): it must be opened again")
-        if self.state is TaskState.CLOSED:
-            why = f" and could not be opened again: {self.error}" if self.error is not None else ""
-            raise Closed(f"task {self.id} is closed{why}")
-        if self.state is TaskState.STANDBY:
-            raise NotReady(f"task {self.id} is a standby here: only the active task is read and written this way")
-        raise NotReady(f"task {self.id} is {self.state.value}: wait for the restore gate with wait_ready()")
+        if self.state is not TaskState.RUNNING:
+            raise not_running(self.id, self.state, self.error)

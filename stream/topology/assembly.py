@@ -18,6 +18,7 @@ from standfast.replication.topics.rules import errors, repartition_policy
 from standfast.replication.topics.settings import OWN_TIMESTAMPS
 from standfast.store.errors import BadConfig
 from standfast.stream.task.groups import TaskGroup
+from standfast.stream.topology.metadata_room import metadata_problems
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.topology.unclaimed import unclaimed
 
@@ -78,12 +79,15 @@ def assemble(
         raise BadConfig(left.problems)  # before a topic is created under the new name
     if taken := _claimed_by_others(topology, log):
         raise BadConfig(taken)
+    event_time = _event_time_groups(topology)
+    upstream = {one.name: _tasks_with_watermarks(topology, one.name, event_time) for one in topology.internal}
+    if too_large := metadata_problems(topology, upstream):
+        raise BadConfig(too_large)
     problems = [*_make_internal(topology, admin, fixes), *_make_own(topology, admin, fixes)]
     if problems:
         raise BadConfig(problems)
     internal = {one.name: one.partitions for one in topology.internal}
     own = {one.topic: one.own.partitions for one in topology.own_sources if one.own is not None}
-    event_time = _event_time_groups(topology)
     return Assembled(
         topology,
         {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal, **own},
@@ -97,7 +101,7 @@ def assemble(
             )
             for one in topology.groups
         },
-        {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
+        upstream,
         event_time,
         (*created, *left.lines),
         outputs,

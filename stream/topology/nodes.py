@@ -57,7 +57,7 @@ class ProcessorNode:
 
     `null_keys`: it processes records without a key, so that a repartition before it lets them through.
     `policy`: its own on_error. `given`, `results`: serdes of its input records, and of its results, for dead letters.
-    `late`: topic for records that its windows are closed for.
+    `late`: topic for records that its windows are closed for. `numbers`: names of progress numbers that it may keep.
     """
 
     name: str
@@ -70,6 +70,7 @@ class ProcessorNode:
     given: Serdes | None = None
     results: Serdes | None = None
     late: str | None = None
+    numbers: tuple[str, ...] = ()
 
     @property
     def timer_store(self) -> str | None:

@@ -41,6 +41,7 @@ class TableOptions(TypedDict, total=False):
 
     timestamp: Timestamps | None
     invalid_timestamp: InvalidTimestamp
+    timestamp_max_ms: int | None
     on_error: OnError
     dead_letter: str | None
 
@@ -59,7 +60,10 @@ class SourceSettings:
     """How a topic is read.
 
     timestamp          function of the record, ARRIVAL_TIME, or None: the log's own
-    invalid_timestamp  a negative one: "fail", "skip" (counted), or "partition_time": its partition's largest
+    invalid_timestamp  a negative one, or one above `timestamp_max_ms`: "fail", "skip" (counted), or "partition_time":
+                       its partition's largest
+    timestamp_max_ms   the largest timestamp that a record may have: one of the year 5000 would close every window and
+                       expire every row; None: any
     on_error           a record that cannot be deserialised or processed: "fail", "skip" (counted), or "dead_letter"
     dead_letter        topic for those records, as they were read, with headers that say why
     watermarks         assigner, or function that creates one; every partition gets its own
@@ -77,6 +81,7 @@ class SourceSettings:
     value: Serde[Any]
     timestamp: Timestamps | None = None
     invalid_timestamp: InvalidTimestamp = "fail"
+    timestamp_max_ms: int | None = None
     on_error: OnError = "fail"
     dead_letter: str | None = None
     watermarks: Assigners | None = None
@@ -94,6 +99,11 @@ class SourceSettings:
             problems.append(
                 f"invalid_timestamp must be one of {', '.join(get_args(InvalidTimestamp))}, "
                 f"not {self.invalid_timestamp!r}"
+            )
+        if self.timestamp_max_ms is not None and not is_whole(self.timestamp_max_ms, 0, INT64_MAX):
+            problems.append(
+                "timestamp_max_ms must be whole milliseconds since the epoch, such as 4_102_444_800_000 (the year "
+                f"2100), not {self.timestamp_max_ms!r:.100}"
             )
         if self.timestamp is not None and not callable(self.timestamp) and self.timestamp is not ARRIVAL_TIME:
             problems.append(f"timestamp must be a function of the record or ARRIVAL_TIME, not {self.timestamp!r}")

@@ -157,6 +157,7 @@ class TopologyBuilder:
         given: Serdes | None = None,
         results: Serdes | None = None,
         late: str | None = None,
+        numbers: Sequence[str] = (),
     ) -> str:
         """Add a processor below `parents`. Returns its name; BadConfig for a taken name or an unknown store."""
         check_name("node", name)
@@ -166,7 +167,9 @@ class TopologyBuilder:
             declared = few(self.specs) or "none"
             raise BadConfig([f"processor {name!r}: store {one!r} is not declared ({declared})" for one in unknown])
         named = None if stores is None else tuple(stores)
-        node = ProcessorNode(name, make, tuple(parents), named, timer_key, null_keys, policy, given, results, late)
+        node = ProcessorNode(
+            name, make, tuple(parents), named, timer_key, null_keys, policy, given, results, late, tuple(numbers)
+        )
         if node.timer_store in self.specs:
             raise BadConfig([f"processor {name!r}: its timers need the store name {node.timer_store!r}: rename yours"])
         self.nodes[name] = node

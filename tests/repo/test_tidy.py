@@ -48,6 +48,7 @@ PURE = {
     "replication/topics/app_topics.py",
     "replication/columns.py",
     "replication/commit_metadata.py",
+    "replication/metadata_parts.py",
     "replication/credits.py",
     "replication/fetch_limits.py",
     "replication/discovery.py",

@@ -135,6 +135,7 @@ def test_refused_task_whose_directory_cannot_be_opened_stays_closed_and_stops_no
     """Its changelogs are empty, so they cannot show whether it had rows."""
     first = bench.session(stores=STORES, placement="shared", partitions=2)
     bench.settle(first)
+    first.task(0).commit({("src", 0): 1})  # a record in the write-ahead log alone
     directory = killed(bench, first, "k")
     first.close()
     OWN_FILES["MANIFEST flipped"](directory)

@@ -15,6 +15,7 @@ from standfast.ops.cli.command_line import main
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
+from standfast.replication.metadata_parts import source_offsets
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.topics.claims import Claim, claims_of
 from standfast.replication.topics.restoring import Restoring, as_record, mark_of, read_mark
@@ -149,6 +150,29 @@ def test_its_source_offsets_and_times_are_those_of_the_cut(bench: Bench) -> None
         new.close()
     assert bench.log.group("app").committed()[TopicPartition("flights", 0)].offset == 9
     assert rows(session) == {"a": "new"}
+
+
+def test_a_task_with_numbers_for_several_texts_has_all_of_them_under_the_new_name(bench: Bench) -> None:
+    sources(bench, 10)
+    rng, stores = (
+        Random(5),
+        [sf.KeyValueStore(name, sf.serde.string, sf.serde.string) for name in ("kv", "b", "c", "d")],
+    )
+    session = running(bench, stores=stores)
+    kept = {f"number:{number}": rng.randrange(2**63) for number in range(600)}
+    session.task(0).progress.update(kept)
+    commit(session, 0, 4, a="x")
+    session.snapshot(0)
+    copied(bench)
+    found = bench.log.group("copy").committed()
+    assert len(found) > 1
+    assert set(source_offsets(found)) == {TopicPartition("flights", 0)}
+    cold = opened(bench, "c", stores=stores)
+    assert cold.task(0).progress == kept
+    assert cold.task(0).source_offsets() == {("flights", 0): 4}
+    session.close()
+    # A second restore: the pieces of the first application are no offsets that a snapshot lacks.
+    copied(bench, "second")
 
 
 def test_a_dry_run_changes_nothing(bench: Bench) -> None:

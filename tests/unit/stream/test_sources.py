@@ -153,6 +153,46 @@ def test_partition_time_needs_a_record_before(drive: Drive) -> None:
         driver.pipe("in", "a", 1, -1)
 
 
+ABSURD = 95_617_584_000_000  # a time in microseconds, or of the year 5000
+
+
+@pytest.mark.parametrize("stamp", [ABSURD, 1_001])
+def test_time_above_the_largest_of_the_source_is_invalid(drive: Drive, stamp: int) -> None:
+    app = passing(invalid_timestamp="skip", timestamp_max_ms=1_000)
+    driver = drive(app)
+    for one in (5, stamp, 1_000):
+        driver.pipe("in", "a", 1, one)
+    assert times(driver) == [5, 1_000]
+    assert app.drops.counts == {"invalid_timestamp": 1}
+
+
+def test_time_above_the_largest_fails_the_task_unless_the_source_says_otherwise(drive: Drive) -> None:
+    driver = drive(passing(timestamp_max_ms=1_000, on_error="skip"))
+    with pytest.raises(sf.InvalidRequest, match=r"timestamp 1001 is not .* to 1000 \(timestamp_max_ms\)"):
+        driver.pipe("in", "a", 1, 1_001)
+
+
+def test_time_above_the_largest_becomes_that_of_its_partition(drive: Drive) -> None:
+    driver = drive(passing(invalid_timestamp="partition_time", timestamp_max_ms=1_000))
+    for stamp in (5, ABSURD, 6):
+        driver.pipe("in", "a", 1, stamp)
+    assert times(driver) == [5, 5, 6]
+
+
+def test_extracted_time_above_the_largest_is_invalid_too(drive: Drive) -> None:
+    app = passing(timestamp=lambda record: record.value, invalid_timestamp="skip", timestamp_max_ms=1_000)
+    driver = drive(app)
+    for value in (7, ABSURD, 1_000):
+        driver.pipe("in", "a", value, 5)
+    assert times(driver) == [7, 1_000]
+
+
+def test_any_time_is_taken_without_a_largest_one(drive: Drive) -> None:
+    driver = drive(passing())
+    driver.pipe("in", "a", 1, ABSURD)
+    assert times(driver) == [ABSURD]
+
+
 def test_extractor_that_raises_fails_the_task_and_says_so(drive: Drive) -> None:
     driver = drive(passing(timestamp=lambda record: record.value["at"]))
     with pytest.raises(sf.InvalidRequest, match=r"offset 0: the timestamp extractor failed \(KeyError: 'at'\)"):

@@ -226,13 +226,13 @@ def test_same_topic_with_other_settings_is_refused(other: SourceSettings) -> Non
 def test_every_problem_of_a_source_is_told_at_once() -> None:
     bad: dict[str, Any] = {
         "invalid_timestamp": "ignore", "on_error": "give up", "dead_letter": "no/topic", "late": "late",
-        "idle_after_ms": 0, "timestamp": 7,
+        "idle_after_ms": 0, "timestamp": 7, "timestamp_max_ms": -1,
     }  # fmt: skip
     with pytest.raises(sf.BadConfig) as refused:
         builder().add_source("a", SourceSettings(key="text", value=TEXT, **bad))  # type: ignore[arg-type]
     told = "; ".join(refused.value.problems)
     for part in ("key must be a serde", "invalid_timestamp must", "on_error must", "timestamp must", "dead_letter: ",
-                 "belong together", "late needs watermarks", "idle_after_ms must"):  # fmt: skip
+                 "belong together", "late needs watermarks", "idle_after_ms must", "timestamp_max_ms"):  # fmt: skip
         assert part in told
 
 
