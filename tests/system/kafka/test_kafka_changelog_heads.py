@@ -33,7 +33,7 @@ MONTHS, EVERY = 36, 20  # three years of January 2013, one flight of twenty
 TEXT = sf.serde.string
 WAIT_S = 40.0
 RETENTION_ROUNDS_S = 3.0
-# Segments that roll soon, so that the broker frees and compacts what it may.
+# Segments that roll soon, so that the broker frees and compacts records.
 SEGMENTS = {"segment.ms": "500", "min.cleanable.dirty.ratio": "0.01"}
 STORES: list[Any] = [
     sf.WindowStore("win", TEXT, TEXT, window_size_ms=HOUR_MS, retention_ms=DAY_MS, changelog=SEGMENTS),
@@ -145,7 +145,7 @@ def test_replay_of_old_events_restores_every_row_and_keeps_the_topics_small(
 def test_rows_of_a_topic_with_the_settings_of_an_earlier_version_are_lost_and_the_owner_warns(
     replays: Replays, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the new settings are for: the broker goes by its clock."""
+    """The reason of the new settings: the broker goes by its clock."""
     for spec in STORES:
         replays.log.admin.create_topic(spec.changelog_of(replays.app), 1, changelog_policy(spec))
     owner = replays.active()

@@ -1,4 +1,4 @@
-"""Limits of topics: sizes of Kafka's batches, pieces that fit, and what a refusal teaches."""
+"""Limits of topics: sizes of Kafka's batches, pieces that fit, and limits learned from refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First offsets of segments: what each write adds and forgets, and what a record without them means."""
+"""First offsets of segments: their changes by each write, and records without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members without room beside a leader whose interpreter is held: what a follower remembers of them is the leader's.
+"""A follower remembers members without room as the leader whose interpreter is held does.
 
 Rules of this file: real small disks, driven by hand on one embedded log and clock.
 """
