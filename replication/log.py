@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import Need
+from standfast.replication.record_limits import TopicLimits
 from standfast.store.errors import StandfastError, Unavailable
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
@@ -96,6 +97,7 @@ class TopicInfo:
     """A topic as the log describes it. `topic_id` changes when a topic of the same name is recreated.
 
     `ahead_max_ms`: the log refuses a record whose timestamp lies further ahead of its clock; None: no bound.
+    `record_max_bytes`: the largest batch of records, even of one, that it takes; None: no bound.
     """
 
     name: str
@@ -104,6 +106,7 @@ class TopicInfo:
     policy: TopicPolicy
     replication: int = 1
     ahead_max_ms: int | None = None
+    record_max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +323,11 @@ class LogWriter(Protocol):
         """Whether a transaction takes one more offset of each partition, after its last record, for a marker."""
         ...
 
+    @property
+    def limits(self) -> TopicLimits:
+        """The largest records that topics of this log take, as far as that is known."""
+        ...
+
     def append(self, batches: Batches, *, meanwhile: Callable[[], None] | None = None) -> dict[TopicPartition, int]:
         """Write and wait for the acknowledgement. Returns next offset per partition. At least once.
 
@@ -470,7 +478,7 @@ class Group(Protocol):
 
         With `claim` it raises Fenced, and commits nothing, once a newer writer was opened for its id. The embedded log
         checks that in the transaction of the offsets. Kafka has no such transaction: the broker checks `member`, and
-        without one the commit first looks up the owner.
+        without one the commit first looks up the owner. Without offsets it only checks the claim.
         """
         ...
 

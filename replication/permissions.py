@@ -2,7 +2,8 @@
 
     Need("topic", "orders-kv-changelog", "WRITE")    resource, name, operation: the words of Kafka's ACLs
 
-    changelog             READ WRITE DESCRIBE_CONFIGS, CREATE if it does not exist
+    changelog             READ WRITE DESCRIBE_CONFIGS, CREATE if it does not exist; of a window or session store also
+                          DELETE and ALTER_CONFIGS, without which the log keeps its records by the clock
     source, output topic  READ, WRITE; DESCRIBE_CONFIGS of both
     between tasks         as a changelog, and DELETE: processed records are removed
 

@@ -4,6 +4,7 @@
     STANDFAST_FAILPOINT=log.locked=stop:3         SIGSTOP, until a SIGCONT
 
     commit.flushed    held-back results of aggregations went downstream, nothing of the commit is durable
+    writer.piece      a part of a write has its acknowledgement, the rest is not sent
     commit.logged     the log has the commit, the local database does not
     commit.local      the local database has the commit; at least once, the source offsets are not committed yet
     stores.families   families of new segments are made, their rows are not written
@@ -69,6 +70,7 @@ from standfast.store.errors import BadConfig
 VARIABLE = "STANDFAST_FAILPOINT"
 NAMES = (
     "commit.flushed",
+    "writer.piece",
     "commit.logged",
     "commit.local",
     "stores.families",

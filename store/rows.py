@@ -69,6 +69,10 @@ class RowLimits:
         self.record_bytes = max(self.value_bytes, VALUE_MAX_BYTES) + BESIDE_VALUE_BYTES
         self.any_bytes = min(self.key_bytes, self.value_bytes, self.record_bytes)
 
+    def of_output(self) -> dict[str, int]:
+        """The most bytes of a part of an output record, and of all of it."""
+        return {"part_bytes": self.value_bytes, "record_bytes": self.record_bytes}
+
     def limit_keys(self, key_bytes: int) -> None:
         """Set the largest key, in bytes."""
         self.key_bytes = key_bytes

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from standfast.replication.log import Batches, Committed
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.record_limits import RecordRefused
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.buffer import Part
 from standfast.store.errors import CommitUnknown, StandfastError, StateLost, Unavailable
@@ -119,3 +120,13 @@ def in_doubt(task: TaskId, error: BaseException) -> BaseException:
     if isinstance(error, StandfastError):
         error.in_doubt = True
     return error
+
+
+def named(task: TaskId, error: RecordRefused, changelogs: Mapping[str, str]) -> RecordRefused:
+    """The refusal of a commit's record, with the store that it is a row of; `changelogs`: their topics by store."""
+    store = next((name for name, topic in changelogs.items() if topic == error.topic), None)
+    where = f"task {task}" if store is None else f"task {task}, a row of store {store!r}"
+    found = RecordRefused(f"{where}: {error}", error.topic, error.partition, error.key, error.size)
+    found.of_output = store is None
+    found.__cause__ = error  # so that `clear_frames` clears its frames, too
+    return found

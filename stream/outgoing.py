@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from standfast.replication.log import Headers, TopicInfo
 from standfast.replication.offsets import TaskId
+from standfast.replication.record_limits import TopicLimits, fix_of
 from standfast.replication.topics.settings import TIMESTAMP_AHEAD, time_text
 from standfast.store.errors import InvalidRequest, TooLarge
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
@@ -85,17 +86,18 @@ def checked_size(
     key: bytes | None,
     value: bytes | None,
     headers: Headers,
+    topics: TopicLimits,
     *,
     part_bytes: int,
     record_bytes: int,
 ) -> int:
-    """The size of an output record in bytes. InvalidRequest for a part over its limit, TooLarge for the whole."""
+    """The size of an output record in bytes. TooLarge for one of which a part or the whole is over a limit."""
     sizes = {"key": len(key or b""), "value": len(value or b"")}
     if headers:
         sizes["headers"] = headers_bytes(headers)
     for part, size in sizes.items():
         if size > part_bytes:
-            raise InvalidRequest(
+            raise TooLarge(
                 f"task {task}: {part} of {size} bytes for topic {topic!r} is over the limit of {part_bytes} bytes: "
                 "split it, or raise value_max_bytes together with the log's own message limit"
             )
@@ -106,4 +108,16 @@ def checked_size(
             "key, value and headers together: split it, or raise value_max_bytes together with the log's own "
             "message limit"
         )
+    if (problem := topics.problem(topic, key, value, headers)) is not None:
+        raise TooLarge(f"task {task}: record with key {key!r:.200} for topic {topic!r}: {problem}: {fix_of(topic)}")
     return size
+
+
+def value_room(
+    topic: str, key: bytes | None, headers: Headers, topics: TopicLimits, *, part_bytes: int, record_bytes: int
+) -> int:
+    """The most bytes of a value beside this key and these headers; below 0 if they are too large by themselves."""
+    parts = len(key or b""), headers_bytes(headers)
+    if max(parts) > part_bytes:
+        return -1
+    return min(part_bytes, record_bytes - sum(parts), topics.room(topic, key, headers))

@@ -6,7 +6,8 @@
     visits:session                        retention=2d
     prices:versioned                      history=7d
 
-A missing retention is taken from the changelog topic, whose own is a day longer with Kafka Streams' defaults.
+A missing retention is taken from the changelog topic, whose own is a day longer with Kafka Streams' defaults. A topic
+that is kept for ever, as new ones of ours, does not have it.
 
 Rules of this file: pure; from text and a topic's policy to a definition. BadConfig lists every problem of the text.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from standfast.ops.config.config import parse_duration
 from standfast.replication.log import TopicPolicy
-from standfast.replication.topics.changelog import SLACK_MS
+from standfast.replication.topics.changelog import SLACK_MS, TIME_MAX_MS
 from standfast.replication.topics.settings import RETENTION
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest
@@ -112,8 +113,9 @@ def store_spec(store: StoreArgument, policy: TopicPolicy) -> StoreSpec:
 
 
 def _from_topic(store: StoreArgument, setting: Setting, kept_ms: int) -> int:
-    # A topic that keeps less than the day that its changelog adds was set up by hand, and says nothing about the store.
-    if kept_ms < SLACK_MS + setting.least:
+    # A topic that keeps less than the day that its changelog adds was set up by hand, and of one that is kept for ever
+    # the owner removes records: both say nothing about the store.
+    if not SLACK_MS + setting.least <= kept_ms < TIME_MAX_MS:
         raise BadConfig(
             [
                 f"store {store.name!r}: the settings of its changelog give no {setting.word}: set it, "

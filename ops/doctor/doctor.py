@@ -54,7 +54,14 @@ class Looked:
 
 
 def look(
-    log: Log, app: str, *, stores: Sequence[StoreArgument], sources: Sequence[str], known: Known, value_max_bytes: int
+    log: Log,
+    app: str,
+    *,
+    stores: Sequence[StoreArgument],
+    sources: Sequence[str],
+    known: Known,
+    value_max_bytes: int,
+    outputs: Sequence[str] = (),
 ) -> Looked:
     """Describe everything that belongs to an application.
 
@@ -87,6 +94,7 @@ def look(
         groups=known.topics,
         has_run=bool(committed) or bool(known.changelogs),
         value_max_bytes=value_max_bytes,
+        outputs=tuple(dict.fromkeys(outputs)),
     )
     survey = log.admin.survey(application.topics)
     own = {*found.changelogs, *found.between, *found.members, *own}

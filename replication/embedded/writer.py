@@ -18,11 +18,13 @@ from standfast.replication.embedded.sums import seal
 from standfast.replication.embedded.topics import PartitionRow, partition_by_name, store_partition
 from standfast.replication.log import Batches, GroupCommit, WriterClaim
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.record_limits import TopicLimits
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, InvalidRequest
 
 # Step in which a partition notes when its records were appended (see care.py).
 AGE_STEP_MS = 600_000
+_NO_LIMITS = TopicLimits()
 
 
 class Began:
@@ -70,6 +72,11 @@ class EmbeddedWriter:
     def marks_transactions(self) -> bool:
         """False: a transaction here is one of SQLite and adds no marker record."""
         return False
+
+    @property
+    def limits(self) -> TopicLimits:
+        """None of a topic: the file takes records of any size that a session lets through."""
+        return _NO_LIMITS
 
     def append(self, batches: Batches, *, meanwhile: Callable[[], None] | None = None) -> dict[TopicPartition, int]:
         """Write and wait for the acknowledgement. Returns next offset per partition; here it is all or nothing too.

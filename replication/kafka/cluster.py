@@ -50,6 +50,7 @@ from standfast.replication.kafka.native_producer import NativeProducer
 from standfast.replication.kafka.producer import Producer, PythonProducer
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
+from standfast.replication.record_limits import CLIENT_BATCH_BYTES, TopicLimits
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
 from standfast.store.log import logger
@@ -135,6 +136,7 @@ class Cluster:
         self._options.setdefault("socket.timeout.ms", str(min(max(address.timeout_ms, 1_000), self._transaction_ms)))
         self._options.setdefault("socket.connection.setup.timeout.ms", str(max(address.timeout_ms, 1_000)))
         self._clock = SystemClock()  # for waits
+        self.limits = _limits(self.producer_options())
         self._found_ms: dict[TopicPartition, int] = {}  # partitions that `check` found, with the time
         self._mutex = threading.Lock()
         self._logged_in = False
@@ -629,6 +631,17 @@ class Cluster:
 
 # A user that may not describe a topic has no operation that implies DESCRIBE; of these the broker says nothing.
 _NOT_IMPLYING = frozenset({"CREATE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"})
+
+
+def _limits(options: Mapping[str, str]) -> TopicLimits:
+    """The limits of topics, beside a producer with these settings."""
+    sizes = (options.get("batch.size", str(CLIENT_BATCH_BYTES)), options["message.max.bytes"])
+    compression = options.get("compression.type", options.get("compression.codec", "none"))
+    return TopicLimits(
+        # One that is no number is refused by the client.
+        batch_bytes=min((int(size) for size in sizes if size.isdecimal()), default=CLIENT_BATCH_BYTES),
+        compresses=compression != "none",
+    )
 
 
 def _whole(text: str, where: str) -> int:

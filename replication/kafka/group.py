@@ -165,6 +165,8 @@ class KafkaGroup:
         self._check_open()
         check_commit(self._name, offsets)
         if not offsets:
+            if claim is not None:
+                self._check_claim(claim)
             return
         self._cluster.check_new(offsets, "READ")
         if member is not None:

@@ -34,7 +34,7 @@ class Delivered(NamedTuple):
     """The answers for one partition's records since the last look."""
 
     next_offset: int | None  # after the last acknowledged record; None if there is none
-    error: KafkaError | None  # of the first refused record
+    error: KafkaError | None  # of the first refused record, by a broker if there is one
     size: int  # bytes of that record's key and value
 
 
@@ -191,6 +191,7 @@ class PythonProducer:
 
 
 def _answer(outcome: Mapping[Any, Message]) -> Delivered:
-    error = next((one for one in outcome if one is not None), None)
+    # A broker's reason (above 0) counts more than the client's own, which purges records behind a refused one.
+    error = max((one for one in outcome if one is not None), key=lambda one: one.code() > 0, default=None)
     size = 0 if error is None else len(outcome[error].key() or b"") + len(outcome[error])
     return Delivered((outcome[None].offset() or 0) + 1 if None in outcome else None, error, size)

@@ -18,6 +18,8 @@ from standfast.replication.columns import RecordColumns
 from standfast.replication.kafka.native_library import compiled
 from standfast.replication.log import Committed, Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.record_limits import Headers as SomeHeaders
+from standfast.replication.record_limits import TopicLimits, most_bytes, pieces
 from standfast.store.errors import InvalidRequest
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.value_timestamp import TIMESTAMP_BYTES, RowChanges, headed_columns
@@ -76,11 +78,63 @@ class Columns:
         head = TIMESTAMP_BYTES if self.timestamps is None else 0
         return len(self.keys[index] or b"") + len(self.values[index] or b"") - head
 
+    def record(self, index: int) -> tuple[bytes | None, bytes | None, SomeHeaders]:
+        """Key, value and headers of a record."""
+        head, value = TIMESTAMP_BYTES if self.timestamps is None else 0, self.values[index]
+        headers = None if self.headers is None else self.headers[index]
+        return self.keys[index], None if value is None else value[head:], headers or ()
+
+    def piece(self, first: int, end: int) -> Columns:
+        """The records from `first` on, below `end`."""
+        of = slice(first, end)
+        timestamps = None if self.timestamps is None else self.timestamps[of]
+        return Columns(self.keys[of], self.values[of], timestamps, None if self.headers is None else self.headers[of])
+
+    def pieces(self, most: int | None) -> list[Columns]:
+        """The records in pieces of at most `most` bytes each; None: in one."""
+        if most is None or len(self) < 2:
+            return [self]
+        sizes = [most_bytes(*self.record(index)) for index in range(len(self))]
+        return [self.piece(first, end) for first, end in pieces(sizes, most)]
+
     def plain(self) -> tuple[tuple[bytes | None, ...], tuple[int, ...]]:
         """Values without timestamps, and these."""
         if self.timestamps is not None:
             return self.values, self.timestamps
         return headed_columns(cast("tuple[bytes, ...]", self.values))
+
+
+class Unsent:
+    """The records of one write that have no acknowledgement, by partition, in pieces that its topic takes."""
+
+    def __init__(self, rows: Mapping[TopicPartition, Columns], limits: TopicLimits) -> None:
+        self.ends: dict[TopicPartition, int] = {}  # behind the acknowledged records
+        self._limits = limits
+        self._pieces = {
+            source: batch.pieces(limits.batch_bytes(source.topic)) for source, batch in rows.items() if len(batch)
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def round(self) -> dict[TopicPartition, Columns]:
+        """The next piece of each partition."""
+        return {source: left[0] for source, left in self._pieces.items()}
+
+    def acknowledged(self, source: TopicPartition, end: int) -> None:
+        """The next piece of a partition is in the log, below offset `end`."""
+        self.ends[source] = end
+        left = self._pieces[source]
+        del left[0]
+        if not left:
+            del self._pieces[source]
+
+    def cut(self) -> None:
+        """Cut the pieces again, by the limits as they are known now."""
+        self._pieces = {
+            source: [smaller for one in left for smaller in one.pieces(self._limits.batch_bytes(source.topic))]
+            for source, left in self._pieces.items()
+        }
 
 
 def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Columns:

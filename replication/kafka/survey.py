@@ -20,6 +20,7 @@ from standfast.replication.kafka.cluster import INTERNAL, Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.permissions import GROUP, TOPIC, Need
+from standfast.replication.record_limits import MESSAGE_BYTES
 from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, ahead_max_ms
 
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
@@ -47,10 +48,18 @@ def surveyed(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicSurvey]:
     for resource, answer in _configs(cluster, asked, "describing topics").items():
         if not isinstance(answer, KafkaException):
             found[resource.name] = _topic(described[resource.name], answer)
+            cluster.limits.note(resource.name, found[resource.name].info.record_max_bytes)
         elif error_of(answer).code() not in UNKNOWN_TOPIC:  # else deleted between the two requests
             need = Need(TOPIC, resource.name, "DESCRIBE_CONFIGS")
             raise cluster.translate(answer, f"describing topic {resource.name!r}", need) from answer
     return dict(sorted(found.items()))
+
+
+def learn_limits(cluster: Cluster, topics: Iterable[str]) -> None:
+    """Look up the largest record of existing topics; it stays unknown where this user may not describe settings."""
+    asked = [_api.ConfigResource(_api.ResourceType.TOPIC, name) for name in topics]
+    for resource, answer in _configs(cluster, asked, "describing topics").items():
+        cluster.limits.note(resource.name, None if isinstance(answer, KafkaException) else _limit(answer))
 
 
 def consumer_groups(cluster: Cluster) -> list[str]:
@@ -121,8 +130,15 @@ def _topic(description: Any, entries: Mapping[str, Any]) -> TopicSurvey:
     replicas = tuple(tuple(node.id for node in one.replicas) for one in description.partitions)
     fewest = min(map(len, replicas), default=0)
     ahead_ms = ahead_max_ms(values)
-    info = TopicInfo(description.name, str(description.topic_id), len(replicas), policy, fewest, ahead_ms)
+    info = TopicInfo(
+        description.name, str(description.topic_id), len(replicas), policy, fewest, ahead_ms, _limit(entries)
+    )
     return TopicSurvey(info, replicas, tuple(len(one.isr) for one in description.partitions), values)
+
+
+def _limit(entries: Mapping[str, Any]) -> int | None:
+    text = _values(entries).get(MESSAGE_BYTES)
+    return None if text is None else int(text)
 
 
 def _values(entries: Mapping[str, Any]) -> dict[str, str]:

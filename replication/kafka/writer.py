@@ -28,23 +28,28 @@ from confluent_kafka import KafkaError, KafkaException
 from standfast.replication.checks import check_commit
 from standfast.replication.kafka.bounds import bounds_of
 from standfast.replication.kafka.cluster import RETRY_MS, Cluster
-from standfast.replication.kafka.errors import FENCED, VAGUE, error_of
+from standfast.replication.kafka.errors import FENCED, TOO_LARGE, VAGUE, error_of
 from standfast.replication.kafka.group import commit_needs, member_metadata
 from standfast.replication.kafka.members import Owner
 from standfast.replication.kafka.members_topic import Board
-from standfast.replication.kafka.producer import Producer
-from standfast.replication.kafka.records import Columns, checked
+from standfast.replication.kafka.producer import Delivered, Producer
+from standfast.replication.kafka.records import Columns, Unsent, checked
+from standfast.replication.kafka.survey import learn_limits
 from standfast.replication.log import Batches, GroupCommit, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
+from standfast.replication.record_limits import RecordRefused, TopicLimits, fix_of, most_bytes
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
+from standfast.store.failpoint import reach
 from standfast.store.names import few
 
 # The brokers end a transaction in the background, in a few milliseconds, after they have acknowledged its commit.
 SETTLE_MS = 50
 # The client collects records until a flush (see LINGER_MS), so a short one sends them before the caller's own work.
 SEND_S = 0.001
+# After a batch that was refused the client purges all others of the transaction at once.
+ANSWERS_S = 1.0
 
 Rows = Mapping[TopicPartition, Columns]
 
@@ -97,6 +102,14 @@ class Fence:
         )
 
 
+class BatchRefused(Exception):
+    """The broker, or the client, refused these records for the size of their batch."""
+
+    def __init__(self, pieces: Rows, error: KafkaError) -> None:
+        super().__init__(error)
+        self.pieces, self.error = pieces, error
+
+
 class KafkaWriter:
     """LogWriter of a Kafka log."""
 
@@ -137,6 +150,11 @@ class KafkaWriter:
         """True: the broker writes a marker into each partition at a transaction's end."""
         return True
 
+    @property
+    def limits(self) -> TopicLimits:
+        """Those of the log, which learns them from each description of a topic and from each refusal."""
+        return self._cluster.limits
+
     def open(self) -> None:
         """Fence every older producer of the id at the broker."""
         with self._use():
@@ -161,8 +179,16 @@ class KafkaWriter:
             self._plain = self._cluster.connected(self._cluster.producer())
         plain = self._plain
         others = self._ends_of_empty(rows)
+        unsent = Unsent(rows, self._cluster.limits)
         try:
-            ends = self._deliver(plain, rows, meanwhile=meanwhile)
+            while True:
+                try:
+                    self._deliver(plain, unsent, meanwhile=meanwhile)
+                    break
+                except BatchRefused as refused:
+                    self._narrow(refused)
+                    unsent.cut()
+                    meanwhile = None
         except BaseException as error:
             self._plain = None  # its sequence numbers of records may be off
             what = f"writing to {few(rows)}"
@@ -175,7 +201,7 @@ class KafkaWriter:
         finally:
             if self._plain is None:
                 self._cluster.release(plain)
-        return ends | others
+        return unsent.ends | others
 
     def transact(
         self, batches: Batches, commit: GroupCommit | None = None, *, meanwhile: Callable[[], None] | None = None
@@ -201,28 +227,54 @@ class KafkaWriter:
     def _transact(
         self, rows: Rows, commit: GroupCommit | None, meanwhile: Callable[[], None] | None
     ) -> dict[TopicPartition, int]:
+        renumbers = False
+        while True:
+            try:
+                return self._attempt(rows, commit, meanwhile, renumbers=renumbers)
+            except BatchRefused as refused:
+                # Aborted as a whole, and written again with smaller batches. The client learns that its sequence
+                # numbers are off from the first batch after that, and takes new ones with the next abort.
+                renumbers = bool(refused.pieces)
+                self._check_fenced()
+                meanwhile = None
+                if renumbers:
+                    try:
+                        self._narrow(refused)
+                    except BaseException:  # this write ends here; the next one gets a producer with numbers of its own
+                        self._cluster.release(self._transactional)
+                        self._transactional = None
+                        raise
+
+    def _attempt(
+        self, rows: Rows, commit: GroupCommit | None, meanwhile: Callable[[], None] | None, *, renumbers: bool
+    ) -> dict[TopicPartition, int]:
+        """One transaction. Raises BatchRefused once it is aborted, if a smaller batch, or the same, may be taken."""
         producer = self._ready()
         asked = False  # whether the broker was asked to commit
+        unsent = Unsent(rows, self._cluster.limits)
         try:
             producer.begin()
             if commit is not None and commit.offsets and self._settled():
                 # Before its offsets, so that the brokers get both at the same time.
-                ends = self._deliver(producer, rows, partial(self._send_offsets, producer, commit), meanwhile)
+                self._deliver(producer, unsent, partial(self._send_offsets, producer, commit), meanwhile)
             else:
                 if commit is not None and commit.offsets:
                     self._send_offsets(producer, commit)
-                ends = self._deliver(producer, rows, meanwhile=meanwhile)
+                self._deliver(producer, unsent, meanwhile=meanwhile)
             asked = True
             self._commit(producer)
             self._ended_ms = self._clock.monotonic_ms()
         except BaseException as error:
             if not isinstance(error, KafkaException):
-                self._abort(producer)
+                self._abort(producer, keeps=isinstance(error, BatchRefused))
                 raise
             why = self._cluster.reason(producer, error, transactional=True)  # while the transaction is still there
-            in_doubt = not self._abort(producer) and asked
+            again = renumbers and why.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+            in_doubt = not self._abort(producer, keeps=again) and asked
+            if again and not in_doubt:
+                raise BatchRefused({}, why) from error
             raise self._meaning(why, self._needs(rows, commit), in_doubt=in_doubt) from error
-        return ends
+        return unsent.ends
 
     def close(self) -> None:
         """Drop the producers; the transactional id keeps its owner. Twice is fine.
@@ -312,19 +364,24 @@ class KafkaWriter:
                 if not error_of(error).retriable() or self._clock.monotonic_ms() >= deadline_ms:
                     raise
 
-    def _abort(self, producer: Producer) -> bool:
+    def _abort(self, producer: Producer, *, keeps: bool = False) -> bool:
         """End a failed transaction; returns whether the broker confirmed the abort.
 
-        The producer is not used again: after a record that the broker refused, its sequence numbers are off.
+        The producer is not used again, unless it `keeps` after a confirmed abort: after a record that the broker
+        refused, its sequence numbers are off.
         """
         self._transactional = None
         try:
             producer.abort(self._cluster.timeout_s)
+            if keeps:
+                producer.delivered()  # the answers of this transaction are no answers of the next one
+                self._transactional = producer
         except KafkaException as error:
             self._fenced = self._fenced or _says_fenced(error_of(error))
             return False
         finally:
-            self._cluster.release(producer)
+            if self._transactional is None:
+                self._cluster.release(producer)
         return True
 
     def _needs(self, rows: Rows, commit: GroupCommit | None) -> tuple[Need, ...]:
@@ -363,24 +420,46 @@ class KafkaWriter:
     def _deliver(
         self,
         producer: Producer,
-        rows: Rows,
+        unsent: Unsent,
         offsets: Callable[[], None] | None = None,
         meanwhile: Callable[[], None] | None = None,
-    ) -> dict[TopicPartition, int]:
+    ) -> None:
         """Give all records to the client, send `offsets`, do `meanwhile`, and wait for each record.
 
-        Returns the next offset of each partition.
+        Records of a topic that takes only small batches go in several rounds, each of which waits; all others in the
+        first one. Raises BatchRefused, with the records of that round that were refused.
         """
-        written = {source: batch for source, batch in rows.items() if batch}
+        while True:
+            self._round(producer, unsent, offsets, meanwhile)
+            offsets = meanwhile = None
+            if not unsent:
+                return
+            reach("writer.piece")
+
+    def _round(
+        self,
+        producer: Producer,
+        unsent: Unsent,
+        offsets: Callable[[], None] | None,
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        """Write the next piece of each partition."""
+        pieces = unsent.round()
         # A second after the client's own time-out, whose errors name the reason.
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
-        for source, batch in written.items():
-            self._produce(producer, source, batch, deadline_ms)
-        if offsets is not None:
-            offsets()
-        if meanwhile is not None:
-            producer.flush(SEND_S)
-            meanwhile()
+        try:
+            for source, batch in pieces.items():
+                self._produce(producer, source, batch, deadline_ms)
+            if offsets is not None:
+                offsets()
+            if meanwhile is not None:
+                producer.flush(SEND_S)
+                meanwhile()
+        except KafkaException as error:
+            if error_of(error).code() in VAGUE:  # a batch that was refused ends the transaction under all others
+                producer.flush(ANSWERS_S)
+                _check_sizes(producer.delivered(), pieces)
+            raise
         # The client counts events, such as a token that is due, among its records. One that came behind the last
         # acknowledgement is served by the next flush; taken for a record, it would put all of them in doubt.
         while True:
@@ -388,23 +467,51 @@ class KafkaWriter:
             producer.flush(max(left_ms, 1) / 1_000)
             if left_ms <= 0 or not len(producer):
                 break
-        ends: dict[TopicPartition, int] = {}
-        for source, found in producer.delivered().items():
-            if found.error is not None:
+        answers = producer.delivered()
+        for source, found in answers.items():
+            if found.error is not None and found.error.code() not in TOO_LARGE:
+                if found.error.code() in VAGUE:  # as above
+                    _check_sizes(answers, pieces)
                 self._cluster.forget(source.topic)
                 raise self._delivery_error(source, found.error, found.size)
-            if found.next_offset is None:
+            if found.error is None and found.next_offset is None:
                 raise Unavailable(
                     f"{self._cluster.where}: {source}: no acknowledgement within {self._cluster.timeout_ms} ms: "
                     "try again"
                 )
-            ends[source] = found.next_offset
         if len(producer):
             raise Unavailable(
                 f"{self._cluster.where}: {len(producer)} records were not acknowledged within "
                 f"{self._cluster.timeout_ms} ms: try again"
             )
-        return ends
+        for source, found in answers.items():
+            if found.error is None and found.next_offset is not None:
+                unsent.acknowledged(source, found.next_offset)
+        _check_sizes(answers, pieces)
+
+    def _narrow(self, refused: BatchRefused) -> None:
+        """Let the next batches of these topics be smaller. Raises RecordRefused if one record is at fault."""
+        limits = self._cluster.limits
+        learn_limits(self._cluster, dict.fromkeys(source.topic for source in refused.pieces))  # lowered since, maybe
+        for source, piece in refused.pieces.items():
+            if len(piece) == 1:
+                limits.refuse(source.topic, *piece.record(0))
+                raise self._refused_record(source, piece, refused.error)
+            fitting = piece.pieces(limits.batch_bytes(source.topic))
+            for one in fitting:
+                if len(one) == 1 and limits.problem(source.topic, *one.record(0)):
+                    raise self._refused_record(source, one, refused.error)
+            if len(fitting) == 1:  # by all that is known it should have been taken
+                limits.narrow(source.topic, sum(most_bytes(*piece.record(at)) for at in range(len(piece))))
+
+    def _refused_record(self, source: TopicPartition, one: Columns, error: KafkaError) -> RecordRefused:
+        key, size, most = one.keys[0], one.size_of(0), self._cluster.limits.record_bytes(source.topic)
+        limit = "" if most is None else f" of {most} bytes"
+        return RecordRefused(
+            f"{self._cluster.where}: {source}: a record of {size} bytes with key {key!r:.200} is larger than the limit"
+            f"{limit} of its topic ({error.name()}): {fix_of(source.topic)}",
+            *source, key, size,
+        )  # fmt: skip
 
     def _produce(self, producer: Producer, source: TopicPartition, batch: Columns, deadline_ms: int) -> None:
         """Give a partition's records to the client; raises Unavailable if its queue stays full."""
@@ -415,6 +522,8 @@ class KafkaWriter:
                 taken = producer.produce(source, batch, at, max(left_ms, 0))
             except KafkaException as error:
                 found = error_of(error)
+                if found.code() in TOO_LARGE:  # for the client itself
+                    raise BatchRefused({source: batch.piece(at, at + 1)}, found) from error
                 if found.code() != KafkaError._UNKNOWN_PARTITION or left_ms < 0:
                     raise self._delivery_error(source, found, batch.size_of(at)) from error
                 self._learn_partitions(producer, source)
@@ -459,6 +568,15 @@ class KafkaWriter:
         """Raise UnknownStore for an absent partition; one that was found a moment ago counts as present."""
         reads, writes = ({source[0] for source in some} for some in (committed, written))
         self._cluster.check_new((*written, *committed), dict.fromkeys(reads, "READ") | dict.fromkeys(writes, "WRITE"))
+        if unasked := self._cluster.limits.unasked(writes):
+            learn_limits(self._cluster, unasked)
+
+
+def _check_sizes(answers: Mapping[TopicPartition, Delivered], pieces: Rows) -> None:
+    """Raise BatchRefused with the pieces of these partitions that were refused for their size."""
+    refused = {source: one.error for source, one in answers.items() if one.error and one.error.code() in TOO_LARGE}
+    if refused:
+        raise BatchRefused({source: pieces[source] for source in refused}, next(iter(refused.values())))
 
 
 def _says_fenced(error: KafkaError) -> bool:

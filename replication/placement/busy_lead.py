@@ -31,10 +31,20 @@ class BusyLead:
 
     def __init__(self, me: str) -> None:
         self._me = me
+        self.watches = False  # beside a leader that does not look, without a break
         self._due_ms: int | None = None  # when the decision was first seen to wait
 
+    def begins(self) -> None:
+        """The leader does not look: this instance decides as the leader would, from here on."""
+        self.watches = True
+
+    def ends(self) -> None:
+        """The leader looks, or this instance leads."""
+        self.watches = False
+        self.rests()
+
     def rests(self) -> None:
-        """The leader looks, or nothing waits for it."""
+        """Nothing waits for the leader."""
         self._due_ms = None
 
     def takes(self, busy: Mapping[str, Busy], members: Collection[str], lease_ms: int, now_ms: int) -> bool:

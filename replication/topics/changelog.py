@@ -1,9 +1,13 @@
 """Changelog topics: their names, their policy per store kind, and the check of existing ones.
 
     keyvalue          compact
-    window, session   compact,delete   retention.ms = store retention + 24 h
-    duplicates        delete           retention.ms = store retention + 24 h
+    window, session   compact,delete   retention.ms = for ever, if this login may remove records, else as below
+    duplicates        delete           as window
     versioned         compact          min.compaction.lag.ms = history retention + 24 h
+
+    retention.ms      for ever (2**63 - 1): the owner of the store removes records, by its stream time (see
+                      standfast.stream.session.changelog_heads)
+                      retention of the store + 24 h: the log removes them, by its clock
 
     a source topic that serves as changelog is only checked: it must exist, have as many partitions as there are tasks,
     and never delete by age, because a restore would lack older rows
@@ -20,19 +24,25 @@ from dataclasses import replace
 from typing import Literal
 
 from standfast.replication.log import LogAdmin, LogSurvey, TopicInfo, TopicPolicy
+from standfast.replication.permissions import topic_needs
 from standfast.replication.topics.claims import PLAIN, Claims, claim_of
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.rules import Changelog, policy_findings, replication, timestamps
 from standfast.replication.topics.settings import CLEANUP, MIN_LAG, OWN_TIMESTAMPS, RETENTION, changed, listed
 from standfast.store.errors import BadConfig
+from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
+from standfast.store.task.heads import KEPT_BEHIND_MS, is_headed
 
 TIME_MAX_MS = 2**63 - 1
 # Allowed differences from the number of tasks: "more", because another instance saw the source grow before us; "fewer",
 # because the changelog is going to grow.
 Other = Literal["none", "more", "fewer"]
 REFUSED = frozenset({"replication", "timestamp-type"})  # rules beside those of the policy whose errors refuse a start
-SLACK_MS = 24 * 3_600_000  # windowstore.changelog.additional.retention.ms of Kafka Streams
+SLACK_MS = KEPT_BEHIND_MS
+# Of new changelogs whose owner removes records. Not -1 as retention, which Kafka Streams takes for too short, and which
+# means elsewhere that no record may be missing. Brokers free whole segments, of 1 GiB by default.
+BY_STREAM_TIME = {RETENTION: str(TIME_MAX_MS), "segment.bytes": str(64 << 20)}
 
 
 def changelog_policy(spec: StoreSpec) -> TopicPolicy:
@@ -86,10 +96,28 @@ def ensure_changelogs(
     if problems:
         raise BadConfig(problems)
     take_changelogs(claims, logged, found)
-    return {
-        spec.name: found[spec.name] or admin.create_topic(spec.changelog_of(app), partitions, changelog_policy(spec))
-        for spec in logged
-    }
+    return {spec.name: found[spec.name] or _create(admin, app, spec, partitions) for spec in logged}
+
+
+def _create(admin: LogAdmin, app: str, spec: StoreSpec, partitions: int) -> TopicInfo:
+    made = admin.create_topic(spec.changelog_of(app), partitions, changelog_policy(spec))
+    if not is_headed(spec) or RETENTION in spec.changelog:
+        return made
+    # After the creation, as the log names no permissions on a topic that does not exist. A crash in between leaves the
+    # settings of earlier versions.
+    lacking = admin.lacking(topic_needs([made.name], "DELETE", "ALTER_CONFIGS"))
+    if not lacking:
+        return admin.change_topic(made.name, {**BY_STREAM_TIME, **spec.changelog})
+    logger.warning(
+        "changelog %s of store %r is kept by the log's clock (retention.ms=%d), not by the store's stream time, since "
+        "this login may not remove its records: %s",
+        made.name,
+        spec.name,
+        made.policy.retention_ms,
+        "; ".join(lacking),
+        extra=as_event("changelog_by_clock", topic=made.name, store=spec.name),
+    )
+    return made
 
 
 def take_changelogs(claims: Claims | None, specs: Iterable[StoreSpec], infos: Mapping[str, TopicInfo | None]) -> None:

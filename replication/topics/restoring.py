@@ -76,9 +76,11 @@ def is_written(log: Log, app: str) -> bool:
 def read_mark(log: Log, app: str) -> Restoring | None:
     """The last mark of a restore under way; None if its first one is not written, or no restore is under way.
 
-    Raises Corruption for another content.
+    Of two runs with other snapshots that begin at once the first one's mark counts. Raises Corruption for another
+    content.
     """
-    where, found = mark_of(app), None
+    where = mark_of(app)
+    marks: list[bytes | None] = []
     reader = log.reader()
     try:
         begin, end = reader.bounds([where])[where]
@@ -88,7 +90,7 @@ def read_mark(log: Log, app: str) -> Restoring | None:
             fetched = reader.fetch(100, FETCH_MS)
             for batch in fetched:
                 position = batch.next_offset
-                found = batch.records[-1].value if len(batch.records) else found
+                marks += [record.value for record in batch.records]
             idle = 0 if fetched else idle + 1
             if idle > PATIENCE:
                 raise Unavailable(f"{where} gives no record below its end {end}: check the log")
@@ -97,7 +99,10 @@ def read_mark(log: Log, app: str) -> Restoring | None:
     finally:
         reader.close()
     try:
-        return None if found is None else read(found, Restoring)
+        if not marks:
+            return None
+        first, last = (read(one or b"", Restoring) for one in (marks[0], marks[-1]))
+        return last if (last.app, last.parts) == (first.app, first.parts) else first
     except ValueError as error:
         raise Corruption(
             f"{where} holds no mark of a restore ({error}): find out which program wrote to it, then delete the topic"

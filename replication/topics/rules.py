@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from standfast.replication.log import DELETE_RETENTION_DEFAULT_MS, LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
+from standfast.replication.record_limits import MESSAGE_BYTES
 from standfast.replication.topics.fixes import REPLICAS_WANTED, Fixes
 from standfast.replication.topics.settings import (
     CLEANUP,
@@ -39,7 +40,6 @@ TRANSACTIONS, OFFSETS = "__transaction_state", "__consumer_offsets"
 LOGS_OWN = (TRANSACTIONS, OFFSETS)
 
 _MIN_ISR = "min.insync.replicas"
-_MESSAGE_BYTES = "max.message.bytes"
 _TIMESTAMP_BEFORE = "message.timestamp.before.max.ms"
 _UNCLEAN = "unclean.leader.election.enable"
 
@@ -83,6 +83,8 @@ class Changelog:
 class Application:
     """Known facts of an application: stores, source topics, topics between its tasks, and the readers of each.
 
+    `outputs` are topics that it writes for others: results, dead letters, late records.
+
     `groups` are the source and repartition topics of each group of tasks, if known. `unknown` are topics with the name
     of one of its changelogs, but of a store without a definition here.
     """
@@ -96,12 +98,21 @@ class Application:
     groups: Mapping[int, frozenset[str]] | None = None
     has_run: bool = False
     value_max_bytes: int = 1_000_000
+    outputs: tuple[str, ...] = ()
 
     @property
     def topics(self) -> tuple[str, ...]:
         """Every topic to describe, once."""
         named = (one.topic for one in self.changelogs)
-        all_of_them = (*self.sources, *named, *self.unknown, *self.repartitions, *self.members, *LOGS_OWN)
+        all_of_them = (
+            *self.sources,
+            *named,
+            *self.unknown,
+            *self.repartitions,
+            *self.outputs,
+            *self.members,
+            *LOGS_OWN,
+        )
         return tuple(dict.fromkeys(all_of_them))
 
 
@@ -132,9 +143,17 @@ def findings(app: Application, survey: LogSurvey, fixes: Fixes) -> list[Finding]
     for name in app.sources:
         topic = survey.topics.get(name)
         if topic is None:
-            found += absent_source(app, name, fixes)
+            found += absent_topic(app, f"source topic {name}", name, fixes)
         elif name not in own:  # a source topic that serves as changelog is judged above
             found += replication(f"source topic {name}", topic, survey.brokers, fixes)
+    for name in app.outputs:
+        topic, where = survey.topics.get(name), f"output topic {name}"
+        if topic is None:
+            found += absent_topic(app, where, name, fixes)
+            continue
+        found += output_size(where, topic, fixes, app.value_max_bytes)
+        if name not in app.sources:
+            found += replication(where, topic, survey.brokers, fixes)
     for name in app.members:
         topic = survey.topics.get(name)
         if topic is not None:
@@ -225,15 +244,15 @@ def changelog_settings(
     """The largest record that the topic takes, and its timestamps."""
     name, settings = topic.info.name, topic.settings
     least_bytes = value_max_bytes + RECORD_OVERHEAD_BYTES
-    if _number(settings, _MESSAGE_BYTES, least_bytes) < least_bytes:
+    if _number(settings, MESSAGE_BYTES, least_bytes) < least_bytes:
         yield Finding(
             "message-size",
             "error",
             where,
-            f"takes records of at most {settings[_MESSAGE_BYTES]} bytes",
+            f"takes records of at most {settings[MESSAGE_BYTES]} bytes",
             f"a store accepts values of {value_max_bytes} bytes, and the commit of a larger one than this fails",
-            f"set {_MESSAGE_BYTES}={least_bytes} on the topic, or lower value_max_bytes",
-            fixes.change(name, {_MESSAGE_BYTES: str(least_bytes)}),
+            f"set {MESSAGE_BYTES}={least_bytes} on the topic, or lower value_max_bytes",
+            fixes.change(name, {MESSAGE_BYTES: str(least_bytes)}),
         )
     if not is_source:
         yield from timestamps(where, topic, fixes)
@@ -276,6 +295,22 @@ def timestamps(where: str, topic: TopicSurvey, fixes: Fixes) -> Iterator[Finding
         )
 
 
+def output_size(where: str, topic: TopicSurvey, fixes: Fixes, value_max_bytes: int) -> Iterator[Finding]:
+    """The largest record that a topic for results, dead letters or late records takes."""
+    least_bytes = value_max_bytes + RECORD_OVERHEAD_BYTES
+    if _number(topic.settings, MESSAGE_BYTES, least_bytes) < least_bytes:
+        yield Finding(
+            "message-size",
+            "warning",
+            where,
+            f"takes records of at most {topic.settings[MESSAGE_BYTES]} bytes",
+            f"results may have {value_max_bytes} bytes: a larger one than this falls under on_error of its record, a "
+            "dead letter is cut; and small ones go in batches of at most this size, one after the other",
+            f"set {MESSAGE_BYTES}={least_bytes} on the topic and start the application again, or lower value_max_bytes",
+            fixes.change(topic.info.name, {MESSAGE_BYTES: str(least_bytes)}),
+        )
+
+
 def absent_changelog(app: Application, need: Changelog) -> Iterator[Finding]:
     """An absent changelog: never created, or lost."""
     if need.from_source:
@@ -301,12 +336,12 @@ def absent_changelog(app: Application, need: Changelog) -> Iterator[Finding]:
         )
 
 
-def absent_source(app: Application, name: str, fixes: Fixes) -> Iterator[Finding]:
-    """An absent source topic."""
+def absent_topic(app: Application, where: str, name: str, fixes: Fixes) -> Iterator[Finding]:
+    """An absent source or output topic."""
     yield Finding(
         "topic-absent",
         "error",
-        f"source topic {name}",
+        where,
         "does not exist",
         f"application {app.name} refuses to start, or stops, without it",
         "create it with the partitions that its writers need",

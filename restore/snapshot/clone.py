@@ -176,7 +176,7 @@ class _Run:
                 shutil.rmtree(scratch, ignore_errors=True)
 
     def _begin(self) -> None:
-        """Make the mark's topic. Raises InvalidRequest if the name is in use after all."""
+        """Make the mark's topic, and write the mark. Raises InvalidRequest if the name is in use after all."""
         where = mark_of(self._plan.name)
         self._log.admin.create_topic(where.topic, 1, POLICY)
         try:
@@ -188,8 +188,14 @@ class _Run:
                 if not is_written(self._log, self._plan.name):
                     self._log.admin.delete_topic(where.topic)
             raise InvalidRequest(
-                f"{error}; another restore as {self._plan.name!r} has completed meanwhile, or an instance has started"
+                f"{error}; another restore as {self._plan.name!r} has begun or completed meanwhile, or an instance has "
+                "started"
             ) from error
+        # Before the writer, whose claim makes the name look used to a second run that begins just now.
+        with closing(self._log.producer()) as producer:
+            producer.append({where: [as_record(self._mark, self._clock.wall_ms())]})
+        self._begun = True
+        reach("clone.marked")
 
     def _is_marked(self) -> bool:
         return self._log.admin.describe_topic(mark_of(self._plan.name).topic) is not None
@@ -221,13 +227,10 @@ class _Run:
         where = mark_of(self._plan.name)
         # By the writer that fences all others: from here on no other run can say that the log is whole.
         mark = _marked(self._log, self._plan, self._mark.parts)
-        if mark is None and not self._is_marked():
-            raise self._completed()
         self._begun = mark is not None
-        if mark is None or not mark.whole:
-            writer.transact({where: [as_record(self._mark, self._clock.wall_ms())]})
-            self._begun = True
-            reach("clone.marked")
+        if mark is None:
+            raise self._completed()
+        if not mark.whole:
             mark = self._fill(writer)
         for part in self._plan.parts:
             self._place(part, mark.positions.get(part.snapshot.task, {}))

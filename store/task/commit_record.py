@@ -1,6 +1,6 @@
 """The task's record (commit record): the facts that must move together with the rows, in the default family.
 
-    "cut"     01 | JSON   positions, source offsets, stream times, observed times, epoch
+    "cut"     01 | JSON   positions, source offsets, stream times, observed times, epoch, heads of changelogs
     "stores"  01 | JSON   definition of every store, to recognise a changed one; copied to a file (definitions_file)
     "ingesting" 01 | JSON   {store: {}} while the store ingests files; if an opening finds it, a crash came between
                           files and position, and it is unknown which files are in: the store is restored again
@@ -48,11 +48,24 @@ class StoreTimes(NamedTuple):
     sequence: int = 0
 
 
+class Heads(NamedTuple):
+    """The first offset of each kept span of a store, by the span's start, in the changelog with this topic id."""
+
+    topic_id: str
+    firsts: Mapping[int, int]
+
+    @property
+    def first(self) -> int:
+        """The least offset that a kept row may have; 0 if no span is known."""
+        return min(self.firsts.values(), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
     """One consistent point of a task. Sources, their tags and stream times are keyed `topic/partition`, else by store.
 
-    `source_tags` are the epoch tags of the records before the source offsets, where the log has epochs.
+    `source_tags` are the epoch tags of the records before the source offsets, where the log has epochs. `heads`: see
+    heads.py; versions that know none drop them.
     `task` names the owner task, in the bytes only: it exposes files of another task; "" from versions that wrote none.
     `commit` is the number of the epoch's commit, counted from 1; -1: not counted, as where every row is in a log.
     """
@@ -65,6 +78,7 @@ class CommitRecord:
     epoch: int = 0
     source_tags: Mapping[str, str] = field(default_factory=dict)
     task: str = ""
+    heads: Mapping[str, Heads] = field(default_factory=dict)
     commit: int = -1
 
     def encode(self) -> bytes:
@@ -80,6 +94,12 @@ class CommitRecord:
                 "epoch": self.epoch,
                 **({"source_tags": self.source_tags} if self.source_tags else {}),
                 "task": self.task,
+                # A list: the starts would become texts as keys of an object.
+                **(
+                    {"heads": {name: (one[0], sorted(one[1].items())) for name, one in self.heads.items()}}
+                    if self.heads
+                    else {}
+                ),
                 **({"commit": self.commit} if self.commit >= 0 else {}),
             }
         )
@@ -96,11 +116,12 @@ class CommitRecord:
                 stores={store: StoreTimes(*value) for store, value in fields["stores"].items()},
                 progress=fields["progress"],
                 epoch=fields["epoch"],
-                source_tags=fields.get("source_tags", {}),  # this field and the next are absent in older records
+                source_tags=fields.get("source_tags", {}),  # this field and the next ones are absent in older records
                 task=fields.get("task", ""),
+                heads={name: Heads(one[0], dict(one[1])) for name, one in fields.get("heads", {}).items()},
                 commit=fields.get("commit", -1),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise Corruption(f"{where}: the task record lacks a part ({error!r}): restore the task") from error
 
 

@@ -48,6 +48,7 @@ from standfast.store.task.commit_record import (
     encode_definitions,
     encode_ingesting,
 )
+from standfast.store.task.heads import SegmentHeads
 from standfast.store.task.state_dir import check_marker, write_marker
 from standfast.store.types.kinds import open_store
 from standfast.store.types.segments import store_of_family
@@ -101,6 +102,7 @@ class TaskStores:
         self.app = app
         self.task = task
         self.specs = {spec.name: spec for spec in specs}
+        self._heads = SegmentHeads(specs)
         self.buffer = WriteBuffer(buffer_bytes, disk)
         self._disk = disk
         self.poisoned: BaseException | None = None
@@ -314,7 +316,8 @@ class TaskStores:
                 by_family.setdefault(family, []).append(path)
         if self._staged_before is not None:  # staged rows of other stores are not written here, nor may their times be
             self._staged_before[name] = self._times()[name]
-        cut = replace(cut, stores=dict(self._staged_before or self._times()))
+        now = dict(self._staged_before or self._times())
+        cut = replace(cut, stores=now, heads=self._heads.after(self.cut, cut, by_family, now))
         self.buffer.forget_recent()
         others = self._refused - {name}
         try:
@@ -712,7 +715,7 @@ class TaskStores:
     def _write(
         self, rows: FamilyRows, cut: CommitRecord, times: dict[str, StoreTimes], prepared: Prepared | None = None
     ) -> None:
-        cut = replace(cut, stores=times)
+        cut = replace(cut, stores=times, heads=self._heads.after(self.cut, cut, rows, times))
         kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode()}}
         volatile: FamilyRows = {}
         for family, family_rows in rows.items():

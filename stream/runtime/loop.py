@@ -25,6 +25,7 @@ from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.lease.progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.errors import (
     BadConfig,
@@ -58,7 +59,7 @@ from standfast.stream.runtime.starts import Starts
 from standfast.stream.session.session import SOURCE_READER, Session
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Outputs, Task
-from standfast.stream.task.waiting import LATER_MS
+from standfast.stream.task.waiting import LATER_MS, tell_refused, tell_waits
 from standfast.stream.topology.topology import Topology
 
 FETCH_RECORDS_MAX = LIMITS.loop_fetch_records
@@ -406,16 +407,14 @@ class Loop:
                 self._reopen_at[task_id] = now_ms + LATER_MS
                 return
             service = error.service if isinstance(error, Unavailable) else "the disk"
-            logger.warning(
-                "task %s is opened again when %s answers: %s",
-                task_id,
-                service,
-                error,
-                extra=as_event("task_waits_for_log", task=task_id, service=service),
-            )
+            tell_waits(task_id, service, error)
             # To open a task again costs more than to ask a service once, which no part of the session watches.
             of_log = service in (Unavailable.service, "the disk")
             self._reopen_at[task_id] = now_ms + (RETRY_WAIT_MS if of_log else SERVICE_WAIT_MS)
+            return
+        if isinstance(error, RecordRefused) and error.of_output:
+            self._reopen_at[task_id] = now_ms  # no failure yet: as it is sent again, its source's on_error decides
+            tell_refused(task_id, error)
             return
         if isinstance(error, BadConfig):
             # Such as a revoked permission: it stays wrong until a person puts it right.

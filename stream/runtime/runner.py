@@ -138,7 +138,7 @@ class TaskRunner:
         # The output of one record, or of one due time, cannot be committed in parts; the commit follows it.
         task.stores.buffer.refuse_bytes = NEVER
         task.stores.buffer.keep_bytes = task.stores.buffer.bound_bytes // 2
-        task.output_topics = settings.outputs
+        task.know_outputs(settings.outputs)
         task.stores.buffer.leave_disk()  # the loop checks the disk before it begins a record
         # The ends of the inputs in the log, None while it does not answer; without fetching all is here that there is.
         self.input_ends: Callable[[], Mapping[TopicPartition, int] | None] = self._fetched

@@ -2,6 +2,8 @@
 
     record that cannot be deserialised       dead letter: the record as it was read, with headers that say why; behind a
     or processed                             repartition the record as the repartition topic has it
+    dead letter above a limit                with less of its value, whose size is in a header; counted only where that
+                                             is not enough
     record that fails in a step              dead letter: the record as the step received it, by the serdes it had there
     result that fails further downstream     dead letter: key and value of the result, by the serdes of its table
     timer, punctuation                       counted only: there is no record
@@ -22,9 +24,10 @@ from typing import Any
 
 from standfast.replication.log import Headers
 from standfast.replication.log import Record as LogRecord
-from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.errors import InvalidRequest, TooLarge, Unavailable
 from standfast.store.serde import Part, Serde, beyond_record
 from standfast.store.timestamps import writable
+from standfast.stream.outgoing import value_room
 from standfast.stream.record import Record
 from standfast.stream.runtime.guard import Guard
 from standfast.stream.runtime.inputs import Input, RecordFailed
@@ -130,10 +133,23 @@ class Skipped:
         error: Exception,
         about: Mapping[str, str],
     ) -> None:
+        """Write a dead letter. One above a limit gets shorter texts about the record, then less of its value."""
         try:
             self._send(topic, *record, dead_letter_headers(headers, error, about))
-        except InvalidRequest:  # headers over the limit: the texts about the record get shorter, never the record
-            self._send(topic, *record, dead_letter_headers(headers, error, about, TEXT_MAX_BYTES))
+            return
+        except TooLarge:
+            made = dead_letter_headers(headers, error, about, TEXT_MAX_BYTES)
+        try:
+            self._send(topic, *record, made)
+            return
+        except TooLarge as refused:
+            key, value, stamp = record
+            made = (*made, (f"{DEAD_LETTER_PREFIX}value.bytes", str(len(value or b"")).encode()))
+            room = value_room(topic, key, made, self._task.limits, **self._task.stores.limits.of_output())
+            if value is None or room < 0:  # key, or headers of the record's own: no part of it would be of use
+                self._guard.drop(None, "dead_letter", f"a dead letter for {topic}: {refused}")
+                return
+        self._send(topic, key, value[:room], stamp, made)
 
     def _send(self, topic: str, key: bytes | None, value: bytes | None, stamp: int, headers: Headers) -> None:
         partition = self._task.id.partition % self._partitions_of[topic]

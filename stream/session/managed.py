@@ -136,8 +136,10 @@ class ManagedPlacement:
         self._stored: Mapping[TaskId, int] = {}
         self._decided_for: object = None
         self._again_ms: int | None = None
+        # A new leader goes on with its own: a grace that began again with each change of the lead would have no end.
         self._gone_since: dict[str, int] = {}
-        self._shortages = Shortages()  # of a leader
+        self._gone_of: tuple[Generation | None, Members | None] = None, None  # as of which a follower noted them
+        self._shortages = Shortages()  # of a leader, or of a member beside a busy one
         self._leader: str | None = None
         self._part: PartOf | None = None
         self._mine: dict[TaskId, int] = {}  # since which generation each active task has been this instance's
@@ -188,6 +190,7 @@ class ManagedPlacement:
         self._group, members = view, self._members
         self._deaths.look(members, instance.membership.lease_ms, now_ms)
         if instance.membership.member not in members:
+            self._forget()
             return  # the lease ran out: the next heartbeat joins again
         if not self._has_looked:
             # Half of the topic may end with a generation that was replaced since, of another program even.
@@ -201,6 +204,9 @@ class ManagedPlacement:
             self._wait()
             return
         self._look_at_disk()
+        if not self.leads and (self._gone_of[0] is not self.valid or self._gone_of[1] is not members):
+            self._gone_of = self.valid, members
+            self._note_gone(members, now_ms)
         self._lead(members, leader, now_ms)
         if not self.leads:
             self.coordinator.resign()
@@ -285,9 +291,10 @@ class ManagedPlacement:
             if not led:
                 self._note_program(replaces=replaces)
                 self._told("lead_claimed", "this instance (%s) leads application %s", member)
-                self._busy_lead.rests()
-                self._gone_since, self._decided_for, self.round = {}, None, None
-                self._shortages.begin(topic.state.moves.values(), topic.wall_ms(), now_ms)
+                if not self._busy_lead.watches:
+                    self._begin_memory(now_ms)
+                self._busy_lead.ends()
+                self._decided_for, self.round = None, None
             self._decide(members, now_ms)
             if self.round is not None:
                 topic.explain(self.round)
@@ -309,8 +316,11 @@ class ManagedPlacement:
         busy: Mapping[str, Busy] = {} if self._group is None else self._group.busy
         lease_ms = membership.lease_ms
         if not is_busy(busy, leader, lease_ms) or valid is None or valid.drains or not self._programs.runs(valid):
-            self._busy_lead.rests()
+            self._busy_lead.ends()
             return False
+        if not self._busy_lead.watches:
+            self._busy_lead.begins()
+            self._begin_memory(now_ms)
         found = self._next(members, self._own_report(), now_ms) or self.round
         if found is None or not is_changed(valid.assignment, found.assignment):
             self._busy_lead.rests()
@@ -325,6 +335,23 @@ class ManagedPlacement:
             extra=as_event("lead_taken", app=self._instance.app, leader=leader, busy_ms=busy[leader].look_ms),
         )
         return True
+
+    def _begin_memory(self, now_ms: int) -> None:
+        """Begin to decide: the memory of an earlier time as leader, or beside a busy one, is of no use any more."""
+        self._decided_for = None
+        self._shortages.begin(self._topic.state.moves.values(), self._topic.wall_ms(), now_ms)
+
+    def _forget(self) -> None:
+        """This instance has no part in the application for a while, in which others may come and go."""
+        self._busy_lead.ends()
+        self._gone_since, self._gone_of = {}, (None, None)
+
+    def _note_gone(self, members: Members, now_ms: int) -> None:
+        """Note since when instances that the assignment names have been gone; none of another program comes back."""
+        # Also one that only has standby places, or had tasks that were taken over: it is expected back as well.
+        runs = self.valid is not None and self._programs.runs(self.valid)
+        known = instances_of(self.valid.assignment) if self.valid is not None and runs else set()
+        self._gone_since = {name: self._gone_since.get(name, now_ms) for name in known - members.keys()}
 
     def _told(self, event: str, text: str, leader: str) -> None:
         app = self._instance.app
@@ -401,13 +428,8 @@ class ManagedPlacement:
         previous = None if state.valid is None else state.valid.assignment
         members = self._started(previous, state, members)
         warmups = {} if previous is None else previous.warmups
-        # Also one that only has standby places, or had tasks that were taken over: it is expected back as well.
-        known = set() if previous is None else instances_of(previous)
         busy: Mapping[str, Busy] = {} if self._group is None else self._group.busy
-        if not self._programs.runs(state.valid):
-            known = set()  # instances of another program are not expected back
-        gone = known - members.keys()
-        self._gone_since = {name: self._gone_since.get(name, now_ms) for name in gone}
+        self._note_gone(members, now_ms)
         away = {name: Away(now_ms - since, _stopped(state.report(name))) for name, since in self._gone_since.items()}
         # This instance's own state is newer than its last report.
         able = [
@@ -567,6 +589,7 @@ class ManagedPlacement:
         """Give up all tasks, each once its loop has committed it, and report that; another program runs."""
         if self._topic.leads:
             self._topic.resign()
+        self._forget()
         if self.valid is None:
             return  # instances of a version without managed placement, which read no reports
         self._part, self.round = None, None

@@ -42,6 +42,7 @@ from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
 from standfast.stream.http_port import HttpPort
+from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
 from standfast.stream.session.instance import Instance
@@ -58,7 +59,7 @@ from standfast.stream.session.session_tasks import (
     missing_lines,
     opened_tasks,
     planned_commit,
-    records_behind,
+    read_view,
     source_partitions,
     task_id_of,
     task_of_source,
@@ -192,6 +193,8 @@ class Session(Closing):
                 self._pipeline = FetchPipeline(self.log, wake=self._wake.set)
             self._instance = self._make_instance()
             self._instance.membership.publish()
+            at = (self.app, self.log, self.instance_id, self.specs, lambda: self._instance.tasks)
+            self._heads = ChangelogHeads(*at, self.clock, read_only=self.read_only)
             if leased:
                 self._keeper.begin(self._instance.membership, self.app, self._lease_group)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
@@ -232,6 +235,7 @@ class Session(Closing):
         return {
             "standfast-replication": self._run,
             "standfast-care": lambda: run_care(self.log, self.clock, self._stop, self._log_is_mine),
+            **self._heads.background(self._stop),
         }
 
     def _make_instance(self) -> Instance:
@@ -465,15 +469,7 @@ class Session(Closing):
         """
         with self._usable():
             task = self._held(TaskId(group_of_store(store, self._groups, self.app), partition))
-            running = task.state is TaskState.RUNNING
-            if not running and not allow_stale:
-                raise NotReady(
-                    f"store {store!r} of partition {partition} is {task.state.value} here: ask with allow_stale=True "
-                    "for its rows so far, or ask the active instance"
-                )
-            view = task.stores.committed_view(store)
-            lag = 0 if running else records_behind(task, store, self._group, self._statistics_reader)
-            return ReadView(view, task.role, lag)
+            return read_view(task, store, self._group, self._statistics_reader, allow_stale=allow_stale)
 
     def snapshot(self, partition: int | TaskId) -> str:
         """Store a snapshot of an active task now, as the policy of `snapshots` says; returns its name.
@@ -568,6 +564,8 @@ class Session(Closing):
         """
         with self._usable():
             done = self._instance.poll_once()
+            if self._pipeline is None:
+                self._heads.poll()
         self.external_consumer.monitor()
         # A caller that only polls keeps the interpreter from those threads: 1,000,000 records took 51 s, and 3 s so.
         if not done and self._pipeline is None and self._instance.readiness.restorer.waits_for_threads:

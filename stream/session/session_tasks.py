@@ -183,6 +183,18 @@ def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def read_view(task: Task, store: str, group: Group, reader: LogReader, *, allow_stale: bool) -> ReadView:
+    """Committed rows of a store; NotReady for one that does not run here, unless stale rows are allowed."""
+    running = task.state is TaskState.RUNNING
+    if not running and not allow_stale:
+        raise NotReady(
+            f"store {store!r} of partition {task.id.partition} is {task.state.value} here: ask with allow_stale=True "
+            "for its rows so far, or ask the active instance"
+        )
+    view = task.stores.committed_view(store)
+    return ReadView(view, task.role, 0 if running else records_behind(task, store, group, reader))
+
+
 def known_partitions(admin: LogAdmin, specs: Iterable[StoreSpec], app: str, topics: Iterable[str]) -> int:
     """The number of tasks where it was not given: the partitions of a changelog, or else of the source topics."""
     for spec in specs:

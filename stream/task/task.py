@@ -39,6 +39,7 @@ from standfast.replication.log import (
 )
 from standfast.replication.metadata_parts import group_metadata, is_part, texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.record_limits import RecordRefused, TopicLimits
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.foreign_offsets import (
     ForeignOffsets,
@@ -52,13 +53,11 @@ from standfast.store.arguments import is_whole
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.engine import Prepared
 from standfast.store.errors import (
-    Closed,
     Corruption,
     Fenced,
     InternalError,
     InvalidRequest,
     ListenerFailed,
-    NotReady,
     StandfastError,
     StateLost,
     Unavailable,
@@ -77,12 +76,12 @@ from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
-from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, pieces_at, recorded
+from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, named, pieces_at, recorded
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, checked_size, latest_ms
 from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.task.settings import Guarantee
-from standfast.stream.task.states import ALLOWED, GONE, TaskState
+from standfast.stream.task.states import ALLOWED, GONE, TaskState, not_running
 from standfast.stream.task.statistics import SessionCounters, log_error
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
@@ -137,6 +136,7 @@ class Task:
         self.inflight = (0, 0)  # records and bytes given to the log and not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
         self.output_topics: Mapping[str, TopicInfo] = {}  # the known ones, to refuse records that they would refuse
+        self.limits = TopicLimits()  # the writer's
         self._group = group
         self._clock = clock
         self._listener = listener
@@ -264,11 +264,8 @@ class Task:
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
             partition = zlib.crc32(key) % partitions if key else 0
         size = len(key or b"") + len(value or b"")
-        if headers or size > self.stores.limits.value_bytes:
-            limits = self.stores.limits
-            size = checked_size(
-                self.id, topic, key, value, headers, part_bytes=limits.value_bytes, record_bytes=limits.record_bytes
-            )
+        if headers or size > self.stores.limits.value_bytes or size > self.limits.least:
+            size = checked_size(self.id, topic, key, value, headers, self.limits, **self.stores.limits.of_output())
         buffer = self.stores.buffer
         buffer.check_room(size)
         made = Outgoing(key, value, stamp, tuple(headers))
@@ -464,6 +461,8 @@ class Task:
 
         Fenced stays as it is: a fenced caller gives the task up, and the new owner reads the offsets.
         """
+        if isinstance(error, RecordRefused):
+            error = named(self.id, error, self.changelog_topics())
         if not self._log_may_have_it or isinstance(error, Fenced):
             return error
         self.in_doubt = True
@@ -590,7 +589,12 @@ class Task:
 
     def open_writer(self, writer: LogWriter) -> None:
         """Own the task in the log from now on."""
-        self.writer = writer
+        self.writer, self.limits = writer, writer.limits
+
+    def know_outputs(self, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse records that these output topics would refuse."""
+        self.output_topics = topics
+        self.limits.begin({name: info.record_max_bytes for name, info in topics.items()})
 
     def resume_from_log(self, offsets: Mapping[TopicPartition, Committed], *, local_counts: bool) -> None:
         """Choose the start of sources and clocks by the group's `offsets`; called once, when every store is whole.
@@ -781,16 +785,5 @@ class Task:
             )
 
     def _check_running(self) -> None:
-        if self.state is TaskState.RUNNING:
-            return
-        if isinstance(self.error, Fenced):
-            raise Fenced(f"task {self.id} was taken over by a newer owner: {self.error}")
-        if self.state is TaskState.FAILED:
-            kind = type(self.error).__name__ if isinstance(self.error, StandfastError) else repr(type(self.error))
-            raise Closed(f"task {self.id} failed ({kind}: {self.error}): it must be opened again")
-        if self.state is TaskState.CLOSED:
-            why = f" and could not be opened again: {self.error}" if self.error is not None else ""
-            raise Closed(f"task {self.id} is closed{why}")
-        if self.state is TaskState.STANDBY:
-            raise NotReady(f"task {self.id} is a standby here: only the active task is read and written this way")
-        raise NotReady(f"task {self.id} is {self.state.value}: wait for the restore gate with wait_ready()")
+        if self.state is not TaskState.RUNNING:
+            raise not_running(self.id, self.state, self.error)

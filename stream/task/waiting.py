@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from standfast.replication.log import TransactionOpen
 from standfast.replication.offsets import TaskId
+from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, Unavailable
 from standfast.store.file_errors import NoRoom
@@ -76,3 +77,16 @@ class WaitingTasks:
     def active(self) -> dict[TaskId, str]:
         """Those that are to be active here, and why they are not."""
         return {task_id: one.why for task_id, one in self._tasks.copy().items() if one.active}
+
+
+def tell_waits(task_id: TaskId, service: str, error: Exception) -> None:
+    """Say that a task is opened again as soon as a service answers."""
+    about = as_event("task_waits_for_log", task=task_id, service=service)
+    logger.warning("task %s is opened again when %s answers: %s", task_id, service, error, extra=about)
+
+
+def tell_refused(task_id: TaskId, error: RecordRefused) -> None:
+    """Say that the log refused a record for its size, and that its sources are processed again up to there."""
+    about = as_event("record_refused", task=task_id, topic=error.topic, bytes=error.size)
+    logger.warning("task %s is opened again at once, to leave a record out or to fail at it: %s", task_id, error,
+                   extra=about)  # fmt: skip

@@ -24,6 +24,7 @@ REASONS = (
     "result",  # of a table, a cache or a closed window, which failed further downstream
     "timer",
     "call",  # of an asynchronous step
+    "dead_letter",  # itself, above a limit of its topic: the record was counted as well
 )
 
 

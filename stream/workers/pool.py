@@ -324,7 +324,8 @@ class Pool:
         if child.ended is None:
             now_ms = self._clock.monotonic_ms()
             counts, allowed = process.progress.counts(), process.progress.words[ALLOWED]
-            seen = Look(child.heard_ms, process.ready, counts, allowed, partial(process_facts, child.pid))
+            heard_ms, ready, facts = child.heard_ms, process.ready, partial(process_facts, child.pid)
+            seen = Look(heard_ms, ready, counts, allowed, facts, closed=process.closed)
             why = slot.watch.look(seen, now_ms)
             if why:
                 slot.stalled = not why.startswith(STOPPED)
@@ -389,7 +390,7 @@ class Pool:
         assert ended is not None
         how, words = str(ended), ended.words
         lived_ms = self._clock.monotonic_ms() - slot.began_ms
-        clean = self._stopping and ended.code == 0 and not ended.why
+        clean = self._stopping and (process.closed if ended.why else ended.code == 0)
         deaths, stalled = self._settings.deaths, slot.stalled
         left = None if deaths is None else deaths.take(process.child.pid)
         self._release(slot, process)

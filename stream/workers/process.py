@@ -1,6 +1,6 @@
 """One worker process, as its supervisor sees it: how far it has come, and its state by the kernel.
 
-    started ── Ready: it has come to run() ── Opened: its session is open ── ended, perhaps after Failed
+    started ── Ready: it has come to run() ── Opened: its session is open ── ended, after Closed, Failed, or neither
 
 Rules of this file: one thread, as `pool.py`. A process knows nothing of its tasks.
 """
@@ -18,6 +18,7 @@ from standfast.store.process.program import ProgramProcess
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.workers.protocol import (
     Asked,
+    Closed,
     Counted,
     Failed,
     Opened,
@@ -47,6 +48,7 @@ class WorkerProcess:
     opening: Callable[[LeaseProgress], bytes]
     ready: bool = False  # it has come to run()
     opened: bool = False  # it has opened its session
+    closed: bool = False  # it has closed its session, in order
     failed: Failed | None = None
     counts: SnapshotCounts = field(default_factory=SnapshotCounts)  # of its snapshots, as it last said
     wishes: list[str] = field(default_factory=list)  # its calls of stop(), pause() and resume(), not taken yet
@@ -61,6 +63,8 @@ class WorkerProcess:
                 self.child.order(self.opening(self.progress))
             elif isinstance(report, Opened):
                 self.opened = True
+            elif isinstance(report, Closed):
+                self.closed = True
             elif isinstance(report, Failed):
                 self.failed = report
             elif isinstance(report, Counted):

@@ -1,7 +1,7 @@
 """Messages between the supervisor and a worker: one JSON object a line.
 
     supervisor  ── Open, then Hold*, Gate*, Pause*, Checkpoint*, Stop ──> worker     its orders; their end ends it
-    supervisor  <── Ready, Opened, State*, Counted*, Asked*, perhaps Failed ── worker  its answers; empty line: a beat
+    supervisor  <── Ready, Opened, State*, Counted*, Asked*, Closed or Failed ── worker  its answers; empty line: beat
 
 Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not into the
 environment.
@@ -85,6 +85,10 @@ class Opened(Shape, frozen=True, tag_field="say", tag=True):
     """The worker's session is open: it takes tasks, and has none."""
 
 
+class Closed(Shape, frozen=True, tag_field="say", tag=True):
+    """The worker has committed and closed all, and its interpreter ends: no beats come from here on."""
+
+
 class State(Shape, frozen=True, tag_field="say", tag=True):
     """All tasks of the worker, and the round of the last Hold that it follows, 0 for none.
 
@@ -130,7 +134,7 @@ class Failed(Shape, frozen=True, tag_field="say", tag=True):
 
 
 Command: TypeAlias = Open | Hold | Gate | Pause | Checkpoint | Stop
-Report: TypeAlias = Ready | Opened | State | Counted | Asked | Failed
+Report: TypeAlias = Ready | Opened | State | Counted | Asked | Closed | Failed
 
 command_line = report_line = line
 

@@ -3,7 +3,8 @@
     started ──> Ready within START_MS ──> heard of at least every third of the lease
                    │                          │ silent: stopped, or none of its threads works    killed at once
                    │                          │ silent in one long native call, or starved       max_stall_ms
-                   └── later, or stopped:     │ heard, but its loop or background work stalls    max_stall_ms
+                   │                          │ heard, but its loop or background work stalls    max_stall_ms
+                   └── later, or stopped:     │ silent after it has closed all                   max_stall_ms
 
     ended with a record in hand ──> started again at once, then after pauses: DEATHS_MAX such ends give up the task
     ended ──> the first time in a row: started again at once; then after the delay of the restart strategy
@@ -55,6 +56,7 @@ class Look:
     """One look at a worker. `heard_ms`: when it last said a word; `ready`: it has come to run().
 
     `counts` and `allowance_ms` are those of its progress. `facts` reads the state of its process, if that matters.
+    `closed`: it has closed all. Its interpreter ends from there on, which no beat and no count shows.
     """
 
     heard_ms: int
@@ -62,6 +64,7 @@ class Look:
     counts: Mapping[str, int]
     allowance_ms: int
     facts: Callable[[], ProcessFacts]
+    closed: bool = False
 
 
 class Watch:
@@ -80,6 +83,8 @@ class Watch:
         if not seen.ready:
             return self._starts(seen, now_ms)
         silent_ms = now_ms - seen.heard_ms
+        if seen.closed:
+            return f"it closed all, and did not end within {silent_ms} ms" if silent_ms > self._max_stall_ms else ""
         if silent_ms > self._silent_ms // 2:
             why = self._judge(silent_ms, seen, seen.facts())
             if why:

@@ -37,6 +37,7 @@ from standfast.stream.workers.orders import HeldTask
 from standfast.stream.workers.protocol import (
     Asked,
     Checkpoint,
+    Closed,
     Counted,
     Failed,
     Gate,
@@ -184,6 +185,7 @@ class _Worker:
         session.close()
         # For the next owners, which count their pauses from the last commits here.
         self._tell(state(0, {}, *session.times()))
+        self._tell(Closed())
 
     def _work(self, session: WorkerSession, loop: Loop) -> None:
         self._tell(Opened())

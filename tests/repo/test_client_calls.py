@@ -29,7 +29,7 @@ NAMED = {"client", "_client", "consumer", "_consumer", "asker", "_asker"}  # may
 BLOCKS = {"client_errors", "translating", "errors", "_errors"}
 TAKERS = {"run", "patiently", "reading", "answers", "_call"}
 # Of a transaction or an append of the writer, whose one `try` is in their callers.
-STEPS = {"_send_offsets", "_commit", "_deliver", "_produce"}
+STEPS = {"_send_offsets", "_commit", "_deliver", "_round", "_produce"}
 PLAIN = {"chunk", "client"}  # attributes that call nothing
 
 

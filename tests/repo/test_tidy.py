@@ -54,6 +54,7 @@ PURE = {
     "replication/discovery.py",
     "replication/embedded/wal.py",
     "replication/offsets.py",
+    "replication/record_limits.py",
     "replication/placement/actives.py",
     "replication/placement/document.py",
     "replication/placement/explained.py",

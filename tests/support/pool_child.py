@@ -3,6 +3,7 @@
     python pool_child.py HOW     obey: reports the tasks of its orders; mute: Ready, then stopped; exit: before Ready
                                  outage, wrong: Failed; rubbish: no report; holds: never gives a task back
                                  asks: as obey, its program pauses it when a task comes
+                                 lingers: as obey, and is silent for LINGER_S between its last words and its end
     Under an order of a checkpoint it has cut the part of each of its tasks, and counts one snapshot.
 
 Rules of this file: it opens no log and no store; it ends by itself, should a test leave it behind.
@@ -10,6 +11,7 @@ Rules of this file: it opens no log and no store; it ends by itself, should a te
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -24,6 +26,7 @@ from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
 from standfast.stream.workers.protocol import (
     Asked,
     Checkpoint,
+    Closed,
     Failed,
     Hold,
     Open,
@@ -41,6 +44,7 @@ from standfast.stream.workers.protocol import (
 )
 
 LIFE_MAX_S = 120
+LINGER_S = 3
 
 
 class Child:
@@ -80,6 +84,9 @@ class Child:
         elif isinstance(command, Pause):
             print(f"worker paused: {command.on}", flush=True)
         elif isinstance(command, Stop):
+            if self.how == "lingers":
+                self.tell(Closed())
+                ctypes.PyDLL(None).sleep(LINGER_S)  # as an interpreter that ends: no thread of it goes on
             sys.exit(0)
         elif isinstance(command, Hold):
             order = order_of(command)

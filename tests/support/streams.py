@@ -131,7 +131,7 @@ def _rows(spec: Any, partition: int, store: Any) -> Iterator[Row]:
             yield (*at, key, start, end, value, stamp)
 
 
-# The same stores for the command line; it reads retention and history from the topics.
+# The same stores for the command line; it reads retention and history from topics that Kafka Streams made.
 STORE_ARGUMENTS = (
     "kv:keyvalue:plain,key=string,value=string",
     "kvts:keyvalue",
@@ -145,6 +145,18 @@ STORE_ARGUMENTS = (
     "visits:session:value=int64",
     "ver:versioned",
 )
+
+
+# A topic that a session made has no retention of its store.
+RETENTIONS = dict.fromkeys(("win", "wints", "windup", "ses"), "1d") | {"hourly": "25h", "visits": "86400050ms"}
+
+
+def with_retention(argument: str) -> str:
+    """The argument of a store whose retention is to be named."""
+    name, _, options = argument.partition(":")
+    if name not in RETENTIONS:
+        return argument
+    return f"{argument}{',' if ':' in options else ':'}retention={RETENTIONS[name]}"
 
 
 def write(store: Any, change: Change) -> None:

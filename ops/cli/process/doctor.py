@@ -1,6 +1,7 @@
 """The command doctor: finds problems of an application's topics, log, files and snapshots, each with its fix.
 
     standfast doctor --app NAME --log ADDRESS [--state-dir DIR] [--store NAME:KIND[:OPTIONS]]... [--source TOPIC]...
+                     [--output TOPIC]...
 
 Rules of this file: arguments and messages; `doctor` looks, the rules judge. It changes nothing, and may run beside the
 application.
@@ -60,6 +61,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a source topic, beside those with committed offsets",
     )
     parser.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        metavar="TOPIC",
+        help="a topic that it writes: results, dead letters, late records",
+    )
+    parser.add_argument(
         "--snapshots",
         metavar="STORAGE",
         help="the storage of its snapshots; without it the one in the settings ([snapshots])",
@@ -71,6 +79,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     """doctor."""
     from standfast.ops.config.store_argument import parse_store
     from standfast.ops.doctor.claims import claim_findings
+    from standfast.ops.doctor.clocks import stream_clock_findings
     from standfast.ops.doctor.doctor import Known, app_tasks, known_of, look
     from standfast.ops.doctor.local import local_facts, local_findings
     from standfast.ops.doctor.state import head_findings, log_finding, log_findings, open_findings, state_findings
@@ -82,7 +91,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     settings = settings_of(args)
     app = app_of(settings)
     stores = [parse_store(text) for text in args.store]
-    sources = [check_topic(topic) for topic in args.source]
+    sources, outputs = ([check_topic(topic) for topic in given] for given in (args.source, args.output))
     known, found = Known(), []
     if settings.state_dir is not None and (settings.state_dir / app).is_dir():
         known = known_of(app, app_tasks(settings.state_dir, app))
@@ -97,9 +106,10 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
         with closing(log_of(args)) as log:
             found += log_findings(log)  # first: the reads below would end at damage
             most = settings.value_max_bytes
-            looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
+            looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most, outputs=outputs)
             found += findings(looked.application, looked.survey, Fixes(log.address))
             found += claim_findings(log, looked.application, looked.survey.topics)
+            found += stream_clock_findings(log, looked.application, looked.survey.topics, SystemClock().wall_ms())
             found += head_findings(log, looked.application.changelogs, looked.survey.topics)
             found += open_findings(log, looked.application.changelogs, looked.survey.topics, SystemClock())
             found += state_findings(log, app, known.kept, SystemClock().wall_ms())

@@ -48,7 +48,7 @@ void on_delivery(rd_kafka_t *handle, const rd_kafka_message_t *message, void *op
     if (!message->err) {
         sent->acknowledged++;
         sent->last = message->offset;
-    } else if (!sent->code) {
+    } else if (!sent->code || (sent->code < 0 && message->err > 0)) { /* the brokers' reason, not the client's purge */
         sent->code = message->err;
         sent->refused_bytes = message->key_len + message->len;
     }
@@ -456,7 +456,7 @@ static PyMethodDef producer_methods[] = {
     {"poll", (PyCFunction)producer_poll, METH_VARARGS, "poll(timeout_ms) -> records without an answer; raises a fatal error"},
     {"delivered", (PyCFunction)producer_delivered, METH_NOARGS,
      "delivered() -> [(acknowledged, last offset or -1, code, text, bytes of the record)] of each `produce` since the "
-     "last look; code, text and bytes are of the first refusal"},
+     "last look; code, text and bytes are of the first refusal, by a broker if there is one"},
     {"purge", (PyCFunction)producer_purge, METH_NOARGS, "purge(): drop records that have no answer"},
     {"init_transactions", (PyCFunction)producer_init, METH_VARARGS, "init_transactions(timeout_ms)"},
     {"begin", (PyCFunction)producer_begin, METH_VARARGS, "begin(): a transaction"},

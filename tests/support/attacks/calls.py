@@ -318,6 +318,7 @@ LOG: dict[str, Entry] = {
     "LogWriter.claim": _writer(lambda writer, n: writer.claim),
     "LogWriter.close": _writer(lambda writer, n: writer.close()),
     "LogWriter.epoch": _writer(lambda writer, n: writer.epoch),
+    "LogWriter.limits": _writer(lambda writer, n: writer.limits),
     "LogWriter.marks_transactions": _writer(lambda writer, n: writer.marks_transactions),
     "LogWriter.transact": _writer(
         lambda writer, n: writer.transact(_batch(n), GroupCommit("other", {SRC: Committed(n, "")}, None))

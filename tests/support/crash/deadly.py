@@ -1,6 +1,6 @@
 """An application that meets a record which ends its process, run again by the test as a service manager does.
 
-    python deadly.py JSON     log, state_dir, app, workers, and the options of its source; runs the application
+    python deadly.py JSON     log, state_dir, app, workers, stall_ms, and the options of source and step; runs the app
 
     a record's value says how the process ends: segv, abort, exit, hang, slow (for a kill from outside); others go on
 
@@ -32,7 +32,8 @@ from standfast.replication.tail.open_log import open_log
 from support.serve import wait_for
 
 LIFE_MAX_S = 600  # an orphan ends by itself
-LEASE_MS, STALL_MS = 1_000, 2_000
+LEASE_MS = 1_000
+PATIENT_MS = 30_000  # so that a process which gets no processor is no stall at its record
 SLOW_S = 1.0
 MET = "met in process"
 
@@ -103,8 +104,8 @@ class Deadly:
         process.wait()
         shutil.rmtree(self.root / name)
 
-    def said(self, name: str = "a") -> str:
-        return (self.root / f"{name}.said").read_text()
+    def said(self, *names: str) -> str:
+        return "".join((self.root / f"{name}.said").read_text() for name in names or "a")
 
     def go_on(self, task: str) -> int:
         """The command that an error names."""
@@ -135,7 +136,7 @@ def run() -> None:
         log=given["log"],
         state_dir=given["state_dir"],
         lease_ms=LEASE_MS,
-        max_stall_ms=STALL_MS,
+        max_stall_ms=given.get("stall_ms", PATIENT_MS),
         commit_interval_ms=20,
     )
     text = sf.serde.string

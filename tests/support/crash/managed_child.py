@@ -5,7 +5,7 @@
            `held_s`: for how long the record of key HOLD keeps the interpreter, or (`sleeps`) its task alone
            `lease_ms`; `replicas`: standbys of a task
            `restart`: a name of RESTARTS; `discovery_ms`; `other`: it also counts in a store of that name; `replace`
-           `max_tasks`; `gate`; `slow`: a task whose restore begins SLOW_S later
+           `max_tasks`; `gate`; `slow`: a task whose restore begins SLOW_S later; `grace_ms`
     exit   0 after SIGTERM
 
 Rules of this file: the cache is off, so that each record has a result of its own.
@@ -72,6 +72,7 @@ def main() -> None:
         restart=RESTARTS[settings.get("restart", "default")],
         listeners=[Restores(settings.get("slow"))],
         max_tasks=settings.get("max_tasks"),
+        restart_grace_ms=settings.get("grace_ms", 30_000),
         **{name: settings[name] for name in ("gate",) if name in settings},  # else as the options of the run say
     )
     poison, raises = settings.get("poison"), settings.get("raises")

@@ -23,6 +23,8 @@ from support.serve import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(600)]
 PATIENCE_S = 120
 SKIP = {"source": {"on_error": "skip"}}
+STALLS = {"stall_ms": 6_000}  # of records that hang; longer than the clean end of a process takes
+GIVEN_UP = "task 0_0 is given up, the others go on"
 Make = Callable[..., Deadly]
 
 
@@ -49,6 +51,10 @@ def kept(deadly: Deadly, found: Callable[[], object]) -> None:
         return found()
 
     wait_for(look, PATIENCE_S)
+
+
+def stalls(how: str) -> dict[str, int]:
+    return STALLS if how == "hang" else {}
 
 
 def settled(deadly: Deadly) -> None:
@@ -91,7 +97,7 @@ def test_task_whose_record_ends_processes_is_given_up_alone_and_goes_on_by_the_c
     deadly.feed(0, "a", "segv", "c")
     deadly.feed(1, "x")
     deadly.start("a")
-    kept(deadly, lambda: "task 0_0 is given up, the others go on" in deadly.said())
+    kept(deadly, lambda: GIVEN_UP in deadly.said())
     assert "in string_at" in deadly.said().rpartition("task 0_0 is given up")[2], "the stack of the thread"
     deadly.feed(1, "y")
     kept(deadly, lambda: deadly.written() in (["x", "y"], ["a", "x", "y"]))
@@ -107,7 +113,7 @@ def test_task_whose_record_ends_processes_is_given_up_alone_and_goes_on_by_the_c
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_exit_and_stall_are_the_record_s_own_doing(how: str, make: Make) -> None:
-    deadly = make(workers=2, step={"on_error": "skip", "name": "work"})
+    deadly = make(workers=2, step={"on_error": "skip", "name": "work"}, **stalls(how))
     deadly.feed(0, "a", how, "c")
     deadly.start("a")
     kept(deadly, lambda: deadly.written() == ["a", "c"])
@@ -117,7 +123,7 @@ def test_exit_and_stall_are_the_record_s_own_doing(how: str, make: Make) -> None
 
 @pytest.mark.long
 def test_stall_of_a_single_process_is_noted_by_itself_and_its_kill_counts_no_second_time(make: Make) -> None:
-    deadly = make(**SKIP)
+    deadly = make(**SKIP, **STALLS)
     deadly.feed(0, "a", "hang", "c")
     deadly.start("a")
     for stalls in range(1, DEATHS_MAX + 1):
@@ -145,20 +151,39 @@ def test_record_that_ends_its_process_in_a_serde_is_found_among_those_decoded_wi
 
 
 @pytest.mark.long
-def test_kills_from_outside_at_a_slow_record_leave_no_record_out(make: Make) -> None:
+@pytest.mark.parametrize("how", ["exit", "hang", "segv", "serde"])
+def test_two_instances_with_workers_leave_the_record_out(how: str, make: Make) -> None:
+    deadly = make(workers=2, **SKIP, **stalls(how))
+    deadly.feed(0, "a", how, "c")
+    deadly.feed(1, "x")
+    for name in ("a", "b"):
+        deadly.start(name)
+    kept(deadly, lambda: deadly.written() == ["a", "c", "x"])
+    # In a serde the first one could be of any of the records that are decoded at once.
+    assert deadly.said("a", "b").count(MET) == DEATHS_MAX + (how == "serde")
+    settled(deadly)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_kills_from_outside_at_a_slow_record_leave_no_record_out(names: str, make: Make) -> None:
     deadly = make(workers=2, **SKIP)
     deadly.feed(0, "a", "slow", "c")
-    deadly.start("a")
+    for name in names:
+        deadly.start(name)
 
-    def counts(words: str, number: int) -> bool:
-        return deadly.said().count(words) == number
+    def count(words: str) -> int:
+        return deadly.said(*names).count(words)
 
+    killed: set[int] = set()
     for kills in range(1, 21):
-        kept(deadly, partial(counts, MET, kills))
-        pid = int(re.findall(rf"{MET} (\d+)", deadly.said())[-1])
+        given_up = count(GIVEN_UP)  # each instance says so that opens the task
+        kept(deadly, lambda kills=kills: count(MET) == kills)
+        [pid] = {int(one) for one in re.findall(rf"{MET} (\d+)", deadly.said(*names))} - killed
+        killed.add(pid)
         os.kill(pid, signal.SIGKILL)
         if kills % DEATHS_MAX == 0:
-            kept(deadly, partial(counts, "task 0_0 is given up, the others go on", kills // DEATHS_MAX))
+            kept(deadly, lambda given_up=given_up: count(GIVEN_UP) > given_up)
             assert deadly.go_on("0_0") == 0
     kept(deadly, lambda: deadly.written() == ["a", "c", "slow"])
     settled(deadly)

@@ -406,3 +406,59 @@ def test_page_of_permissions_has_the_table_that_these_tests_run_by(repo_root: Pa
     rows = re.findall(r"^\| ([a-z-]+) `?([^`|]+?)`? \| ([A-Z_ `]+) \|", text, re.MULTILINE)
     found = {(kind, name): operations.replace("`", "") for kind, name, operations in rows}
     assert found == {(kind, name): operations for (_, kind, name), operations in TABLE.items()}
+
+
+def test_login_that_may_not_remove_records_gets_a_changelog_by_the_clock_and_a_line_about_it(
+    secured: Secured, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, user = f"app-{uuid.uuid4().hex[:8]}", secured.new_user()
+    store = sf.WindowStore("win", TEXT, TEXT, window_size_ms=3_600_000, retention_ms=86_400_000)
+    changelog, members = store.changelog_of(app), f"{app}-standfast-members"
+    secured.allow(user, [Need(TOPIC, topic, operation) for topic in (changelog, members) for operation in OWN.split()])
+    secured.allow(user, [Need(GROUP, app, "READ"), Need(TRANSACTIONAL_ID, f"{app}-0-0", "WRITE")])
+    given: dict[str, Any] = {"stores": [store], "partitions": 1, "background": False}
+
+    def policy() -> TopicPolicy:
+        info = secured.root.admin.describe_topic(changelog)
+        assert info is not None
+        return info.policy
+
+    sf.Session(app, log=secured.login(user), state_dir=tmp_path / "a", **given).close()
+    assert policy().retention_ms == changelog_policy(store).retention_ms == 2 * 86_400_000
+    assert "segment.bytes" not in policy().extra
+    assert "is kept by the log's clock (retention.ms=172800000)" in caplog.text
+    for operation in ("DELETE", "ALTER_CONFIGS"):
+        assert said(secured, Need(TOPIC, changelog, operation), user)
+    # A topic that an operator keeps for ever: its owner says once that it may not remove records.
+    secured.root.admin.change_topic(changelog, {"retention.ms": str(2**63 - 1)})
+    session = sf.Session(app, log=secured.login(user), state_dir=tmp_path / "b", **given)
+    session.assign(active=[0])
+    session.wait_ready(WAIT_S)
+    for day in range(5):
+        session.task(0).store("win").put("k", "v", day * 86_400_000, 1)
+        session.task(0).commit()
+    caplog.clear()
+    for _ in range(2):
+        session._heads.trim(session.clock.monotonic_ms())
+    assert caplog.text.count("that no live row needs are not removed, so that it grows") == 1
+    secured.allow(user, [Need(TOPIC, changelog, "DELETE")])
+    session.close()
+    session = sf.Session(app, log=secured.login(user), state_dir=tmp_path / "b", **given)
+    session.assign(active=[0])
+    session.wait_ready(WAIT_S)
+    session._heads.trim(session.clock.monotonic_ms())
+    session.close()
+    with closing(secured.root.reader()) as reader:
+        assert reader.bounds([TopicPartition(changelog, 0)])[TopicPartition(changelog, 0)].begin > 0
+
+
+def test_login_that_may_remove_records_gets_a_changelog_that_its_owner_keeps(secured: Secured, tmp_path: Path) -> None:
+    app, user = f"app-{uuid.uuid4().hex[:8]}", secured.new_user()
+    store = sf.WindowStore("win", TEXT, TEXT, window_size_ms=3_600_000, retention_ms=86_400_000)
+    own = [Need(TOPIC, f"{app}-standfast-members", operation) for operation in OWN.split()]
+    own += [Need(TOPIC, store.changelog_of(app), operation) for operation in (*OWN.split(), "DELETE", "ALTER_CONFIGS")]
+    secured.allow(user, own)
+    sf.Session(app, log=secured.login(user), state_dir=tmp_path, stores=[store], partitions=1, background=False).close()
+    info = secured.root.admin.describe_topic(store.changelog_of(app))
+    assert info is not None and info.policy.retention_ms == 2**63 - 1
+    assert info.policy.extra["segment.bytes"] == str(64 << 20)

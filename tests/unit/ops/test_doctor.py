@@ -21,10 +21,11 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.topics.changelog import changelog_policy
 from standfast.store.task.state_dir import MARKER
 from support.away import stopped
 from support.kafka_bench import KafkaBench, transaction
-from support.sessions import DAY_MS, HOUR_MS, Bench, four_stores
+from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench, four_stores
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
 COMPACT = TopicPolicy(frozenset({"compact"}))
@@ -168,6 +169,7 @@ def test_every_wrong_topic_is_found_and_the_printed_commands_put_it_right(bench:
         ("compaction-lag", "changelog app-ver-changelog of store 'ver'"),
         ("retention", "changelog app-win-changelog of store 'win'"),
         ("delete-retention", "changelog app-ver-changelog of store 'ver'"),
+        ("retention-clock", "changelog app-win-changelog of store 'win'"),
     ]
     for one in result[1]["findings"]:
         program, *arguments = shlex.split(one["command"])
@@ -184,8 +186,11 @@ def test_stores_are_known_from_the_state_directory_and_the_command_line_wins(ben
     bench.log.admin.create_topic("in", 2, TopicPolicy())
     bench.log.admin.change_topic("app-win-changelog", {"retention.ms": str(2 * DAY_MS - 1)})
     flags = ["doctor", "--app", "app", "--log", bench.address, "--state-dir", str(bench.root / "state")]
-    assert rules(run(*flags)) == [("retention", "changelog app-win-changelog of store 'win'")]
-    assert rules(run(*flags, "--store", "win:window:size=1h,retention=2h")) == []
+    by_clock = ("retention-clock", "changelog app-win-changelog of store 'win'")
+    assert rules(run(*flags)) == [("retention", "changelog app-win-changelog of store 'win'"), by_clock]
+    assert rules(run(*flags, "--store", "win:window:size=1h,retention=2h")) == [by_clock]
+    bench.log.admin.change_topic("app-win-changelog", {"retention.ms": str(2**63 - 1)})
+    assert rules(run(*flags)) == []
     assert rules(run(*flags[:-2])) == [
         ("store-unknown", f"topic app-{name}-changelog") for name in ("kv", "ses", "ver", "win")
     ]
@@ -408,6 +413,7 @@ def test_what_is_wrong_on_a_real_broker_is_found(
         ("replication", "kv"),
         ("cleanup-policy", "win"),
         ("retention", "ses"),
+        ("retention-clock", "ses"),
         ("delete-retention", "ses"),
         ("compaction-lag", "ver"),
         *(("partition-count", store) for store in ("kv", "win", "ses", "ver")),
@@ -430,3 +436,32 @@ def test_what_is_wrong_on_a_real_broker_is_found(
         frozenset({"compact", "delete"})
     }
     capsys.readouterr()
+
+
+def test_stream_time_behind_the_clock_is_found_where_the_log_goes_by_its_clock(bench: Bench, run: Run) -> None:
+    """The clock of these sessions stands in 2013, and the doctor's in the present."""
+    for spec in four_stores():
+        if spec.logging:
+            bench.log.admin.create_topic(spec.changelog_of("app"), 2, changelog_policy(spec))
+    session = bench.active("state", (0,))
+    task = session.task(0)
+    task.store("win").put("k", "v", START_MS, START_MS)
+    task.store("ses").put("k", START_MS, START_MS, "v", START_MS)
+    task.store("ver").put("k", "v", START_MS)
+    task.commit({("in", 0): 1})
+    bench.log.admin.create_topic("in", 2, TopicPolicy())
+    doctor = ["doctor", "--app", "app", "--log", bench.address, *FOUR]
+    code, document = run(*doctor)
+    found = [one for one in document["findings"] if one["rule"].endswith("-clock")]
+    assert code == 1
+    assert [(one["rule"], one["severity"], one["where"].split("'")[1]) for one in found] == [
+        ("retention-clock", "error", "win"),
+        ("retention-clock", "error", "ses"),
+        ("compaction-clock", "warning", "ver"),
+    ]
+    assert all("and stream time lies" in one["what"] for one in found)
+    for one in found:
+        assert run(*shlex.split(one["command"])[1:])[0] == 0
+    assert not [one for one in run(*doctor)[1]["findings"] if one["rule"].endswith("-clock")]
+    session.close()
+    bench.active("state", (0,))  # and the application starts

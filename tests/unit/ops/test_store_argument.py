@@ -58,7 +58,7 @@ def test_retention_is_that_of_the_changelog_less_its_slack(spec: StoreSpec) -> N
     assert store_spec(parse_store(f"a:{spec.kind}{size}"), changelog_policy(spec)) == spec
 
 
-@pytest.mark.parametrize("kept_ms", [-1, 0, SLACK_MS])
+@pytest.mark.parametrize("kept_ms", [-1, 0, SLACK_MS, 2**63 - 1])
 def test_a_changelog_that_tells_no_retention_needs_it_given(kept_ms: int) -> None:
     policy = TopicPolicy(frozenset({"compact"}), retention_ms=kept_ms)
     with pytest.raises(BadConfig, match="give no retention: set it, as a:session:retention=2d"):

@@ -13,6 +13,7 @@ from standfast.replication.kafka.producer import Delivered
 from standfast.replication.kafka.writer import SETTLE_MS, Fence, KafkaWriter
 from standfast.replication.log import Committed, GroupCommit, Outgoing
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.record_limits import TopicLimits
 from standfast.store.errors import Corruption
 
 AT, SOURCE = TopicPartition("out", 0), TopicPartition("in", 0)
@@ -49,6 +50,8 @@ class OneClient:
 
     def __init__(self, client: Noting) -> None:
         self.client = client
+        self.limits = TopicLimits()
+        self.limits.note(AT.topic, None)
 
     def producer(self) -> Noting:
         return self.client

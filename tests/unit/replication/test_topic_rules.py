@@ -260,6 +260,24 @@ def test_absent_source_topic_is_told_once_also_where_it_is_a_changelog() -> None
     assert found.command == "standfast topic create src --partitions N --log kafka://h1:9092,h2:9092"
 
 
+@pytest.mark.parametrize(("most", "rules"), [("1001024", []), ("1001023", ["message-size"]), (None, [])])
+def test_output_topic_that_takes_less_than_the_largest_result_is_told(most: str | None, rules: list[str]) -> None:
+    settings = {} if most is None else {"max.message.bytes": most}
+    survey = LogSurvey((), {}, {"out": topic("out", settings=settings)})
+    found = findings(Application("app", outputs=("out",)), survey, KAFKA)
+    assert [(one.rule, one.severity, one.where) for one in found] == [
+        (rule, "warning", "output topic out") for rule in rules
+    ]
+    for one in found:
+        assert "falls under on_error" in one.why and "a dead letter is cut" in one.why
+        assert one.command == KV_CHANGE.format("out", "max.message.bytes=1001024")
+
+
+def test_absent_output_topic_is_told() -> None:
+    (found,) = findings(Application("app", outputs=("out",)), LogSurvey((), {}, {"out": None}), KAFKA)
+    assert (found.rule, found.severity, found.where) == ("topic-absent", "error", "output topic out")
+
+
 def test_changelog_of_a_store_that_nobody_defined_is_told_and_judged_as_far_as_it_can_be() -> None:
     name = "app-old-changelog"
     survey = LogSurvey((0,), {}, {name: topic(name, settings={"message.timestamp.type": "LogAppendTime"}, copies=1)})

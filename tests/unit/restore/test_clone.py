@@ -18,7 +18,7 @@ from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
 from standfast.replication.metadata_parts import source_offsets
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.topics.claims import Claim, claims_of
-from standfast.replication.topics.restoring import mark_of, read_mark
+from standfast.replication.topics.restoring import Restoring, as_record, mark_of, read_mark
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.snapshot import clone
 from standfast.restore.snapshot.catalogue import listed
@@ -432,6 +432,30 @@ def test_unfinished_restore_whose_snapshot_is_gone_is_refused(
     assert bench.log.admin.describe_topic(mark_of("copy").topic) is not None
 
 
+def test_of_two_runs_with_other_snapshots_that_begin_at_once_the_first_mark_counts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = snapshotted(bench)
+
+    def second(name: str) -> None:
+        if name == "clone.rows":
+            # A second run had found the name free before this one, and writes its mark late.
+            mark = read_mark(bench.log, "copy")
+            assert mark is not None
+            late = as_record(Restoring(mark.app, {"0_0": "another"}), 1)
+            bench.log.producer().append({mark_of("copy"): [late]})
+            raise Broken(name)
+
+    monkeypatch.setattr(clone, "reach", second)
+    with pytest.raises(Broken):
+        copied(bench)
+    monkeypatch.setattr(clone, "reach", lambda name: None)
+    session.task(0).store("kv").put("b", "2")
+    session.task(0).commit()
+    assert copied(bench).resumed
+    assert rows(opened(bench, "cold")) == {"a": "1"}
+
+
 def test_a_first_run_that_still_lives_is_fenced_by_the_second(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshotted(bench)
 
@@ -485,7 +509,7 @@ def test_a_run_that_finds_the_name_in_use_after_another_one_completed_says_so(
         return found
 
     monkeypatch.setattr(clone, "_marked", late)
-    with pytest.raises(InvalidRequest, match=r"exists already.*another restore as 'copy' has completed meanwhile"):
+    with pytest.raises(InvalidRequest, match=r"exists already.*another restore as 'copy' has begun or completed"):
         copied(bench)
     assert bench.log.admin.describe_topic(mark_of("copy").topic) is None
     assert rows(opened(bench, "other")) == {"a": "1"}

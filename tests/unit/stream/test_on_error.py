@@ -583,6 +583,29 @@ def test_dead_letter_is_kept_though_what_is_said_of_the_error_is_too_large(drive
     assert headers_of(letter)[f"{ERRORS}message"] == "x" * 4_096
 
 
+def test_dead_letter_above_the_limit_has_less_of_its_value_and_says_how_much_there_was(drive: Drive) -> None:
+    app, stream = counting(on_error="dead_letter", dead_letter="bad")
+    stream.to("out")
+    driver = drive(app)
+    driver.pipe("in", b"a", b"{" + b"x" * 1_000_000, 1)
+    pipe(driver, "b")
+    (letter,) = driver.read("bad")
+    assert letter.key == b"a" and letter.value is not None and letter.value.startswith(b"{xxx")
+    assert 900_000 < len(letter.value) <= 1_000_000
+    assert headers_of(letter)[f"{ERRORS}value.bytes"] == "1000001"
+    assert came(driver) == [("b", 1)] and app.drops.counts == {"deserialize": 1}
+
+
+def test_dead_letter_that_cannot_be_cut_below_the_limit_is_counted(drive: Drive) -> None:
+    app, stream = counting(on_error="dead_letter", dead_letter="bad")
+    stream.to("out")
+    driver = drive(app)
+    driver.pipe("in", b"k" * 1_000_001, b"{", 1)
+    pipe(driver, "b")
+    assert driver.read("bad") == [] and came(driver) == [("b", 1)]
+    assert app.drops.counts == {"deserialize": 1, "dead_letter": 1}
+
+
 def test_sink_of_a_class_takes_on_error_as_a_step(drive: Drive) -> None:
     class PassOn(sf.Processor):
         def init(self, context: sf.Context) -> None:

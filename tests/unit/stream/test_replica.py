@@ -23,7 +23,9 @@ from standfast.store.clock import SystemClock
 from support.sessions import Bench, four_stores
 
 HOUR_MS = 3_600_000
-STORE_ARGUMENTS = ("kv:keyvalue:value=string", "win:window:size=1h", "ses:session", "ver:versioned")
+STORE_ARGUMENTS = (
+    *("kv:keyvalue:value=string", "win:window:size=1h,retention=1d", "ses:session:retention=1d", "ver:versioned"),
+)
 
 
 class Starts(Listener):

@@ -44,9 +44,16 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     pools: list[Pool] = []
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
 
-    def start(how: str, workers: int = 2, restart: RestartStrategy | None = None, lease_ms: int = 3_000) -> Pool:
+    def start(
+        how: str,
+        workers: int = 2,
+        restart: RestartStrategy | None = None,
+        lease_ms: int = 3_000,
+        max_stall_ms: int = 30_000,
+    ) -> Pool:
         program = Program((sys.executable, pool_child.__file__, how), str(ROOT))
-        settings = PoolSettings(program, workers, lease_ms, 30_000, restart or sf.FixedDelay(2, 10), OPENED, lock)
+        strategy = restart or sf.FixedDelay(2, 10)
+        settings = PoolSettings(program, workers, lease_ms, max_stall_ms, strategy, OPENED, lock)
         pools.append(Pool(settings, SystemClock(), SessionCounters()))
         return pools[-1]
 
@@ -365,6 +372,23 @@ def test_stop_ends_all_workers_and_those_that_are_starting_too(start: Start) -> 
     assert None not in starting.pids
     starting.stop(lambda: None)
     assert starting.pids == [None, None]
+
+
+def test_worker_that_has_closed_all_is_no_failure_however_long_its_interpreter_takes_to_end(start: Start) -> None:
+    pool = start("lingers", workers=1, lease_ms=600)
+    run(pool)
+    pool.stop(lambda: None)
+    assert (pool.pids, pool.error) == ([None], None)
+
+
+def test_worker_that_has_closed_all_and_never_ends_is_killed_in_the_end_and_no_failure_either(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = start("lingers", workers=1, lease_ms=600, max_stall_ms=1_000)
+    run(pool)
+    pool.stop(lambda: None)
+    assert "is killed: it closed all, and did not end within" in caplog.text
+    assert (pool.pids, pool.error) == ([None], None)
 
 
 def test_worker_that_dies_while_it_stops_is_an_error_of_the_stop(start: Start) -> None:
