@@ -17,7 +17,7 @@ LIVES = 200
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_no_kill_is_taken_for_lost_commits(tmp_path: Path, guarantee: str) -> None:
     address = f"sqlite:///{tmp_path}/log"

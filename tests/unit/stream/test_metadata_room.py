@@ -13,6 +13,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.doctor import doctor, reset
+from standfast.ops.doctor.clocks import stream_times
 from standfast.ops.doctor.own_offsets import look_for_own
 from standfast.ops.doctor.reset import carry_out
 from standfast.replication.log import Committed
@@ -140,6 +141,16 @@ def test_a_program_sees_offsets_of_changelogs_as_none_of_its_sources(bench: Benc
     with bench.active(stores=stores(*SIX)) as again:
         assert again.task(0).progress == {}
         assert again.task(0).source_offsets() == {SRC: 0}
+
+
+def test_stream_times_of_many_stores_are_seen_in_pieces(bench: Bench) -> None:
+    win = sf.WindowStore("win", TEXT, TEXT, window_size_ms=HOUR_MS, retention_ms=2 * HOUR_MS)
+    session = bench.active(stores=[*stores(*SIX), win])
+    session.task(0).store("win").put("k", "v", 3 * HOUR_MS)
+    session.task(0).progress.update(numbers(500))
+    session.task(0).commit({SRC: 1})
+    assert any(is_part(one.metadata) for one in committed(bench).values())
+    assert stream_times(bench.log, "app") == {"win": 3 * HOUR_MS}
 
 
 def test_own_offsets_are_committed_again_with_all_numbers(bench: Bench) -> None:
