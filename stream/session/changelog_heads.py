@@ -4,7 +4,7 @@
                ──> topic, claim and time checked ──> delete_records
     standby    a note in the group: its position in each such changelog, at once and then once a minute while it moves
 
-    note       ("tail", "0_3 INSTANCE") -> {"beat": n, "at": {store: [topic id, offset]}}
+    note       ("tail", "0_3 INSTANCE") -> {"at": {store: [topic id, offset]}}
 
 The owner leaves records that a standby, or a warm-up, has not read, for as long as its note changes: one that has not
 moved for ten minutes begins again from the log's begin. A note that stays the same for so long is removed.
@@ -36,6 +36,7 @@ from standfast.stream.task.task import Task
 
 INTERVAL_MS = 60_000
 LOOK_S = 1.0
+REST_MS = 10_000  # after an error of the log
 MOVES_MS = 600_000  # a standby that has not moved for so long is not waited for
 CHECKED_MS = 5_000  # a removal begins no later than this after the first of its checks
 KIND = "tail"
@@ -76,8 +77,8 @@ class ChangelogHeads:
         self._idle = read_only or not any(map(watched, specs))
         self._own: Group | None = None
         self._next_ms = clock.monotonic_ms() + INTERVAL_MS
+        self._rests_until_ms = 0
         self._noted: dict[str, tuple[int, Positions]] = {}  # this instance's notes, by name, and when they were written
-        self._beat = 0
         self._seen: dict[str, tuple[str, int]] = {}  # notes of standbys of own tasks, and since when they are the same
         self._removed: dict[TopicPartition, tuple[str, int]] = {}
         self._refused: set[str] = set()  # ids of topics whose records this login may not remove
@@ -103,16 +104,16 @@ class ChangelogHeads:
 
     def poll(self) -> None:
         """Do the work that is due. An error of the log is left to the next round."""
-        if self._idle:
-            return
         now_ms = self._clock.monotonic_ms()
+        if self._idle or now_ms < self._rests_until_ms:
+            return
         try:
             self._note_standbys(now_ms)
             if now_ms >= self._next_ms:
                 self._next_ms = now_ms + INTERVAL_MS
                 self.trim(now_ms)
         except StandfastError as error:
-            self._next_ms = now_ms + INTERVAL_MS
+            self._rests_until_ms = now_ms + REST_MS
             logger.warning("heads of changelogs stay for now: %s", error, extra=as_event("changelog_heads_failed"))
 
     def close(self) -> None:
@@ -129,22 +130,15 @@ class ChangelogHeads:
         due = {
             name: at
             for name, at in found.items()
-            if at and (name not in self._noted or self._is_due(*self._noted[name], at, now_ms))
+            if at and (name not in self._noted or _is_due(*self._noted[name], at, now_ms))
         }
         gone = [name for name in self._noted if not found.get(name)]
         if not due and not gone:
             return
-        self._beat += 1
-        texts = {name: json.dumps({"beat": self._beat, "at": at}) for name, at in due.items()}
+        texts = {name: json.dumps({"at": at}) for name, at in due.items()}
         self._group.note({(KIND, name): texts.get(name) for name in (*due, *gone)})
         self._noted = {name: one for name, one in self._noted.items() if name not in gone}
         self._noted |= {name: (now_ms, at) for name, at in due.items()}
-
-    def _is_due(self, noted_ms: int, before: Positions, now: Positions, now_ms: int) -> bool:
-        if now_ms - noted_ms < INTERVAL_MS:
-            return False
-        # At its end a standby has nothing to read; it must count as one that moves, since records may come at any time.
-        return before != now or now_ms - noted_ms >= MOVES_MS // 2
 
     # -- the owner ----------------------------------------------------------------------------------------------------
 
@@ -160,8 +154,9 @@ class ChangelogHeads:
                         infos[topic] = self._log.admin.describe_topic(topic)
                     self._warn(task, spec, infos[topic])
         due = {at: one for task in tasks for at, one in self._due(task, infos).items()}
-        if due:
-            due = self._behind_standbys(due, now_ms)
+        # In every round, so that a note is seen to move also while there is nothing to remove.
+        self._look_at_standbys([task for task in tasks if task.stores.cut.heads], now_ms)
+        due = self._behind_standbys(due)
         if due:
             self._remove(due)
 
@@ -180,25 +175,26 @@ class ChangelogHeads:
                 found[at] = _Removal(task, name, heads.topic_id, before)
         return found
 
-    def _behind_standbys(self, due: Mapping[TopicPartition, _Removal], now_ms: int) -> dict[TopicPartition, _Removal]:
-        """The removals, none of them past the position of a standby that moves."""
-        own = {str(one.task.id) for one in due.values()}
-        notes = {
-            name: note.text
-            for (kind, name), note in self._group.notes().items()
-            if kind == KIND and name.partition(" ")[0] in own
-        }
-        self._seen = {
-            name: seen if (seen := self._seen.get(name)) is not None and seen[0] == text else (text, now_ms)
-            for name, text in notes.items()
-        }
-        still = [name for name, (_, since_ms) in self._seen.items() if now_ms - since_ms >= MOVES_MS]
+    def _look_at_standbys(self, tasks: Iterable[Task], now_ms: int) -> None:
+        """Read the notes of standbys of these tasks, and remove those that have not moved for long."""
+        own = {str(task.id): task for task in tasks}
+        found: dict[str, tuple[str, int]] = {}
+        for (kind, name), note in self._group.notes().items():
+            task = own.get(name.partition(" ")[0]) if kind == KIND else None
+            if task is not None:
+                before = self._seen.get(name)
+                # One that has read everything has nowhere to move; records may come for it at any time.
+                moved = before is None or before[0] != note.text or _at_end(note.text, task)
+                found[name] = (note.text, now_ms) if moved or before is None else before
+        still = [name for name, (_, since_ms) in found.items() if now_ms - since_ms >= MOVES_MS]
         if still:
             self._group.note({(KIND, name): None for name in still})
+        self._seen = {name: one for name, one in found.items() if name not in still}
+
+    def _behind_standbys(self, due: Mapping[TopicPartition, _Removal]) -> dict[TopicPartition, _Removal]:
+        """The removals, none of them past the position of a standby that moves."""
         left = dict(due)
-        for name, text in notes.items():
-            if name in still:
-                continue
+        for name, (text, _) in self._seen.items():
             for at, one in left.items():
                 if str(one.task.id) == name.partition(" ")[0]:
                     left[at] = one._replace(before=min(one.before, _read_to(text, one)))
@@ -266,6 +262,19 @@ class ChangelogHeads:
     def _of_role(self, role: str) -> list[Task]:
         running = {"active": TaskState.RUNNING, "standby": TaskState.STANDBY}[role]
         return [task for task in dict(self._tasks()).values() if task.role == role and task.state is running]
+
+
+def _is_due(noted_ms: int, before: Positions, now: Positions, now_ms: int) -> bool:
+    return before != now and now_ms - noted_ms >= INTERVAL_MS
+
+
+def _at_end(text: str, task: Task) -> bool:
+    """Whether a note has all positions of its task's owner."""
+    try:
+        noted = json.loads(text)["at"]
+        return all(noted[name][1] >= task.stores.cut.positions[name].offset for name in task.stores.cut.heads)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _positions(task: Task) -> Positions:

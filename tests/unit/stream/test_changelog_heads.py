@@ -128,7 +128,8 @@ def test_records_that_a_standby_has_not_read_stay_for_ten_minutes(
     minute(bench, standby)
     write_hours(owner, 24, 240)
     for _ in range(9):
-        minute(bench, owner)  # the standby does not move
+        minute(bench, owner)  # the standby lives and does not move
+        standby._heads.poll()
     assert bounds(bench)["win"].begin == 24
     minute(bench, owner)
     minute(bench, owner)
@@ -136,6 +137,18 @@ def test_records_that_a_standby_has_not_read_stay_for_ten_minutes(
     minute(bench, owner, standby)  # it starts over, from the begin
     assert contents(standby) == contents(owner)
     assert "state lost (truncated)" in caplog.text
+
+
+def test_standby_that_has_read_everything_is_waited_for_after_an_hour_without_records(bench: Bench) -> None:
+    owner, standby = bench.active(stores=STORES), bench.session("b", stores=STORES)
+    write_hours(owner, 0, 24)
+    standby.assign(standby=[0])
+    for _ in range(60):
+        minute(bench, owner)
+        bench.settle(standby)
+    write_hours(owner, 24, 240)
+    minute(bench, owner)
+    assert bounds(bench)["win"].begin == 24
 
 
 def test_owner_that_was_fenced_removes_nothing(bench: Bench) -> None:
