@@ -169,7 +169,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "standfast broker down": ("standfast broker down --dir ./broker",),
     "standfast replica": (
         "standfast replica --app orders --log kafka://host:9092 --store totals:keyvalue",
-        "standfast replica --config orders.toml --store hourly:window:size=1h,retention=2d",
+        "standfast replica --config o.toml --store hourly:window:size=1h,retention=2d",
     ),
     "standfast placement": (
         "standfast placement --app delays --log sqlite:///./log",

@@ -32,14 +32,28 @@ def address(kafka_address: str) -> str:
 
 @pytest.fixture
 def app(address: str, tmp_path: Path) -> str:
-    """An application whose stores the page reads: totals, hourly and visits, on the broker."""
+    """An application whose stores the page reads: totals, hourly and visits, on the broker.
+
+    The retentions of its topics are those that Kafka Streams gives them.
+    """
     name = f"orders-{uuid.uuid4().hex[:8]}"
     stores = [
         sf.KeyValueStore("totals", sf.serde.string, sf.serde.int64),
         sf.WindowStore(
-            "hourly", sf.serde.string, sf.serde.int64, window_size_ms=3_600_000, retention_ms=2 * 86_400_000
+            "hourly",
+            sf.serde.string,
+            sf.serde.int64,
+            window_size_ms=3_600_000,
+            retention_ms=2 * 86_400_000,
+            changelog={"retention.ms": str(3 * 86_400_000)},
         ),
-        sf.SessionStore("visits", sf.serde.string, sf.serde.bytes, retention_ms=86_400_000),
+        sf.SessionStore(
+            "visits",
+            sf.serde.string,
+            sf.serde.bytes,
+            retention_ms=86_400_000,
+            changelog={"retention.ms": str(2 * 86_400_000)},
+        ),
     ]
     with sf.Session(name, log=address, state_dir=tmp_path / "app", stores=stores, partitions=1) as session:
         session.assign(active=[0])

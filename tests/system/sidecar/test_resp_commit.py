@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import hiredis
@@ -430,7 +431,8 @@ def test_task_that_was_opened_anew_without_a_loss_goes_on(desk: Desk) -> None:
     assert desk.talk()("SET", "a", "2") == b"OK"
 
 
-LONG = ["topic" + "x" * 200 + str(number) for number in range(40)]  # with these a commit's text becomes too long
+# Too long for the texts of a commit, packed as well.
+LONG = [f"topic{Random(number).randbytes(100).hex()}" for number in range(200)]
 
 
 @pytest.mark.parametrize("gone", ["later", "meanwhile"])
