@@ -87,6 +87,8 @@ METHODS: dict[str, str] = {
             "fail",
             "move",
             "open_writer",
+            "begin_commits",
+            "know_outputs",
             "restate_sources",
             "resume_from_log",
             "tell_lost",

@@ -31,6 +31,7 @@ AT_MS = 1_357_020_000_000
 MASKS = (
     (re.compile(r"(?<=instance )[0-9a-f]{12}"), "0123456789ab"),
     (re.compile(r"(?<=took )\d+(?= ms)"), "0"),
+    (re.compile(r"(?<=stream time lies )\d{6}(?= h)"), "123456"),
     (re.compile(r"20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ"), "2013-01-01T08:00:00.000Z"),
 )
 
@@ -62,7 +63,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     stores = [
         sf.KeyValueStore("aircraft", sf.serde.string, sf.serde.json),
         sf.WindowStore(
-            "delays-by-hour", sf.serde.string, sf.serde.int64, window_size_ms=HOUR_MS, retention_ms=24 * HOUR_MS
+            "delays-by-hour",
+            sf.serde.string,
+            sf.serde.int64,
+            window_size_ms=HOUR_MS,
+            retention_ms=24 * HOUR_MS,
+            changelog={"retention.ms": str(48 * HOUR_MS)},  # a topic of earlier versions
         ),
     ]
     session = sf.Session(
