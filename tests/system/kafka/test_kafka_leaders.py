@@ -36,13 +36,15 @@ pytestmark = pytest.mark.kafka
 Source = tuple[str, int]
 QUESTIONS = 300
 CHURN = """
-import sys
+import sys, threading
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import TopicPolicy
 from standfast.store.errors import StandfastError
 log = KafkaLog(sys.argv[1])
 print("ready", flush=True)
-while True:
+reading = threading.Thread(target=sys.stdin.read, daemon=True)
+reading.start()
+while reading.is_alive():
     try:
         log.admin.create_topic(sys.argv[2], 4, TopicPolicy())
         log.admin.delete_topic(sys.argv[2])
@@ -174,9 +176,9 @@ def test_questions_amid_deletions_by_another_process_are_answered_or_say_that_th
     wanted = [stays, *(TopicPartition(name, number) for number in range(4))]
     command = [sys.executable, "-P", "-c", CHURN, f"kafka://{kafka_address}", name]
     seen: set[type] = set()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as churning:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as churning:
         try:
-            assert churning.stdout is not None
+            assert churning.stdin is not None and churning.stdout is not None
             churning.stdout.readline()
             readers = log.reader(), log.reader()
 
@@ -193,6 +195,9 @@ def test_questions_amid_deletions_by_another_process_are_answered_or_say_that_th
                 thread.start()
             for thread in threads:
                 thread.join()
+            # Not killed: the broker would still make the topic of a request that is under way.
+            churning.stdin.close()
+            churning.wait(60)
         finally:
             churning.kill()
     assert UnknownStore in seen
