@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STORES = [
     "kv:keyvalue:key=string,value=string",
-    "win:window:size=1h,key=string,value=string",
+    "win:window:size=1h,retention=1d,key=string,value=string",
 ]
 FILES = {"summary.json", "report.html", "differences.parquet"}
 
