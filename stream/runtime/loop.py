@@ -442,12 +442,12 @@ class Loop:
 
     def _reopen_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        self._reopen_at |= dict.fromkeys(self._deadly.due(self._session.all_tasks()), now_ms)
+        self._reopen_at |= dict.fromkeys(self._deadly.due(self._session.held_tasks()), now_ms)
         for task_id, at_ms in list(self._reopen_at.items()):
             if now_ms < at_ms:
                 continue
             del self._reopen_at[task_id]
-            task = self._session.all_tasks().get(task_id)
+            task = self._session.held_tasks().get(task_id)
             if task is None or task.state not in GONE:
                 continue
             try:

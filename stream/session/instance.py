@@ -360,6 +360,7 @@ class Instance:
         if ran:
             self._has_run = True
             self.follow_now()  # reported at once: the leader plans the next moves by it
+            return restored.records + ran  # copies are opened a round later: each opening holds the session's lock
         # After the restores: standbys get no records while an active task restores.
         tailed = readiness.standby_round()
         self._handle(tailed.failed)

@@ -263,3 +263,27 @@ def test_application_without_a_usable_source_is_refused(bench: Bench) -> None:
         other.open()
     with pytest.raises(sf.InvalidRequest, match="subclass"):
         other.source("one", key=sf.serde.string, value=sf.serde.bytes)(int)  # type: ignore[type-var]
+
+
+def test_records_are_processed_and_committed_while_background_work_holds_the_session(bench: Bench) -> None:
+    """An opening of another task holds the session's lock, on Kafka for a second and more."""
+    feed(bench, ["a", "commit"])
+    session, loop = Running(bench)
+    holds, goes = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with session._lock:
+            holds.set()
+            goes.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holds.wait(30)
+    try:
+        assert loop.poll_once() == 2
+        assert thread.is_alive(), "the lock was free again before the records were processed"
+    finally:
+        goes.set()
+        thread.join()
+    assert counts(session) == {"a": 1, "commit": 1}
+    loop.close()

@@ -79,6 +79,7 @@ def test_standby_is_opened_once_the_active_tasks_of_the_same_order_run(instance:
     assert {T0: "restoring"} in seen
     assert seen[-1] == {T0: RUNNING, T1: STANDBY}
     assert not [one for one in seen if T1 in one and one[T0] != RUNNING]
+    assert {T0: RUNNING} in seen, "the round in which the active task begins to run opens no standby"
 
 
 def test_active_task_with_a_long_restore_does_not_keep_standbys_closed(
