@@ -26,6 +26,7 @@ PLANTED = (
     ("docs/migrate/quix.md", "## What standfast does not have\n\n- sources other\n  than topics;", "sf.Source"),
     ("docs/migrate/quix.md", "| `sdf.to_topic(topic)` | `.to(name)`; the topic must exist |", "create_topics"),
     ("README.md", "```\nSF.COMMIT SEQ 1 EPOCH 3 GROUP counts OFFSETS flights 0 4712\n```", "epoch"),
+    ("docs/operate/deploy.md", "- Without it each start is a restore of the whole changelog.", "snapshots"),
     ("SECURITY.md", "| the same | Delete | `standfast reset` alone |", "expired"),
 )  # fmt: skip
 
