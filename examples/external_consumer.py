@@ -11,7 +11,7 @@ import standfast as sf
 app, log, topic, directory = sys.argv[1:]
 store = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
 session = sf.Session(app, log=log, state_dir=directory, stores=[store], placement="group", standby_replicas=1)
-consumer: Any = Consumer(session.consumer_settings())
+consumer: Any = Consumer(session.consumer_settings({"session.timeout.ms": 6_000}))  # 45,000 by default
 consumer.subscribe([topic], on_assign=session.on_assign, on_revoke=session.on_revoke, on_lost=session.on_lost)
 while True:
     offsets = {}

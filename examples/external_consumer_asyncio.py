@@ -12,7 +12,7 @@ import standfast as sf
 async def main(app: str, log: str, topic: str, state_dir: str) -> None:
     store = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
     async with sf.aio.Session(app, log=log, state_dir=state_dir, stores=[store], placement="group") as session:
-        consumer = AIOConsumer(session.consumer_settings())
+        consumer = AIOConsumer(session.consumer_settings({"session.timeout.ms": 6_000}))  # 45,000 by default
         await consumer.subscribe([topic], on_assign=session.on_assign, on_revoke=session.on_revoke)
         while True:
             offsets: dict[tuple[str, int], int] = {}

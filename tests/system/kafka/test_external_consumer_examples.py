@@ -32,8 +32,8 @@ LINES_MAX = {"external_consumer": 20, "external_consumer_asyncio": 21}
 WAIT_S = 90.0
 PARTITIONS = 3
 DOWN_S = 3.0
-# A dead member is noticed by these; the first is librdkafka's, and goes to the consumer with the other settings.
-QUICK = "session.timeout.ms=1500&heartbeat.interval.ms=300"
+# Members hear of a rebalance with a heartbeat. A dead member is noticed by the examples' own session.timeout.ms.
+QUICK = "heartbeat.interval.ms=300"
 RUN = """
 import logging, runpy, sys
 
@@ -134,6 +134,12 @@ def restarted(tmp_path: Path, restartable_broker: Broker) -> Iterator[Applicatio
 def test_example_is_short(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     assert sum(bool(line.strip()) for line in text.splitlines()) <= LINES_MAX[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_gives_the_partitions_of_a_killed_process_away_within_seconds(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    assert 'session.consumer_settings({"session.timeout.ms": 6_000})' in text  # the default is 45 s
 
 
 def test_readme_shows_the_example_as_it_is(repo_root: Path) -> None:
