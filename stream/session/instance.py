@@ -360,7 +360,6 @@ class Instance:
         if ran:
             self._has_run = True
             self.follow_now()  # reported at once: the leader plans the next moves by it
-            return restored.records + ran  # copies are opened a round later: each opening holds the session's lock
         # After the restores: standbys get no records while an active task restores.
         tailed = readiness.standby_round()
         self._handle(tailed.failed)
@@ -368,6 +367,8 @@ class Instance:
         # Tried again each round until the log takes it: other members decide by this instance's plan.
         if membership.stale:
             membership.publish()
+        if ran:  # the others are opened a round later: each opening holds the session's lock
+            return restored.records + tailed.applied + ran
         if now_ms >= self._next_take_over_ms or (self.managed is not None and self.managed.has_news()):
             self._next_take_over_ms = now_ms + self._interval_ms()
             if self.managed is not None:

@@ -230,7 +230,7 @@ class LostRace:
 def test_standby_that_loses_the_race_for_its_task_goes_on_standing_by(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = sessions.active("a")
+    first = sessions.active("a", lease_ms=60_000)  # not driven while the other one opens
     standby = sessions.open("b", background=True)
     standby.assign(standby=[0])
     sessions.fill(first, 0)
