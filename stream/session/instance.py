@@ -367,7 +367,7 @@ class Instance:
         # Tried again each round until the log takes it: other members decide by this instance's plan.
         if membership.stale:
             membership.publish()
-        if ran:  # the others are opened a round later: each opening holds the session's lock
+        if ran and self.ordered is not None:  # standbys are opened a round later: that holds the session's lock
             return restored.records + tailed.applied + ran
         if now_ms >= self._next_take_over_ms or (self.managed is not None and self.managed.has_news()):
             self._next_take_over_ms = now_ms + self._interval_ms()
