@@ -7,7 +7,9 @@ when restore, standby and take-over work happens. Leases run on a clock that onl
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,23 @@ def bench(tmp_path: Path, clock: ManualClock) -> Iterator[Bench]:
     bench = Bench(tmp_path, clock)
     yield bench
     bench.close()
+
+
+@contextmanager
+def lock_held(session: sf.Session) -> Iterator[threading.Thread]:
+    """Another thread, which holds the session's lock meanwhile, as an opening of a task does."""
+    holds, goes = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with session._lock:
+            holds.set()
+            goes.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert holds.wait(30)
+        yield thread
+    finally:
+        goes.set()
+        thread.join()

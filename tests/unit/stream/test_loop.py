@@ -15,7 +15,7 @@ from standfast.stream.record import Record
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.topology.assembly import assemble
 from standfast.stream.topology.processor import Context
-from support.sessions import Bench
+from support.sessions import Bench, lock_held
 
 STORES = [sf.KeyValueStore("count", sf.serde.string, sf.serde.int64)]
 
@@ -269,21 +269,8 @@ def test_records_are_processed_and_committed_while_background_work_holds_the_ses
     """An opening of another task holds the session's lock, on Kafka for a second and more."""
     feed(bench, ["a", "commit"])
     session, loop = Running(bench)
-    holds, goes = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with session._lock:
-            holds.set()
-            goes.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holds.wait(30)
-    try:
+    with lock_held(session) as holder:
         assert loop.poll_once() == 2
-        assert thread.is_alive(), "the lock was free again before the records were processed"
-    finally:
-        goes.set()
-        thread.join()
+        assert holder.is_alive(), "the lock was free again before the records were processed"
     assert counts(session) == {"a": 1, "commit": 1}
     loop.close()

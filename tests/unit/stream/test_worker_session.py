@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
 from standfast.stream.workers.protocol import Gate
 from standfast.stream.workers.session import WorkerSession
-from support.sessions import Bench
+from support.sessions import Bench, lock_held
 from support.worker_sessions import worker_session
 
 T0, T1 = TaskId(0, 0), TaskId(0, 1)
@@ -99,22 +98,9 @@ def test_running_tasks_are_seen_while_background_work_holds_the_session(instance
     """Records go on while another task is opened, which takes as long as its files and the log need."""
     worker = instance.worker()
     instance.follow(worker, Order(1, {T0: 1}))
-    holds, goes = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with worker._lock:
-            holds.set()
-            goes.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holds.wait(30)
-    try:
+    with lock_held(worker) as holder:
         assert (list(worker.open_tasks()), list(worker.held_tasks())) == ([T0], [T0])
-        assert thread.is_alive()
-    finally:
-        goes.set()
-        thread.join()
+        assert holder.is_alive()
 
 
 def test_report_holds_a_task_from_before_its_opening_until_after_its_closing(instance: Instance) -> None:
