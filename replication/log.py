@@ -25,7 +25,8 @@ from standfast.replication.busy import IDLE, Busy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import Need
 from standfast.replication.record_limits import TopicLimits
-from standfast.store.errors import StandfastError, Unavailable
+from standfast.store.arguments import checked
+from standfast.store.errors import BadConfig, StandfastError, Unavailable
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
@@ -78,6 +79,7 @@ class Fetched(NamedTuple):
     at_end: bool
 
 
+@checked(BadConfig, exact=())
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
     """The fate of old records. Times in milliseconds, -1 = for ever.

@@ -10,7 +10,7 @@ Source of the limits: Kafka's topic name rules (249 characters of [A-Za-z0-9._-]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from standfast.store.errors import InvalidRequest
 
@@ -45,6 +45,19 @@ def check_topic(name: str) -> str:
     return name
 
 
+def setting_problems(what: str, settings: Mapping[str, str]) -> list[str]:
+    """Problems of a topic's settings with a name, or a value, that no log could take or show."""
+    return [
+        f"{what}: setting {name!r:.100} is not usable: a name has the characters A-Z a-z 0-9 . _ -, as cleanup.policy"
+        for name in settings
+        if not is_topic(name)
+    ] + [
+        f"{what}: the value of {name!r:.100} has a character that is none of text: {value!r:.100}"
+        for name, value in settings.items()
+        if not value.isprintable()
+    ]
+
+
 def changelog_topic(app: str, store: str) -> str:
     """`<app>-<store>-changelog`, the name that Kafka Streams gives it (ProcessorStateManager.storeChangelogTopic)."""
     return check_topic(f"{app}-{store}-changelog")
@@ -55,3 +68,8 @@ def few(names: Iterable[object], separator: str = ", ") -> str:
     given = [str(name) for name in names]
     more = f" and {len(given) - NAMED_MAX} more" if len(given) > NAMED_MAX else ""
     return separator.join(given[:NAMED_MAX]) + more
+
+
+def printable(text: object) -> str:
+    """A text in one line of a terminal: control characters and halves of pairs as escapes."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))

@@ -9,14 +9,14 @@ Source of the limits: Kafka Streams' Stores and WindowBytesStoreSupplier checks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
-from standfast.store.arguments import flag_problems
+from standfast.store.arguments import checked, flag_problems
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.names import changelog_topic, check_name, check_topic
-from standfast.store.serde import Serde
+from standfast.store.names import changelog_topic, check_name, check_topic, setting_problems
+from standfast.store.serde import Serde, json_sorted, sorted_keys
 from standfast.store.traits import SESSION_TIMES, WINDOW_TIMES, Setting, Traits
 from standfast.store.window_key import TIME_MAX
 
@@ -35,12 +35,14 @@ else:
 EngineKind = Literal["rocksdb", "memory"]
 
 
+@checked(BadConfig)
 @dataclass(frozen=True)
 class StoreSpec(Generic[K, V]):
     """The declaration common to all stores. `changelog` overrides settings of its topic by the log's own names."""
 
     kind: ClassVar[str]
     traits: ClassVar[Traits]
+    in_words: ClassVar[str] = "the definition of a store"
 
     name: str
     key: Serde[K]
@@ -69,6 +71,8 @@ class StoreSpec(Generic[K, V]):
                 'changelog must be settings of the topic, as {"cleanup.policy": "delete"}, names and values text, '
                 f"not {self.changelog!r:.100}"
             )
+        else:
+            problems += setting_problems("changelog", settings)
         if self.name == DEFAULT_FAMILY:
             problems.append("this name is kept for the task's own record; choose another")
         if self.engine not in ("rocksdb", "memory"):
@@ -115,11 +119,16 @@ class StoreSpec(Generic[K, V]):
             **{name: value for name, value in own.items() if value is not None},
         }
 
+    def declaration(self) -> dict[str, Any]:
+        """As `definition`, as a program declares it: without the form of keys, which a store has from its making."""
+        return self.definition() | {"key": sorted_keys(self.key, False).name}
+
     def placed_definition(self) -> dict[str, Any]:
         """As `definition`, with the engine that holds the rows."""
         return self.definition() | {"engine": self.engine}
 
 
+@checked(BadConfig)
 @dataclass(frozen=True)
 class KeyValueStore(StoreSpec[K, V]):
     """Key to value; with `timestamped` each value carries the timestamp of its newest input.
@@ -160,6 +169,7 @@ class KeyValueStore(StoreSpec[K, V]):
         return problems
 
 
+@checked(BadConfig)
 @dataclass(frozen=True)
 class WindowStore(StoreSpec[K, V]):
     """(key, window start) to value, kept for `retention_ms` of observed stream time."""
@@ -198,6 +208,7 @@ class WindowStore(StoreSpec[K, V]):
         return problems
 
 
+@checked(BadConfig)
 @dataclass(frozen=True)
 class SessionStore(StoreSpec[K, V]):
     """(key, session start, session end) to value. Session values carry no timestamp of their own."""
@@ -221,6 +232,7 @@ class SessionStore(StoreSpec[K, V]):
         return problems
 
 
+@checked(BadConfig)
 @dataclass(frozen=True)
 class VersionedStore(StoreSpec[K, V]):
     """Key to a history of values, each valid from its timestamp, kept for `history_retention_ms`.
@@ -258,6 +270,25 @@ TRAITS: Mapping[str, Traits] = {kind: spec.traits for kind, spec in SPECS.items(
 def store_name(store: str | StoreSpec) -> str:
     """The name of a store, given by its name or its definition."""
     return store.name if isinstance(store, StoreSpec) else store
+
+
+def with_sorted_keys(spec: StoreSpec, on: bool) -> StoreSpec:
+    """The store with the sorted form of its keys, or with the declared one; the same object if nothing changes."""
+    key = sorted_keys(spec.key, on)
+    return spec if key is spec.key else replace(spec, key=key)
+
+
+def as_stored(specs: Mapping[str, StoreSpec], stored: Mapping[str, Any], *, looks: bool) -> dict[str, StoreSpec]:
+    """The stores with the form of keys that their rows have, where it is the rows that say it.
+
+    That is for rows without a log, and for every store where the caller only `looks`.
+    """
+    return {
+        name: with_sorted_keys(spec, stored[name]["key"] == json_sorted.name)
+        if name in stored and (looks or not spec.logging)
+        else spec
+        for name, spec in specs.items()
+    }
 
 
 def definition_changes(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:

@@ -27,12 +27,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from standfast.store.arguments import checked
 from standfast.store.errors import BadConfig, InvalidRequest
 
 DELAY_MAX_MS = 2**63 - 1
 COUNT_MAX = 1_000_000  # bounds attempts, and the failure times that a FailureRate keeps in memory
 
 
+@checked(BadConfig)
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
     """At most `attempts` restarts over the task's whole life, each `delay_ms` after the failure. 0: no restart."""
@@ -48,6 +50,7 @@ class FixedDelay:
         )
 
 
+@checked(BadConfig)
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
     """The n-th restart in a row comes `initial_ms * multiplier ** (n - 1)` after the failure, at most `max_ms`.
@@ -94,6 +97,7 @@ class ExponentialDelay:
         return self.max_ms if delay >= self.max_ms else int(delay)
 
 
+@checked(BadConfig)
 @dataclass(frozen=True, slots=True)
 class FailureRate:
     """Restart `delay_ms` after each failure, until more than `failures` lie within `interval_ms`.
@@ -114,6 +118,7 @@ class FailureRate:
         )
 
 
+@checked(BadConfig)
 @dataclass(frozen=True, slots=True)
 class NoRestart:
     """A failed task stays failed."""

@@ -18,8 +18,9 @@ Rules of this file: no thread, queue or clock; `Port` has them. An offset that d
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from typing import Any, Never, Protocol, Self
 
+from standfast.store.arguments import checked, no_option
 from standfast.store.errors import InvalidRequest
 from standfast.stream.record import Record
 
@@ -51,6 +52,7 @@ class Port(Protocol):
         ...
 
 
+@checked(InvalidRequest)
 class SourceContext:
     """The access of a running source to its task. `partition` is its number among the `partitions` of the source."""
 
@@ -76,7 +78,7 @@ class SourceContext:
         """The wall clock, such as for the timestamp of a record that has none."""
         return self._port.wall_ms()
 
-    def collect(self, record: Record, offset: int) -> None:
+    def collect(self, record: Record, offset: int, **unknown: Never) -> None:
         """Hand over a record; `offset` is the next one to read, where `run` begins again behind this record.
 
         Waits while the application is busy or may not process. Raises Closed once the run is cancelled: let it end
@@ -84,6 +86,8 @@ class SourceContext:
         larger than `position`: several records of one place are one record, divided by a `flat_map`. One thread at a
         time may call this.
         """
+        if unknown:
+            raise no_option(SourceContext.collect, unknown)
         problem = self._problem(record, offset)
         if problem is not None:
             error = InvalidRequest(f"source {self.name!r}, partition {self.partition}: {problem}")

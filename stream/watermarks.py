@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from standfast.store.arguments import checked, unchecked
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import few
 
@@ -160,6 +161,7 @@ class WatermarkAssigner(Protocol):
         ...
 
 
+@checked(InvalidRequest)
 class BoundedDisorder:
     """Periodic: records are at most `max_disorder_ms` behind the largest timestamp seen; 0 if they come in order.
 
@@ -182,6 +184,7 @@ class BoundedDisorder:
         return None if self._largest_ms is None else self._largest_ms - self.max_disorder_ms - 1
 
 
+@checked(InvalidRequest, exact=())
 class Punctuated:
     """Some records carry the watermark: `watermark_of(value, timestamp_ms)` returns it, or None for other records."""
 
@@ -208,6 +211,7 @@ class SourceWatermarks:
         if idle_after_ms is not None:
             _check_whole(idle_after_ms, "idle_after_ms", least=1)
         self._assigner = assigner
+        self._on_record = unchecked(assigner.on_record)
         self._idle_after_ms = idle_after_ms
         self._heard_ms = now_ms
         self._idle = False
@@ -229,7 +233,7 @@ class SourceWatermarks:
 
         Raises InvalidRequest if the assigner returns anything but whole milliseconds or None.
         """
-        mark = self._raised(self._assigner.on_record(value, timestamp_ms))
+        mark = self._raised(self._on_record(value, timestamp_ms))
         back = (Active(),) if self._idle else ()
         self._heard_ms = now_ms
         self._idle = False

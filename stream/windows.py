@@ -14,24 +14,32 @@
 `observed` is the observed stream time of the aggregation, the record in hand included: the largest timestamp that it
 processed. Semantics and boundaries are those of Kafka Streams (TimeWindows, KIP-450, KIP-94).
 
-Rules of this file: pure. Whole milliseconds from 0 to 2^63 - 1; stores, serdes, topics and clocks are unknown here.
-Settings are checked on construction (BadConfig, every problem at once), timestamps at each call (InvalidRequest). An
-end beyond 2^63 - 1 is given as 2^63 - 1; whether the window is closed still goes by start + size, which the stream time
-never reaches, so that no record is late for it.
+Rules of this file: pure. Whole milliseconds from 0 to 2^63 - 1, and lengths may be given as a `timedelta` of them;
+stores, serdes, topics and clocks are unknown here. Settings are checked on construction (BadConfig, every problem at
+once), timestamps at each call (InvalidRequest). An end beyond 2^63 - 1 is given as 2^63 - 1; whether the window is
+closed still goes by start + size, which the stream time never reaches, so that no record is late for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from datetime import timedelta
+from typing import NamedTuple, cast
 
 from standfast.store import window_key
+from standfast.store.arguments import checked
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.window_key import end_of
 
+MILLISECOND = timedelta(milliseconds=1)
 TIME_MAX = window_key.TIME_MAX  # the layouts of the stores hold times in 8 signed bytes
 WINDOWS_PER_RECORD_MAX = 100_000  # hopping: a day that advances by the second; a record updates each of its windows
+
+
+# Methods that check times and lengths by themselves, with their bounds.
+EXACT = ("__init__", "windows_for", "search_starts", "plan", "search_bounds", "merge")
+Length = int | timedelta  # of whole milliseconds
 
 
 class Window(NamedTuple):
@@ -77,6 +85,7 @@ class SessionMerge(NamedTuple):
     removed: tuple[Window, ...]
 
 
+@checked(InvalidRequest, exact=EXACT)
 @dataclass(frozen=True, slots=True)
 class _AlignedWindows:
     size_ms: int
@@ -107,12 +116,15 @@ class _AlignedWindows:
         return observed_ms - self.grace_ms
 
 
-@dataclass(frozen=True, slots=True)
+@checked(InvalidRequest, exact=EXACT)
+@dataclass(frozen=True, slots=True, init=False)
 class TumblingWindows(_AlignedWindows):
     """Adjacent windows: [0, size), [size, 2 size), ... A record belongs to exactly one."""
 
-    def __post_init__(self) -> None:
-        _refuse(self, _lengths(size_ms=self.size_ms) + _graces(self.grace_ms))
+    def __init__(self, size_ms: Length, grace_ms: Length = 0) -> None:
+        size_ms, grace_ms = _whole_ms(size_ms), _whole_ms(grace_ms)
+        _refuse(self, _lengths(size_ms=size_ms) + _graces(grace_ms))
+        _settle(self, size_ms=size_ms, grace_ms=grace_ms)
 
     def windows_for(self, timestamp: int) -> list[Window]:
         """The one window with start <= timestamp < end."""
@@ -122,6 +134,7 @@ class TumblingWindows(_AlignedWindows):
         return [Window(start, end_of(start, self.size_ms))]
 
 
+@checked(InvalidRequest, exact=EXACT)
 @dataclass(frozen=True, slots=True, init=False)
 class HoppingWindows(_AlignedWindows):
     """Windows of `size_ms` that begin every `advance_ms`, from 0 on. They overlap where the advance is smaller.
@@ -131,8 +144,9 @@ class HoppingWindows(_AlignedWindows):
 
     advance_ms: int = field(kw_only=True)  # the base has defaults; __init__ below takes it as the second argument
 
-    def __init__(self, size_ms: int, advance_ms: int | None = None, grace_ms: int = 0) -> None:
-        advance_ms = size_ms if advance_ms is None else advance_ms
+    def __init__(self, size_ms: Length, advance_ms: Length | None = None, grace_ms: Length = 0) -> None:
+        size_ms, grace_ms = _whole_ms(size_ms), _whole_ms(grace_ms)
+        advance_ms = size_ms if advance_ms is None else _whole_ms(advance_ms)
         problems = _lengths(size_ms=size_ms, advance_ms=advance_ms) + _graces(grace_ms)
         if not problems and advance_ms > size_ms:
             problems.append(
@@ -145,10 +159,7 @@ class HoppingWindows(_AlignedWindows):
                 f"{WINDOWS_PER_RECORD_MAX} windows: give a larger advance, or use SlidingWindows"
             )
         _refuse(self, problems)
-        # The dataclass is frozen, also for an __init__ of its own.
-        object.__setattr__(self, "size_ms", size_ms)
-        object.__setattr__(self, "advance_ms", advance_ms)
-        object.__setattr__(self, "grace_ms", grace_ms)
+        _settle(self, size_ms=size_ms, advance_ms=advance_ms, grace_ms=grace_ms)
 
     def windows_for(self, timestamp: int) -> list[Window]:
         """Every window with start <= timestamp < end, by start. No window begins before 0."""
@@ -159,6 +170,7 @@ class HoppingWindows(_AlignedWindows):
         return [Window(start, end_of(start, size)) for start in range(first, timestamp + 1, advance)]
 
 
+@checked(InvalidRequest, exact=EXACT)
 @dataclass(frozen=True, slots=True)
 class UnlimitedWindows:
     """One window from `start_ms` on that never closes; its end is 2^63 - 1. Earlier records belong to no window."""
@@ -202,7 +214,8 @@ class UnlimitedWindows:
         return -1
 
 
-@dataclass(frozen=True, slots=True)
+@checked(InvalidRequest, exact=EXACT)
+@dataclass(frozen=True, slots=True, init=False)
 class SlidingWindows:
     """For each record at t the window [t - difference, t] left of it and [t + 1, t + 1 + difference] right of it.
 
@@ -220,8 +233,10 @@ class SlidingWindows:
     difference_ms: int
     grace_ms: int = 0
 
-    def __post_init__(self) -> None:
-        _refuse(self, _lengths(difference_ms=self.difference_ms) + _graces(self.grace_ms))
+    def __init__(self, difference_ms: Length, grace_ms: Length = 0) -> None:
+        difference_ms, grace_ms = _whole_ms(difference_ms), _whole_ms(grace_ms)
+        _refuse(self, _lengths(difference_ms=difference_ms) + _graces(grace_ms))
+        _settle(self, difference_ms=difference_ms, grace_ms=grace_ms)
 
     @property
     def size_ms(self) -> int:
@@ -262,8 +277,7 @@ class SlidingWindows:
 
     def search_starts(self, timestamp: int) -> tuple[int, int]:
         """First and last start, both included, of the stored windows that `plan` must see."""
-        _check_timestamp(timestamp)
-        return max(0, timestamp - 2 * self.difference_ms), min(timestamp + 1, TIME_MAX)
+        return self._starts(timestamp)
 
     def plan(self, timestamp: int, stored: Iterable[tuple[int, int]], observed_ms: int) -> SlidingPlan:
         """The windows that the record updates and creates.
@@ -272,10 +286,11 @@ class SlidingWindows:
         order; other windows are ignored. A record that no open window can hold is dropped as one: `dropped` then names
         its left window only.
         """
-        low, high = self.search_starts(timestamp)
+        low, high = self._starts(timestamp)
         length = self.difference_ms
         left_start = max(0, timestamp - length)
-        if timestamp + length < self.close_time(observed_ms):
+        open_from = observed_ms - self.grace_ms
+        if timestamp + length < open_from:
             return SlidingPlan((), (self._window(left_start),))
         newest = {start: at for start, at in sorted(stored) if low <= start <= high}
         holding = [start for start in newest if start <= timestamp <= start + length]
@@ -283,8 +298,12 @@ class SlidingWindows:
         if timestamp < length or newest.get(left_start) != timestamp:  # else a record at this time created them all
             changes += self._created(timestamp, left_start, newest, holding)
         changes.sort()
-        late = [change.window for change in changes if self.is_closed(change.window, observed_ms)]
-        return SlidingPlan(tuple(c for c in changes if not self.is_closed(c.window, observed_ms)), tuple(late))
+        late = [change.window for change in changes if change.window.end < open_from]
+        return SlidingPlan(tuple(c for c in changes if c.window.end >= open_from), tuple(late))
+
+    def _starts(self, timestamp: int) -> tuple[int, int]:
+        _check_timestamp(timestamp)
+        return max(0, timestamp - 2 * self.difference_ms), min(timestamp + 1, TIME_MAX)
 
     def _created(
         self, timestamp: int, left_start: int, newest: dict[int, int], holding: list[int]
@@ -310,7 +329,8 @@ class SlidingWindows:
         return Window(start, end_of(start, self.difference_ms))
 
 
-@dataclass(frozen=True, slots=True)
+@checked(InvalidRequest, exact=EXACT)
+@dataclass(frozen=True, slots=True, init=False)
 class SessionWindows:
     """Records of a key with no pause longer than `gap_ms`: exactly the gap apart is one session, one more is two.
 
@@ -321,8 +341,10 @@ class SessionWindows:
     gap_ms: int
     grace_ms: int = 0
 
-    def __post_init__(self) -> None:
-        _refuse(self, _lengths(gap_ms=self.gap_ms) + _graces(self.grace_ms))
+    def __init__(self, gap_ms: Length, grace_ms: Length = 0) -> None:
+        gap_ms, grace_ms = _whole_ms(gap_ms), _whole_ms(grace_ms)
+        _refuse(self, _lengths(gap_ms=gap_ms) + _graces(grace_ms))
+        _settle(self, gap_ms=gap_ms, grace_ms=grace_ms)
 
     @property
     def retention_min_ms(self) -> int:
@@ -348,6 +370,9 @@ class SessionWindows:
 
     def search_bounds(self, timestamp: int) -> tuple[int, int]:
         """(earliest end, latest start) of the stored sessions that the record joins, for `find_sessions`."""
+        return self._bounds(timestamp)
+
+    def _bounds(self, timestamp: int) -> tuple[int, int]:
         _check_timestamp(timestamp)
         return timestamp - self.gap_ms, min(timestamp + self.gap_ms, TIME_MAX)
 
@@ -358,7 +383,7 @@ class SessionWindows:
         An out-of-order record may join two sessions into one. It never joins more: two sessions are more than a gap
         apart, and both must be within a gap of the record.
         """
-        earliest_end, latest_start = self.search_bounds(timestamp)
+        earliest_end, latest_start = self._bounds(timestamp)
         near = (Window(start, end) for start, end in existing if end >= earliest_end and start <= latest_start)
         absorbed = tuple(sorted(near, key=lambda session: (session.end, session.start)))
         alone = Window(timestamp, timestamp)
@@ -374,6 +399,18 @@ AnyWindows = TumblingWindows | HoppingWindows | SlidingWindows | SessionWindows 
 def _refuse(windows: object, problems: list[str]) -> None:
     if problems:
         raise BadConfig([f"{type(windows).__name__}: {problem}" for problem in problems])
+
+
+def _settle(windows: object, **settings: int) -> None:
+    for name, value in settings.items():  # the dataclasses are frozen, also for an __init__ of their own
+        object.__setattr__(windows, name, value)
+
+
+def _whole_ms(length: Length) -> int:
+    """A length in milliseconds; one that has none is given back, for its problem to be reported."""
+    if isinstance(length, timedelta) and not length % MILLISECOND:
+        return length // MILLISECOND
+    return cast("int", length)
 
 
 def _lengths(**lengths: object) -> list[str]:

@@ -84,10 +84,16 @@ def time_of(text: str) -> int:
 
     try:
         return parse_time(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time: give milliseconds since the epoch, or 2013-01-01T08:00:00Z"
-        ) from None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def key_of(text: str) -> str:
+    """Type of an argument that is a key or a part of one: its bytes as UTF-8, whatever the locale made of them."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        raise argparse.ArgumentTypeError(f"{text!a} is not UTF-8: give its bytes with --key-format hex") from None
 
 
 def _add_instance(parser: argparse.ArgumentParser) -> None:

@@ -10,13 +10,14 @@ raises; errors become exit codes in `guard`. It knows nothing of storage.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from importlib import import_module
 
 from standfast._version import __version__
+from standfast.ops.cli.parser import CommandParser
 
 EXIT_USAGE = 2
+SILENT = ("serve", "run")  # commands that print no result
 # In the order of --help. Only this table names bench and demo, which no other part may import.
 COMMAND_MODULES = (
     "standfast.ops.cli.process.serve",
@@ -43,17 +44,6 @@ COMMAND_MODULES = (
 )
 
 
-class CommandParser(argparse.ArgumentParser):
-    """A parser whose help ends with examples of its command. Subcommands get parsers of this class too."""
-
-    def format_help(self) -> str:
-        from standfast.ops.cli.examples import EXAMPLES  # only where help is printed
-
-        # Below the epilog and not in it, since argparse wraps an epilog.
-        lines = [f"  {line}\n" for line in EXAMPLES.get(self.prog, ())]
-        return "".join([super().format_help(), "\nexamples:\n" * bool(lines), *lines])
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = CommandParser(
@@ -71,7 +61,27 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; `argv` is without the program's name (default: the process's own). Returns the exit code."""
+    from standfast.ops.shared import streams
+    from standfast.ops.shared.guard import tell
+    from standfast.store.errors import DiskFull, InvalidRequest, Unavailable
+
     arguments = sys.argv[1:] if argv is None else argv
+    if streams.prepare() and (not arguments or arguments[0] not in SILENT):
+        return tell(
+            InvalidRequest("standard output is closed: give the command a place for its result, or > /dev/null")
+        )
+    code = 0
+    try:
+        code = _run_command(arguments)
+        sys.stdout.flush()  # here, since a stream that takes nothing would else show only as the interpreter exits
+    except BrokenPipeError:
+        streams.discard(sys.stdout)  # the reader of our output has closed the pipe (`| head`)
+    except (DiskFull, Unavailable) as error:
+        return tell(error)
+    return code
+
+
+def _run_command(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         from standfast.replication.kafka.native_library import native
 
@@ -96,21 +106,16 @@ def run(args: argparse.Namespace) -> int:
 
     def handle() -> int:
         code: int = args.handler(args)
-        sys.stdout.flush()  # within `guard`: a closed pipe would else show only as the interpreter exits
+        sys.stdout.flush()  # within `guard`, which reports a stream that takes nothing
         return code
 
     def on_error(error: BaseException) -> None:
         if getattr(args, "json", False):
             from standfast.ops.shared.text import dumps
 
-            print(dumps(error_printed(error)))
+            print(dumps(error_printed(error), encoding=sys.stdout.encoding))
 
-    try:
-        return guard(handle, on_error)
-    except BrokenPipeError:
-        # The reader of our output has closed the pipe (`| head`). Python would report that once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return guard(handle, on_error)
 
 
 if __name__ == "__main__":

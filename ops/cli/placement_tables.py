@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.observe.verdict import duration
+from standfast.store.timestamps import duration_text
 
 if TYPE_CHECKING:
+    from standfast.ops.cli.whys import Whys
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
@@ -37,7 +38,7 @@ def show_placed_instances(placement: Json, out: Output) -> None:
             " ".join(f"{key}={value}" for key, value in sorted(one["tags"].items())),
             _by_worker(one),
             *(one[name] for name in ("actives", "standbys", "warmups", "stored", "generation")),
-            "none" if one["report_ms"] is None else f"{duration(one['report_ms'] / 1_000)} ago",
+            "none" if one["report_ms"] is None else f"{duration_text(one['report_ms'])} ago",
         )
         for one in placement["instances"]
     ]
@@ -64,7 +65,7 @@ def show_placed_instances(placement: Json, out: Output) -> None:
         out.line(f"{placement['standbys_missing']:,} requested standby replicas have no instance to run on")
 
 
-def show_placed_tasks(tasks: Iterable[Json], out: Output) -> None:
+def show_placed_tasks(tasks: Iterable[Json], out: Output, whys: Whys) -> None:
     """Print the tasks of the whole application: owner, copies with their lags, and the reason for the place."""
     rows = [
         (
@@ -74,12 +75,12 @@ def show_placed_tasks(tasks: Iterable[Json], out: Output) -> None:
             _copies(one, "standby", "leaving"),
             _copies(one, "warm-up"),
             out.time(one["since_ms"]),
-            one["why"],
+            whys.number(one["why"]),
         )
         for one in tasks
     ]
     columns = ("task", "active", "state", "standbys (lag)", "warm-up (lag)", "since", "why")
-    out.table(columns, rows, fold=("standbys (lag)", "why"), wide=("since",))
+    out.table(columns, rows, right=("why",), fold=("standbys (lag)",), wide=("since",))
 
 
 def show_copies(task: Json, out: Output) -> None:
@@ -90,25 +91,23 @@ def show_copies(task: Json, out: Output) -> None:
         out.table(("copy on", "role", "lag", "why"), rows, right=("lag",), fold=("why",))
 
 
-def show_moves(placement: Json, moves: list[Json], out: Output) -> None:
+def show_moves(placement: Json, moves: list[Json], out: Output, whys: Whys) -> None:
     """Print the newest moves, the newest first."""
     rows = [
-        (out.time(one["at_ms"]), one["move"], one["task"], one["from"], one["to"], _pause(one), one["why"])
+        (out.time(one["at_ms"]), one["move"], one["task"], one["from"], one["to"], _pause(one), whys.number(one["why"]))
         for one in reversed(moves[-MOVES_SHOWN:])
     ]
     if not rows:
         out.line("no moves are recorded")
         return
-    out.table(("time", "move", "task", "from", "to", "pause", "why"), rows, right=("pause",), fold=("why",))
+    out.table(("time", "move", "task", "from", "to", "pause", "why"), rows, right=("pause", "why"))
     older = len(moves) - len(rows) + placement["moves_left_out"]
     if older:
         out.line(f"and {older:,} more moves; --json has those that are recorded")
 
 
-def _pause(move: Json) -> str:
-    if move["pause_ms"] is None:
-        return ""
-    return f"{move['pause_ms']} ms" if move["pause_ms"] < 1_000 else duration(move["pause_ms"] / 1_000)
+def _pause(move: Json) -> str | None:
+    return None if move["pause_ms"] is None else duration_text(move["pause_ms"])
 
 
 def _copies(task: Json, *roles: str) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from standfast.ops.client.endpoint import Endpoint, TlsFiles, endpoint_at
 from standfast.ops.shared.error_codes import NotFound
-from standfast.ops.shared.run_file import RunInfo, read_run_file
+from standfast.ops.shared.run_file import RunInfo, read_run_file, run_token
 from standfast.ops.shared.serve_files import read_info
 from standfast.store import errors
 from standfast.store.errors import (
@@ -63,7 +63,7 @@ class Client:
     ) -> Client:
         """The instance that runs on `<state_dir>/<app>`. Raises Unavailable if none does."""
         info = read_run_file(state_path)
-        found = token if token is not None else _own_token(info)
+        found = token if token is not None else _own_token(info, state_path)
         return cls(endpoint_at(info.address, tls), instance=info.instance, timeout_s=timeout_s, token=found)
 
     @classmethod
@@ -142,10 +142,10 @@ class Client:
         return response.status, document
 
 
-def _own_token(info: RunInfo) -> str | None:
-    """The token that a sidecar with tokens leaves in its run directory for users that may read it."""
+def _own_token(info: RunInfo, state_path: Path) -> str | None:
+    """The token that an instance leaves for users that may read it: a sidecar with tokens in its run directory."""
     if not info.run_dir:
-        return None
+        return run_token(state_path)
     try:
         shape = read_info(Path(info.run_dir))
     except (OSError, Unavailable):

@@ -23,10 +23,11 @@ from standfast.ops.client.connect_wire import Broken, Wire
 from standfast.ops.client.endpoint import TlsFiles, endpoint_at
 from standfast.ops.shared.control_stores import shape_of
 from standfast.ops.shared.serve_files import read_info
-from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
+from standfast.store.arguments import checked, checked_call, is_whole, list_problems, path_problems, refuse
 from standfast.store.clock import SystemClock
 from standfast.store.closing import Closing
 from standfast.store.errors import (
+    BadConfig,
     Closed,
     CommitUnknown,
     Fenced,
@@ -47,6 +48,7 @@ PROTOCOL = 1
 Offsets = Mapping[tuple[str, int], int]
 
 
+@checked_call(BadConfig, exact=True)
 def connect(
     run_dir: str | Path,
     *,
@@ -80,6 +82,7 @@ def connect(
     return SidecarClient(Path(run_dir), stores, partitions, token, tls)
 
 
+@checked(InvalidRequest)
 class SidecarTask:
     """One active task, over a connection of its own. Used by one thread at a time, as an embedded task is."""
 
@@ -156,6 +159,7 @@ class SidecarTask:
         self._wire.close()
 
 
+@checked(InvalidRequest)
 class SidecarClient(Closing):
     """A sidecar as a Session: assigns tasks, waits for them and gives them out. Made by `connect`."""
 

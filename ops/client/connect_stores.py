@@ -13,10 +13,12 @@ from typing import Any, Generic, TypeVar
 
 from standfast.ops.client.connect_wire import Argument, Wire
 from standfast.store import serde as serdes
+from standfast.store.arguments import checked
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, InvalidRequest
 from standfast.store.results import PUT_NOT_VALID, ValueAndTimestamp, VersionedRecord, Windowed
 from standfast.store.specs import StoreSpec
+from standfast.store.types.key_ranges import key_spans, number_order
 
 T = TypeVar("T")
 PAGE_ROWS = 1_000  # a whole range in one reply could pass `limits.reply_max`, which cuts the connection off
@@ -71,11 +73,20 @@ class RemoteStore:
     def _iterate(self, rows: Iterator[T]) -> RemoteIterator[T]:
         return RemoteIterator(rows, self.name)
 
+    def _ends(self, key_from: Any, key_to: Any) -> tuple[bytes, bytes, tuple[Argument, ...]]:
+        """Both ends of a range, b"" for an open one, and the option that names the order of numbers."""
+        low = None if key_from is None else self._key(key_from)
+        high = None if key_to is None else self._key(key_to)
+        key_spans(self.spec.key, low, high, store=self.name)  # for its errors, before the iterator is made
+        order: tuple[Argument, ...] = () if number_order(self.spec.key) is None else ("BY", self.spec.key.name)
+        return low or b"", high or b"", order
+
     def _windowed(self, flat: Sequence[Any]) -> Iterator[tuple[Windowed[Any], Any]]:
         for key, start, end, value in zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True):
             yield Windowed(self._read_key(key), start, end), self._read_value(value)
 
 
+@checked(InvalidRequest, "__init__")
 class RemoteKeyValue(RemoteStore):
     """See KeyValueState."""
 
@@ -114,23 +125,24 @@ class RemoteKeyValue(RemoteStore):
         return self._read_value(old)
 
     def range(self, key_from: Any = None, key_to: Any = None, *, reverse: bool = False) -> RemoteIterator[Any]:
-        start = b"" if key_from is None else self._key(key_from)
-        end = b"" if key_to is None else self._key(key_to)
-        return self._iterate(self._pages("SF.RANGE", (start, end), reverse))
+        start, end, order = self._ends(key_from, key_to)
+        return self._iterate(self._pages("SF.RANGE", (start, end), reverse, order))
 
     def prefix_scan(self, prefix: Any, *, reverse: bool = False) -> RemoteIterator[Any]:
         return self._iterate(self._pages("SF.PREFIX", (self._key(prefix),), reverse))
 
     def all(self, reverse: bool = False) -> RemoteIterator[Any]:
-        return self.range(reverse=reverse)
+        return self._iterate(self._pages("SF.RANGE", (b"", b""), reverse))
 
     def approximate_num_entries(self) -> int:
         return int(self._call("SF.COUNT"))
 
-    def _pages(self, command: str, bounds: Sequence[bytes], reverse: bool) -> Iterator[tuple[Any, Any]]:
+    def _pages(
+        self, command: str, bounds: Sequence[bytes], reverse: bool, order: tuple[Argument, ...] = ()
+    ) -> Iterator[tuple[Any, Any]]:
         after: tuple[Argument, ...] = ()
         while True:
-            flat = self._call(command, *bounds, *(("REV",) if reverse else ()), "LIMIT", PAGE_ROWS, *after)
+            flat = self._call(command, *bounds, *_rev(reverse), *order, "LIMIT", PAGE_ROWS, *after)
             for key, value in zip(flat[::2], flat[1::2], strict=True):
                 yield self._read_key(key), self._read_value(value)
             if len(flat) < 2 * PAGE_ROWS:
@@ -141,6 +153,7 @@ class RemoteKeyValue(RemoteStore):
 
 # Below, negative times become 0 and empty ranges are answered here: embedded stores take them, but the words of a
 # command are whole numbers from 0.
+@checked(InvalidRequest, "__init__")
 class RemoteWindow(RemoteStore):
     """See WindowState."""
 
@@ -164,20 +177,22 @@ class RemoteWindow(RemoteStore):
     def fetch_key_range(
         self, key_from: Any, key_to: Any, time_from: int, time_to: int, *, reverse: bool = False
     ) -> RemoteIterator[Any]:
-        low = b"" if key_from is None else self._key(key_from)
-        high = b"" if key_to is None else self._key(key_to)
+        low, high, order = self._ends(key_from, key_to)
         if max(time_from, 0) > time_to:
             return self._iterate(iter(()))
-        flat = self._call("SF.WRANGE", low, high, max(time_from, 0), time_to, *_rev(reverse))
+        flat = self._call("SF.WRANGE", low, high, max(time_from, 0), time_to, *_rev(reverse), *order)
         return self._iterate(self._windowed(flat))
 
     def fetch_all(self, time_from: int, time_to: int, *, reverse: bool = False) -> RemoteIterator[Any]:
-        return self.fetch_key_range(None, None, time_from, time_to, reverse=reverse)
+        if max(time_from, 0) > time_to:
+            return self._iterate(iter(()))
+        return self._iterate(self._windowed(self._call("SF.WALL", max(time_from, 0), time_to, *_rev(reverse))))
 
     def all(self, reverse: bool = False) -> RemoteIterator[Any]:
         return self.fetch_all(0, TIME_MAX_MS, reverse=reverse)
 
 
+@checked(InvalidRequest, "__init__")
 class RemoteSession(RemoteStore):
     """See SessionState."""
 
@@ -205,25 +220,23 @@ class RemoteSession(RemoteStore):
     def find_sessions_key_range(
         self, key_from: Any, key_to: Any, earliest_end: int, latest_start: int, *, reverse: bool = False
     ) -> RemoteIterator[Any]:
-        low = b"" if key_from is None else self._key(key_from)
-        high = b"" if key_to is None else self._key(key_to)
+        low, high, order = self._ends(key_from, key_to)
         if latest_start < 0:
             return self._iterate(iter(()))
-        flat = self._call("SF.SRANGE", low, high, max(earliest_end, 0), latest_start, *_rev(reverse))
+        flat = self._call("SF.SRANGE", low, high, max(earliest_end, 0), latest_start, *_rev(reverse), *order)
         return self._iterate(self._windowed(flat))
 
     def fetch(self, key: Any, *, reverse: bool = False) -> RemoteIterator[Any]:
         return self._iterate(self._windowed(self._call("SF.SFETCH", self._key(key), *_rev(reverse))))
 
     def fetch_key_range(self, key_from: Any, key_to: Any, *, reverse: bool = False) -> RemoteIterator[Any]:
-        low = b"" if key_from is None else self._key(key_from)
-        high = b"" if key_to is None else self._key(key_to)
-        return self._iterate(self._windowed(self._call("SF.SALL", low, high, *_rev(reverse))))
+        return self.find_sessions_key_range(key_from, key_to, 0, TIME_MAX_MS, reverse=reverse)
 
     def all(self, reverse: bool = False) -> RemoteIterator[Any]:
-        return self.fetch_key_range(None, None, reverse=reverse)
+        return self._iterate(self._windowed(self._call("SF.SALL", *_rev(reverse))))
 
 
+@checked(InvalidRequest, "__init__")
 class RemoteVersioned(RemoteStore):
     """See VersionedState; only `delete` writes a tombstone."""
 

@@ -8,16 +8,16 @@ checked: against the authorities given, else against the machine's own.
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
-import stat
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from standfast.ops.shared.secret_file import secret_bytes
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.names import printable
 
 TOKEN_BYTES_MAX = 16_384
 _NO_PASSWORD = b""  # without a password OpenSSL would ask for one on the terminal
@@ -52,7 +52,7 @@ class TlsFiles:
                 made.load_cert_chain(self.certificate, self.key, _NO_PASSWORD)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
-            files = ", ".join(str(path) for path in (self.ca, self.certificate, self.key) if path is not None)
+            files = ", ".join(printable(path) for path in (self.ca, self.certificate, self.key) if path is not None)
             raise BadConfig([f"TLS files cannot be used ({reason}): {files}"]) from error
         return made
 
@@ -126,17 +126,9 @@ def endpoint_at(address: str, tls: TlsFiles | None = None) -> Endpoint:
 
 def token_of(path: Path) -> str:
     """The token in a file that other users cannot read. Raises BadConfig, which does not repeat the token."""
-    try:
-        with path.open("rb") as file:
-            # Of the open file, not of the path, which may name another file by now.
-            mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(TOKEN_BYTES_MAX + 1)
-    except OSError as error:
-        raise BadConfig([f"{path}: cannot be read: {error.strerror or error}"]) from error
-    if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise BadConfig([f"{path}: other users can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
+    raw = secret_bytes(path, TOKEN_BYTES_MAX)
     text = raw.strip()  # editors end a file with a line break
     # The token goes into a header, which a control character could end.
     if not text or len(text) > TOKEN_BYTES_MAX or not text.isascii() or not text.decode().isprintable():
-        raise BadConfig([f"{path}: holds no token: the file must hold one line of text"])
+        raise BadConfig([f"{printable(path)}: holds no token: the file must hold one line of text"])
     return text.decode()

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from standfast.store.names import printable
+
 ENV_PREFIX = "STANDFAST_"
 FILE_BYTES_MAX = 256 << 10
 LINE_CHARS_MAX = 4 << 10  # the TOML reader's time grows with the square of a name's length
@@ -49,9 +51,9 @@ def from_file(path: Path | None, env: Mapping[str, str], problems: list[str]) ->
     if read is None:
         return
     content, text = read
-    lines = _lines(text)
+    lines, shown = _lines(text), printable(path)
     for name, value in _leaves(content, ()):
-        where = f"{path}:{_line(lines, name)}"
+        where = f"{shown}:{_line(lines, name)}"
         missing: list[str] = []
         filled = _filled(value, env, missing)
         if missing:
@@ -78,27 +80,28 @@ def from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
 
 
 def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:
+    shown = printable(path)
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)  # a device such as /dev/zero has no end
         if len(raw) > FILE_BYTES_MAX:
-            problems.append(f"{path}: larger than {FILE_BYTES_MAX >> 10} KiB, the limit of a settings file")
+            problems.append(f"{shown}: larger than {FILE_BYTES_MAX >> 10} KiB, the limit of a settings file")
             return None
         text = raw.decode()
         long = next((at for at, line in enumerate(text.split("\n"), 1) if len(line) > LINE_CHARS_MAX), None)
         if long is not None:
-            problems.append(f"{path}:{long}: longer than {LINE_CHARS_MAX} characters, the limit of a line")
+            problems.append(f"{shown}:{long}: longer than {LINE_CHARS_MAX} characters, the limit of a line")
             return None
         return tomllib.loads(text), text
     except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror or error}")
+        problems.append(f"{shown}: cannot be read: {error.strerror or error}")
     except UnicodeDecodeError as error:
-        problems.append(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}")
+        problems.append(f"{shown}: not UTF-8 text: {error.reason} at byte {error.start}")
     except RecursionError:
-        problems.append(f"{path}: nested deeper than any setting")
+        problems.append(f"{shown}: nested deeper than any setting")
     except ValueError as error:  # TOMLDecodeError, and a plain ValueError for numbers and dates out of range
         line = _TOML_LINE.search(str(error))
-        where = f"{path}:{line[1]}" if line else str(path)
+        where = f"{shown}:{line[1]}" if line else shown
         problems.append(f"{where}: not TOML: {_TOML_LINE.sub('', str(error)).strip()}")
     return None
 

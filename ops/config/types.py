@@ -255,9 +255,11 @@ class LimitsSection:
     reply_max_bytes: int = shown(
         32 << 20, at_least(SIZE, "1KiB"), "unread replies of one client; more closes its connection"
     )
-    # Twenty clients that read nothing took 1.1 GB, each within its own limit.
+    # Twenty clients that read nothing took 1.1 GB, and forty with open MULTIs 736 MB, each within its own limit.
     replies_max_bytes: int = shown(
-        256 << 20, at_least(SIZE, "64KiB"), "unread replies of all clients; more closes the connection with the most"
+        256 << 20,
+        at_least(SIZE, "64KiB"),
+        "MULTIs, requests and unread replies of all clients; beyond, MULTIs are refused and the most unread is closed",
     )
     uncommitted_max_bytes: int = shown(
         64 << 20, at_least(SIZE, "64KiB"), "writes of one task that are not committed yet"

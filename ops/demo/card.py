@@ -15,6 +15,7 @@ from standfast.ops.demo.result import DemoResult, left_out, removal_line
 from standfast.ops.shared.extras import install
 from standfast.ops.shared.output import WIDE
 from standfast.ops.shared.table import wrap
+from standfast.store.timestamps import duration_text
 
 WIDTH_MAX, TEXT_AT = 96, 16
 
@@ -75,7 +76,7 @@ def _course(result: DemoResult) -> list[tuple[str, str]]:
         (
             "C joins",
             f"{joined.tasks} of {TASKS} tasks by warm hand-overs within {joined.took_ms / 1_000:.2f} s; "
-            f"a task was processed nowhere for {joined.longest_pause_ms} ms at most",
+            f"a task was processed nowhere for {duration_text(joined.longest_pause_ms)} at most",
         ),
         (
             "kill -9 A",
@@ -93,7 +94,11 @@ def _course(result: DemoResult) -> list[tuple[str, str]]:
             f"{takeover.standby_replayed:,} changes replayed before, {takeover.tail_replayed:,} behind the gate",
         ),
         ("processed", ", ".join(f"{count:,} by {name.upper()}" for name, count in result.processed.items())),
-        ("gate", f"{takeover.gate_waits} wait{'s' * (takeover.gate_waits != 1)}, {takeover.gate_wait_ms} ms in all"),
+        (
+            "gate",
+            f"{takeover.gate_waits} wait{'s' * (takeover.gate_waits != 1)}, "
+            f"{duration_text(takeover.gate_wait_ms)} in all",
+        ),
         (
             "windows",
             f"an hour closes {_days(fed.grace_ms)} after its end (grace), {board.late_windows} late; "

@@ -25,6 +25,7 @@ from standfast.ops.demo.result import Metrics, ScaleOut, TakeOver
 from standfast.ops.demo.shares import has_all, is_shared, is_whole, pauses, times
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
+from standfast.store.timestamps import duration_text
 
 STALL_MS_MAX = 30_000
 SLICE_PARTS = 80
@@ -112,9 +113,10 @@ class Course:
         moved = self.last["c"].tasks("active")
         took_ms = max(times("running", moved, self._now("c"), began_ms)) - began_ms
         self.scale_out = ScaleOut(len(moved), took_ms, max(pauses(self.last["c"], self._now("a", "b"))))
+        pause = duration_text(self.scale_out.longest_pause_ms)
         self.display.event(
             f"C (pid {c.pid}) joined and took {len(moved)} of {TASKS} tasks by warm hand-overs within "
-            f"{took_ms / 1_000:.2f} s; a task was processed nowhere for {self.scale_out.longest_pause_ms} ms at most"
+            f"{took_ms / 1_000:.2f} s; a task was processed nowhere for {pause} at most"
         )
 
     def _kill(self) -> int:

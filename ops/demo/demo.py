@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from standfast.ops.scenarios.stage import SCENARIOS
+from standfast.ops.shared.streams import say
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -137,13 +139,15 @@ def play_scenario(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; returns the exit code. Raises StandfastError for an error that the caller must fix."""
-    try:
-        from standfast.ops.demo.run import run_demo
+    from standfast.ops.demo.run import run_demo
 
+    try:
         with _terminated(), _folder(arguments.dir) as folder:
             result = run_demo(arguments, folder)
+            if result.kept_in is None:
+                shutil.rmtree(folder, ignore_errors=True)
     except KeyboardInterrupt:
-        print("demo stopped, with all of its processes", file=sys.stderr)
+        say("demo stopped, with all of its processes")
         return EXIT_INTERRUPTED
     return report(result, as_json=arguments.json)
 
@@ -161,15 +165,25 @@ def report(result: DemoResult, *, as_json: bool) -> int:
 
 @contextmanager
 def _folder(given: Path | None) -> Iterator[Path]:
-    """The folder to work in: the given one, which is kept, or one that goes away afterwards."""
-    if given is None:
-        with tempfile.TemporaryDirectory(prefix="standfast-demo-") as name:
-            yield Path(name)
+    """The folder to work in: the given one, or one that goes away if the demo is stopped, and stays if it fails."""
+    if given is not None:
+        if given.exists() and (not given.is_dir() or any(given.iterdir())):
+            raise InvalidRequest(f"--dir {given} is not an empty folder: give one that is empty or does not exist yet")
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.absolute()
         return
-    if given.exists() and (not given.is_dir() or any(given.iterdir())):
-        raise InvalidRequest(f"--dir {given} is not an empty folder: give one that is empty or does not exist yet")
-    given.mkdir(parents=True, exist_ok=True)
-    yield given.absolute()
+    made = Path(tempfile.mkdtemp(prefix="standfast-demo-"))
+    try:
+        yield made
+    except Exception:
+        if any(made.iterdir()):
+            say(f"note: logs and state of the demo are kept in {made}")
+        else:
+            made.rmdir()
+        raise
+    except BaseException:  # stopped by a person
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 @contextmanager

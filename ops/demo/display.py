@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -36,8 +36,8 @@ class Numbers:
 class Display(Progress):
     """Display of the demo, and of the steps of its run of Spark.
 
-    On a terminal the live board and five bars stay at the bottom, events scroll above them; anywhere else events are
-    lines, and of the live board there is one at each quarter of the flights.
+    On a terminal the live board and four bars stay at the bottom, with a fifth once Spark runs, and events scroll above
+    them; anywhere else events are lines, and of the live board there is one at each quarter of the flights.
     """
 
     def __init__(self, console: Console) -> None:
@@ -53,14 +53,9 @@ class Display(Progress):
             transient=True,
             disable=not self._moves,
         )
-        names = {
-            "fed": "flights fed",
-            "a": "A  active",
-            "b": "B  active",
-            "c": "C  active",
-            "spark": "Spark",
-        }
-        self._bars = {name: self.add_task(text, total=None, count="", start=False) for name, text in names.items()}
+        self._bars: dict[str, TaskID] = {}
+        for name, text in (("fed", "flights fed"), ("a", "A  active"), ("b", "B  active"), ("c", "C  active")):
+            self._add(name, text)
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """The picture on a terminal; see Progress."""
@@ -102,12 +97,17 @@ class Display(Progress):
     def at(self, part: float, what: str = "") -> None:
         """See `standfast.restore.spark.pipeline.Steps`."""
         self._part, self._what = part, what or self._what
-        self.start_task(self._bars["spark"])
+        if "spark" not in self._bars:  # many machines have no Spark
+            self._add("spark", "Spark")
+            self.start_task(self._bars["spark"])
         self.update(self._bars["spark"], completed=part, total=1.0, count=f"{part:.0%}")
 
     def note(self, text: str) -> None:
         """See `standfast.restore.spark.pipeline.Steps`."""
         self.event(text)
+
+    def _add(self, name: str, text: str) -> None:
+        self._bars[name] = self.add_task(text, total=None, count="", start=False)
 
     def _move(self, name: str, done: int, total: int) -> None:
         bar = self._bars[name]

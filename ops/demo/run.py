@@ -40,18 +40,18 @@ RETENTION_MS = {"sample": 7 * DAY_MS, "full": 30 * DAY_MS}
 
 def run_demo(arguments: argparse.Namespace, folder: Path) -> DemoResult:
     """Run the demo of the command's arguments in `folder`. Raises StandfastError."""
-    data, clock, kept = read_flights(arguments.data, arguments.limit), SystemClock(), arguments.dir is not None
+    data, clock = read_flights(arguments.data, arguments.limit), SystemClock()
     with (
         _own_stderr() as stderr,
         Display(Console(file=stderr, highlight=False)) as display,
         place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
         left_behind(used),
     ):
-        result = replace(_run(arguments, folder, data, used, display, clock), kept_in=str(folder) if kept else None)
-        # After a problem, topics stay for a look; with a folder that is kept, too.
-        if used.shared and not kept and not result.problems:
-            return replace(result, log=remove_own(used, display, clock))
-        return result
+        result = _run(arguments, folder, data, used, display, clock)
+        # After a problem, folder and topics stay for a look.
+        if arguments.dir is not None or result.problems:
+            return replace(result, kept_in=str(folder))
+        return replace(result, log=remove_own(used, display, clock)) if used.shared else result
 
 
 def _run(
@@ -142,5 +142,6 @@ def _own_stderr() -> Iterator[TextIO]:
     if not sys.stderr.isatty():
         yield sys.stderr
         return
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, buffering=1) as own:
+    encoding, errors = sys.stderr.encoding, sys.stderr.errors
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding=encoding, errors=errors) as own:
         yield own

@@ -25,6 +25,7 @@ from standfast.restore.plan import TIME_AHEAD, Plan, Refuse, Reinitialise, local
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, StandfastError
 from standfast.store.task.commit_record import Position
+from standfast.store.timestamps import duration_text
 
 PARTITIONS_MAX = 5  # that a finding lists
 OPEN_MS, LOOK_MS = 2_000, 100  # a transaction that lasts no longer is a commit of a live owner
@@ -155,7 +156,8 @@ def _open(need: Changelog, hidden: Sequence[str]) -> Finding:
         "transaction-open",
         "error",
         need.where,
-        f"holds a transaction that did not end within {OPEN_MS} ms ({'; '.join(hidden[:PARTITIONS_MAX])}{more})",
+        f"holds a transaction that did not end within {duration_text(OPEN_MS)} "
+        f"({'; '.join(hidden[:PARTITIONS_MAX])}{more})",
         "no reader gets the records from there on, those of later commits neither: standbys stay behind them, and a "
         "task is not opened by an instance that lacks their rows",
         "look again, since a commit of a running instance may take so long, and a transaction of another client ends "

@@ -11,7 +11,7 @@ only. Keys and values never go into a log.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -29,7 +29,7 @@ from standfast.ops.observe.reads import (
 )
 from standfast.ops.shared.error_codes import NotActive, NotAssigned, NotFound
 from standfast.ops.shared.text import parse_key_format
-from standfast.store.errors import InvalidRequest, UnknownStore
+from standfast.store.errors import Closed, InvalidRequest, NotReady, UnknownStore
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.session import Session
@@ -63,10 +63,17 @@ class Rows:
         values = _parameters(query, _ALLOWED[verb] | _ALWAYS)
         request = _request(verb, name, values)
         request = replace(request, limit=min(request.limit, rows_max))
-        found = self._parts(request, stale=_flag(values, "stale") or self._session.read_only)
-        answer = read(found, request, bytes_max)
+        try:
+            found = self._parts(request, stale=_flag(values, "stale") or self._session.read_only)
+            answer = read(found, request, bytes_max)
+        except Closed as error:
+            self._session.all_tasks()  # raises Closed if it is the session that is closed
+            raise NotReady(
+                f"a partition of store {name!r} left this instance, or was opened again, while its rows were read: ask "
+                "again, or ask another instance"
+            ) from error
         if verb == "get" and not answer.rows:
-            raise NotFound(f"store {name!r} has no row of this key in the partitions read here")
+            raise NotFound(f"store {name!r} has no row of this key in the partitions read here{self._unread(found)}")
         return document(self._session.app, request, found, answer)
 
     def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
@@ -102,12 +109,25 @@ class Rows:
             raise NotAssigned(str(error)) from error
         return live_part(view.store, partition, view.role, view.lag_records)
 
+    def _unread(self, found: list[Part]) -> str:
+        """The standbys here that were not read: the key's row may be at their active instances."""
+        read_here = {part.partition for part in found}
+        left = {one.partition for one, task in self._session.all_tasks().items() if _is_standby(task)} - read_here
+        return unread(left)
+
     def _spec(self, name: str) -> StoreSpec:
         for spec in self._session.specs:
             if spec.name == name:
                 return spec
         known = [spec.name for spec in self._session.specs]
         raise UnknownStore(f"no store {name!r}{nearest(name, known)}")
+
+
+def unread(standbys: Collection[int]) -> str:
+    """The end of an error about an absent row: partitions that stand by here, where the row may be at the active."""
+    return f"; not read: the standbys of partitions {few(sorted(standbys))}, ask their active instances" * bool(
+        standbys
+    )
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -1,51 +1,35 @@
 """The HTTP server of a session: a thread with an event loop, and the info file that names its port.
 
-    client ──> [ at most 32 connections and requests ] ──> application ──> session (its own lock, committed rows)
+    client ──> [ at most 32 connections and requests ] ──> guard ──> application ──> session (own lock, committed rows)
 
-Rules of this file: the socket, the thread, limits and the info file. It can be imported without the extra `serve`; only
-an open server needs it. Beyond loopback only with `allow_remote`. Requests are not logged: their paths hold keys.
+Rules of this file: the thread, limits and the info file; the door decides the rights of callers. It can be imported
+without the extra `serve`; only an open server needs it. Requests are not logged: their paths hold keys.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from standfast._version import __version__
-from standfast.ops.shared.extras import SERVE, require
-from standfast.ops.shared.loopback import is_loopback
+from standfast.ops.http.door import Door
 from standfast.ops.shared.run_file import RunInfo, remove_run_file, write_run_file
-from standfast.ops.shared.serve_files import listen_tcp
 from standfast.store.closing import Closing
-from standfast.store.errors import BadConfig
+from standfast.stream.http_port import LOOPBACK
 from standfast.stream.session.session import Session
 
-LOOPBACK = "127.0.0.1"
-
-
-def listen(port: int, host: str = LOOPBACK, *, allow_remote: bool = False) -> socket.socket:
-    """A listening socket for a server; `port` 0 takes a free one.
-
-    Raises Held if the port is taken, BadConfig without the extra `serve`, or for a host beyond loopback without
-    `allow_remote`: the server has no password and no encryption.
-    """
-    require("serve", *SERVE)
-    if not allow_remote and not is_loopback(host):
-        raise BadConfig(
-            [
-                f"host {host!r} is reachable from other machines, and this server has no password: use {LOOPBACK}, or "
-                "pass allow_remote=True where the network is your own"
-            ]
-        )
-    return listen_tcp(host, port)
+RELOAD_S = 20.0
 
 
 class OpsServer(Closing):
-    """Serves a session until closed, at `port` of `host` or at a socket of `listen`, which it then owns.
+    """Serves a session until closed, at `port` of `host`, or at a `door`, which it then owns.
 
-    Raises the errors of `listen`.
+    On loopback it gives rows to the user of this process and to root. `token_file`: a file of mode 0600 with a token
+    for others; beyond loopback (`allow_remote`) all but health and metrics needs it. `tls`: as `http_tls` of a session.
+    Raises the errors of `Door`.
     """
 
     def __init__(
@@ -55,31 +39,36 @@ class OpsServer(Closing):
         host: str = LOOPBACK,
         *,
         allow_remote: bool = False,
-        listening: socket.socket | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls: Mapping[str, Any] | None = None,
+        door: Door | None = None,
     ) -> None:
-        self._socket = listening or listen(port, host, allow_remote=allow_remote)
-        self.host = host
-        self.port = int(self._socket.getsockname()[1])
+        self._door = door or Door(port, host, token_file=token_file, tls=tls, allow_remote=allow_remote)
+        self.host, self.port = self._door.host, self._door.port
         self._state_path = session.state_path
         self._info = RunInfo(
-            session.app, session.instance_id, os.getpid(), host, self.port, session.clock.wall_ms(), __version__
+            *(session.app, session.instance_id, os.getpid(), self.host, self.port, session.clock.wall_ms()),
+            __version__,
+            self._door.scheme,
         )
-        # Imported after `listen` has named a missing extra: the module needs Starlette and uvicorn.
+        # Imported after the door has named a missing extra: the module needs Starlette and uvicorn.
         from standfast.ops.http.session import session_server
 
-        self._server = session_server(session, check_host=not allow_remote)
+        # For the user's own tools, also where the kernel does not know the user of a connection.
+        token = self._door.tokens.issue()
+        self._server = session_server(session, self._door)
         self._thread = threading.Thread(target=self._run, name="standfast-http", daemon=True)
         self._thread.start()
         self._closed = False
         try:
-            write_run_file(self._state_path, self._info)
+            write_run_file(self._state_path, self._info, token)
         except BaseException:
             self.close()
             raise
 
     @property
     def address(self) -> str:
-        """`http://host:port`."""
+        """`http://host:port`, or https."""
         return self._info.address
 
     def close(self) -> None:
@@ -93,4 +82,16 @@ class OpsServer(Closing):
         self._thread.join()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve([self._socket]))
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        renewing = asyncio.create_task(self._renew())
+        try:
+            await self._server.serve([self._door.socket])
+        finally:
+            renewing.cancel()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            self._door.reload()

@@ -32,6 +32,7 @@ from standfast.ops.http.application import (
     status,
     tasks,
 )
+from standfast.ops.http.door import Door
 from standfast.ops.http.protocol import timed
 from standfast.ops.http.rows import ROW_PATHS, Rows
 from standfast.ops.observe.health import Facts, Health, of_session, startup
@@ -39,9 +40,11 @@ from standfast.ops.observe.metrics import SessionMetrics
 from standfast.ops.observe.placement import move_events
 from standfast.ops.observe.status import not_ready_reasons, status_document
 from standfast.ops.page.page import OpsPage
+from standfast.ops.security.audit import Audit
+from standfast.ops.security.http_guard import Guard
+from standfast.ops.security.tls import guarded
 from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.in_thread import in_thread
-from standfast.ops.shared.loopback import is_loopback
 from standfast.store.errors import StandfastError
 from standfast.stream.session.session import Session
 
@@ -98,49 +101,45 @@ class SessionInstance:
         return status | {"version": __version__} | events
 
 
-def session_server(session: Session, *, check_host: bool) -> HttpServer:
-    """A server of a session, to be run on a loop. `check_host`: answer only requests whose Host is a loopback name."""
+def session_server(session: Session, door: Door) -> HttpServer:
+    """A server of a session behind its door's guard, to be run on a loop."""
     instance = SessionInstance(session)
     page = OpsPage(instance.page_status)
     routes = [Route(path, answering(partial(handler, instance)), methods=["GET"]) for path, handler in PATHS.items()]
     app = application(instance, [*routes, *page.routes], health_as_json=True, help=HELP)
+    guard = Guard(
+        _short(bounded(app, CONNECTIONS_MAX, "", beside=HEALTH)), door.rules(), door.tokens, Audit(session.clock)
+    )
+    protocol = timed(REQUEST_S, connections_max=CONNECTIONS_MAX)
     settings = uvicorn.Config(
-        named(_checked(bounded(app, CONNECTIONS_MAX, "", beside=HEALTH), check_host=check_host), session.instance_id),
-        http=timed(REQUEST_S, connections_max=CONNECTIONS_MAX),
+        named(guard, session.instance_id),
+        http=protocol if door.tls is None else guarded(protocol, door.tls),
         ws="none",
         lifespan="off",
         log_config=None,  # uvicorn's own configuration would replace the handlers of its loggers
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=False,  # else a header could name another user's end of the connection
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         timeout_graceful_shutdown=1,  # a request may wait for the session's lock; the close does not wait for it longer
     )
+    settings.load()
+    if door.tls is not None:
+        settings.ssl = door.tls.context
     server = HttpServer(settings)
     server.ending = page.close
     return server
 
 
-def _checked(app: App, *, check_host: bool) -> App:
-    """Reject long paths, and requests of a web page whose site points its own name at 127.0.0.1 (DNS rebinding)."""
+def _short(app: App) -> App:
+    """Reject long paths."""
 
     async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
-        if len(scope["raw_path"]) + len(scope["query_string"]) > URL_BYTES_MAX:
-            refused = 414, "BadRequest", f"the path is longer than {URL_BYTES_MAX} bytes"
-        elif check_host and not all(map(_is_ours, scope["headers"])):
-            refused = 403, "Forbidden", "the Host header names another machine: use 127.0.0.1 or localhost"
-        else:
+        if len(scope["raw_path"]) + len(scope["query_string"]) <= URL_BYTES_MAX:
             await app(scope, receive, send)
             return
-        status, name, message = refused
-        document = {"schema": ERROR_SCHEMA, "error": name, "reason": BAD_REQUEST.name, "message": message}
-        await answer(status, document)(scope, receive, send)
+        message = f"the path is longer than {URL_BYTES_MAX} bytes"
+        document = {"schema": ERROR_SCHEMA, "error": "BadRequest", "reason": BAD_REQUEST.name, "message": message}
+        await answer(414, document)(scope, receive, send)
 
     return wrapped
-
-
-def _is_ours(header: tuple[bytes, bytes]) -> bool:
-    name, value = header
-    host = value.decode("latin-1")  # any byte decodes, so a strange header is refused and no error
-    bare = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
-    return name != b"host" or is_loopback(bare)

@@ -1,7 +1,8 @@
 """Reads of any store's rows as JSON values, for a live instance and for files at rest.
 
     get     key-value, versioned (as_of)        the row of a key
-    scan    every kind                          rows in raw key order, by key range or prefix
+    scan    every kind                          rows in raw key order, all or by prefix; by key range, where numbers
+                                                are in their own order
     fetch   window: starts from..to             session: sessions that touch from..to
             versioned: versions valid in from..to
 
@@ -29,6 +30,7 @@ from standfast.store.errors import InvalidRequest, TooLarge
 from standfast.store.rows import StoreRows
 from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
+from standfast.store.types.key_ranges import raw_keys
 from standfast.store.types.kinds import open_store
 from standfast.store.types.typed import TypedStore
 
@@ -99,7 +101,7 @@ def live_part(store: TypedStore[Any, Any, Any], partition: int, role: str, lag_r
 
 
 def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYTES_MAX) -> Answer:
-    """Rows of all parts in turn, each in raw key order. Closes the parts' scans."""
+    """Rows of all parts in turn, each in order. Closes the parts' scans."""
     total = 0
     rows: list[JsonRow] = []
     begin, place = parse_place(request.after) if request.after is not None else (-1, 0)
@@ -162,7 +164,9 @@ def _place(partition: int, place: bytes | int) -> str:
 
 def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
     """Rows after the given place: after a key, or after a number of rows."""
-    ops, spec = _checked_ops(part, request), replace(part.spec, key=serdes.bytes, value=serdes.bytes)
+    ops = _checked_ops(part, request)
+    ranged = request.key_from is not None or request.key_to is not None
+    spec = replace(part.spec, key=raw_keys(part.spec.key) if ranged else serdes.bytes, value=serdes.bytes)
     by_key, stamped = spec.traits.by_key, spec.traits.by_key and spec.timestamped
     key, low, high = (_key(part, request, text) for text in (request.key, request.key_from, request.key_to))
     prefix = None if request.prefix is None else _bounded(part, prefix_to_raw(request.prefix, request.key_format))

@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from standfast.store.timestamps import duration_text, seconds_text
+
 Json = Mapping[str, Any]
 Level = Literal["ok", "busy", "warn", "bad"]
 LAG_HIGH = 10_000  # the bound of the alert StandfastStandbyLagHigh
+REASONED = frozenset({"NOT READY", "DEGRADED"})  # words whose text is the first reasons; commands list all of them
 DISK_LOW = 0.1  # the bound of the alert StandfastDiskSpaceLow
 
 
@@ -50,13 +53,14 @@ def verdict(status: Json) -> Verdict:
         if status.get("log_error"):
             return Verdict("NOT READY", "bad", status["log_error"])
         return Verdict("NOT READY", "bad", "; ".join(status["missing"][:3]) or "see /readyz?verbose")
-    why = list(_degraded(status))
+    why = list(degraded(status))
     if why:
         return Verdict("DEGRADED", "warn", "; ".join(why[:3]))
     return Verdict("READY", "ok", f"{len(active)} active, {len(tasks) - len(active)} standby" if tasks else "no tasks")
 
 
-def _degraded(status: Json) -> Iterable[str]:
+def degraded(status: Json) -> Iterable[str]:
+    """Each condition that is worth a look, ready or not."""
     yield from status.get("health", {}).get("degraded", ())
     if status.get("standbys_missing"):
         yield f"no live instance can hold {status['standbys_missing']} standbys"
@@ -68,7 +72,7 @@ def _degraded(status: Json) -> Iterable[str]:
     # The lock's holder explains the log's error, so only one of the two is named.
     lock = status.get("log_lock")
     if lock:
-        yield f"process {lock['pid']} has kept all others from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
+        yield f"process {lock['pid']} has kept all others from writing to the log for {duration_text(lock['held_ms'])}"
     elif status.get("log_error"):
         yield f"the log: {status['log_error']}"
     disk = status.get("disk")
@@ -126,13 +130,7 @@ def size(number: int) -> str:
 
 def duration(seconds: float | None) -> str:
     """`38 s`, `4 min`, `2.0 h`, `7 d`."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 90:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 172_800:
-        return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
-    return f"{seconds / 86_400:.1f}".removesuffix(".0") + " d"
+    return "unknown" if seconds is None else seconds_text(seconds)
 
 
 def _some(what: str, names: list[str]) -> str:

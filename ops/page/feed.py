@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,12 +81,12 @@ class Feed:
         self._ticker: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
-    async def html(self, *, actions: bool = False) -> str | None:
-        """The whole page, None if the feed closes meanwhile; `actions` adds buttons."""
+    async def html(self, *, actions: bool = False, stores: Collection[str] = ()) -> str | None:
+        """The whole page, None if the feed closes meanwhile; `actions` adds buttons, `stores` can be looked up."""
         page = await self.page_unless_closed()
         if page is None:
             return None
-        return document(self._status, page, self._clock.wall_ms(), seen=self._seen, actions=actions)
+        return document(self._status, page, self._clock.wall_ms(), seen=self._seen, actions=actions, stores=stores)
 
     async def page_unless_closed(self) -> Page | None:
         """The current page; None if the feed closes before it is read, which may take as long as the status takes."""

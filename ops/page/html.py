@@ -9,7 +9,7 @@ since names may hold any text. The page itself contains no script and no style.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from standfast.ops.page.model import (
     ago,
     clock_text,
     count,
+    fact,
     facts,
     log_share,
     per_second,
@@ -206,12 +207,18 @@ def template(name: str, **values: Any) -> str:
     return templates().get_template(name).render(values)
 
 
-def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: bool = False) -> str:
-    """The whole page; `seen` names it, so that a stream need not send it again. `actions`: with buttons."""
+def document(
+    status: Json, page: Page, now_ms: int, seen: str = "", *, actions: bool = False, stores: Collection[str] = ()
+) -> str:
+    """The whole page; `seen` names it, so that a stream need not send it again. `actions`: with buttons.
+
+    `stores`: those whose rows can be looked up, where the status has no `peek` for all of them.
+    """
     shown = [spec for spec in TABLES if spec.name in page.tables]
     shown = [spec for spec in shown if spec.name not in OPTIONAL or page.tables[spec.name]]
     values = {"status": status, "page": page, "specs": shown, "now_ms": now_ms, "seen": seen, "actions": actions}
-    values["lookups"] = lookups(status) if status.get("peek") else {}
+    found = lookups(status)
+    values["lookups"] = {name: found[name] for name in found if status.get("peek") or name in stores}
     return template("page.html", title=page.title, up="", **values)
 
 
@@ -306,6 +313,7 @@ def templates() -> Environment:
         "clock": clock_text,
         "count": count,
         "duration": duration,
+        "fact": fact,
         "per_second": per_second,
         "points": points,
         "promotable": promotable,

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from standfast.ops.observe.verdict import Json, duration, size, stores_of
 from standfast.ops.page.history import History
+from standfast.store.timestamps import duration_text
 
 RISK = 0.1  # this bound and the next are those of the alert StandfastRetentionRisk
 RISK_RECORDS = 1_000
@@ -210,6 +211,13 @@ def ago(passed_ms: int) -> str:
         minutes = seconds // 60
         return f"{minutes if minutes < 5 else minutes // 5 * 5} min ago"
     return f"{seconds // 3_600} h ago" if seconds < 172_800 else f"{seconds // 86_400} d ago"
+
+
+def fact(name: str, value: Any) -> str:
+    """A field of an event: `pause 36 min` for milliseconds of a duration, else its name and value."""
+    if name.endswith("_ms") and not name.endswith("at_ms") and isinstance(value, int):
+        return f"{name.removesuffix('_ms')} {duration_text(value)}"
+    return f"{name} {value}"
 
 
 def clock_text(at_ms: int | None) -> str:

@@ -8,7 +8,7 @@
 
 Rules of this file: routes and headers. It only reads, and no answer but a peek holds a key or a value. The page may
 load nothing from other hosts and may not be put into a frame. Its buttons are calls of /v1, which the guard judges as
-any other; a client without the right to make them is shown none.
+any other; a client without the right to make them is shown none, nor links to rows that it may not read.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ HEADERS = {
 
 
 Acts = Callable[[Scope], bool]  # whether the client of a request is shown buttons
+Reads = Callable[[Scope], frozenset[str] | None]  # the stores whose rows it may read; None: all
 
 
 class OpsPage:
     """The page over a status; `status` is called in a thread and may raise errors of the library.
 
     `peek` looks at the newest records of a changelog; `acts` decides whether a client is shown buttons for calls of
-    /v1.
+    /v1, `reads` whether it is shown ways to rows.
     """
 
     def __init__(
@@ -65,17 +66,21 @@ class OpsPage:
         streams_max: int = STREAMS_MAX,
         peek: Look | None = None,
         acts: Acts = lambda scope: False,
+        reads: Reads = lambda scope: None,
     ) -> None:
         self._acts = acts
-        if peek is not None:
-            read, status = status, lambda: {**read(), "peek": True}
-        self.feed = Feed(status, clock or SystemClock(), streams_max)
+        self._reads = reads
+        self._peeks = peek is not None
+        clock = clock or SystemClock()
+        # A reading is the same for all of its readers, so those without a right to all rows have one without links.
+        self._plain = Feed(status, clock, streams_max)
+        self.feed = Feed(lambda: {**status(), "peek": True}, clock, streams_max) if self._peeks else self._plain
         # Read once: a request must not wait for the disk on the event loop.
         self._files = {name: (DATA / name).read_bytes() for name in FILES}
         self.routes: list[Route] = [
             Route("/", self._page, methods=["GET"]),
             Route("/page.json", self._json, methods=["GET"]),  # for polling, where a proxy lets no stream through
-            Route("/page-events", _Events(self.feed)),
+            Route("/page-events", _Events(self._feed_of)),
             *(Route(f"/{name}", self._file, methods=["GET"]) for name in FILES),
         ]
         if peek is not None:
@@ -84,15 +89,21 @@ class OpsPage:
     def close(self) -> None:
         """End the streams when the server stops, and answer the requests that wait for a reading."""
         self.feed.close()
+        self._plain.close()
+
+    def _feed_of(self, scope: Scope) -> Feed:
+        return self.feed if self._reads(scope) is None else self._plain
 
     async def _page(self, request: Request) -> Response:
-        html = await self.feed.html(actions=self._acts(request.scope))
+        scope = request.scope
+        stores = (self._reads(scope) or frozenset()) if self._peeks else frozenset()
+        html = await self._feed_of(scope).html(actions=self._acts(scope), stores=stores)
         if html is None:
             return _closing()
         return Response(html, headers=HEADERS, media_type="text/html; charset=utf-8")
 
     async def _json(self, request: Request) -> Response:
-        page = await self.feed.page_unless_closed()
+        page = await self._feed_of(request.scope).page_unless_closed()
         if page is None:
             return _closing()
         return Response(json.dumps(whole(page)), headers=HEADERS, media_type="application/json")
@@ -105,22 +116,23 @@ class OpsPage:
 class _Events:
     """The stream, as a plain ASGI endpoint: a reader that takes nothing for SEND_S_MAX is cut off."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, feed_of: Callable[[Scope], Feed]) -> None:
+        self._feed_of = feed_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD"):
             await Response("this only reads", 405, {**HEADERS, "Allow": "GET"})(scope, receive, send)
             return
         seen = scope["query_string"].removeprefix(b"seen=").decode("latin-1")
-        stream = self._feed.open()
+        feed = self._feed_of(scope)
+        stream = feed.open()
         if stream is None:
             await Response("too many streams are open", 503, {**HEADERS, "Retry-After": "5"})(scope, receive, send)
             return
         gone = asyncio.create_task(_disconnected(receive))
         # Beside the headers and not before them: a status that takes long must keep no stream from its end, and a
         # server that closes would answer a request without headers by a 500.
-        begun = asyncio.create_task(self._feed.begin(stream, seen))
+        begun = asyncio.create_task(feed.begin(stream, seen))
         try:
             # X-Accel-Buffering: nginx would hold events back until its buffer is full.
             headers = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
@@ -132,7 +144,7 @@ class _Events:
         finally:
             begun.cancel()
             gone.cancel()
-            self._feed.unsubscribe(stream)
+            feed.unsubscribe(stream)
 
     async def _pump(self, stream: Stream, gone: asyncio.Task[None], send: Send) -> None:
         await _send(send, f"retry: {RETRY_MS}\n\n")

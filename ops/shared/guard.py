@@ -9,13 +9,13 @@ Rules of this file: `guard` is the outermost frame of every command; codes are t
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from standfast.ops.shared.error_codes import ERROR_SCHEMA, exit_code
 from standfast.ops.shared.exit_codes import INTERRUPTED
+from standfast.ops.shared.streams import say
 from standfast.store.errors import BadConfig, StandfastError
 from standfast.store.log import as_event, logger, shown_as
 
@@ -40,12 +40,12 @@ def tell(error: BaseException) -> int:
         logger.error("%s", "; ".join(problems), exc_info=bug, extra=about)
         return exit_code(error)
     if not isinstance(error, StandfastError):
-        traceback.print_exception(error, file=sys.stderr)
+        say("".join(traceback.format_exception(error)).rstrip())
         notes = getattr(error, "__notes__", ())  # an application's own error carries its handling as notes
         blame = "; ".join(notes) or "a bug in standfast: please report it with the lines above"
         problems = (f"{type(error).__name__}: {error} ({blame})",)
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        say(f"error: {problem}")
     return exit_code(error)
 
 

@@ -34,7 +34,7 @@ _WORDS = re.compile(r"\[([^]]+)\]|(\S+)")
 
 class Bounds(NamedTuple):
     """Raw keys of a scan: from low to high, both included, None is open; or keys with a prefix. `behind`: only keys
-    above it."""
+    after it in the order of the scan."""
 
     low: bytes | None = None
     high: bytes | None = None
@@ -112,11 +112,9 @@ def get_value(store: Store, key: bytes, as_of: int | None) -> Iterator[RawRow]:
 
 def scan_keys(store: Store, bounds: Bounds) -> Iterator[RawRow]:
     """Rows of a store that has one row a key."""
-    low, _, prefix, behind = bounds
-    if behind is not None:
-        low = behind + b"\x00"  # the smallest key above `behind` in byte order
+    low, high, prefix, behind = bounds
     plain = prefix is not None and behind is None
-    for key, value in store.prefix_scan(prefix) if plain else store.range(low, bounds.high):
+    for key, value in store.prefix_scan(prefix) if plain else store.range_raw(low, high, behind=behind):
         if prefix is not None and not key.startswith(prefix):
             return
         yield key, {}, value
@@ -170,8 +168,11 @@ def _fetch_versions(store: Store, key: bytes, first: int, last: int) -> Iterator
 
 
 def _scan_versions(store: Store, bounds: Bounds) -> Iterator[RawRow]:
-    for key, valid_from, value in store.logical_rows():
-        if bounds.within(key):
+    by_number = store.numbers is not None
+    for key, valid_from, value in (
+        store.logical_rows_in_order(bounds.low, bounds.high) if by_number else store.logical_rows()
+    ):
+        if by_number or bounds.within(key):
             yield key, {"valid_from": valid_from}, value
 
 
@@ -182,7 +183,7 @@ OPS: Mapping[str, KindOps] = {
             Verb("SF.GET store key [WITHTS]", "read"),
             Verb("SF.DEL store key ...", "write"),
             Verb("SF.COUNT store: an estimate", "read", lambda s: s.approximate_num_entries(), "number"),
-            Verb("SF.RANGE store from to [REV] [LIMIT n] [AFTER key]", "read"),
+            Verb("SF.RANGE store from to [REV] [LIMIT n] [AFTER key] [BY serde]", "read"),
             Verb("SF.PREFIX store prefix [REV] [LIMIT n] [AFTER key]", "read"),
         ),
         scan=scan_keys,
@@ -209,7 +210,7 @@ OPS: Mapping[str, KindOps] = {
                 "starts",
             ),
             Verb(
-                "SF.WRANGE store keyfrom keyto from to [REV] [LIMIT n]",
+                "SF.WRANGE store keyfrom keyto from to [REV] [LIMIT n] [BY serde]",
                 "read",
                 lambda s, low, high, first, last, reverse: s.fetch_key_range(low, high, first, last, reverse=reverse),
                 "windowed",
@@ -246,7 +247,7 @@ OPS: Mapping[str, KindOps] = {
                 "windowed",
             ),
             Verb(
-                "SF.SRANGE store keyfrom keyto earliest_end latest_start [REV] [LIMIT n]",
+                "SF.SRANGE store keyfrom keyto earliest_end latest_start [REV] [LIMIT n] [BY serde]",
                 "read",
                 lambda s, *bounds, reverse: s.find_sessions_key_range(*bounds, reverse=reverse),
                 "windowed",

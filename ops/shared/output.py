@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from standfast.ops.shared.streams import say
 from standfast.ops.shared.text import dumps, shown
 from standfast.ops.shared.times import TimeStyle, time_text
 
 WIDE = 1 << 30  # a width at which nothing wraps
+UNKNOWN = "-"
 CELL_MAX = 120  # characters of a cell of text on a terminal; plain output, --wide and --json are never cut
 
 
@@ -34,7 +36,7 @@ class Output:
     def document(self, document: Mapping[str, Any]) -> None:
         """The result for programs, on one line; only with --json."""
         if self.as_json:
-            print(dumps(document))
+            print(dumps(document, encoding=sys.stdout.encoding))
 
     def line(self, text: str = "") -> None:
         """A line for people."""
@@ -59,7 +61,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """A remark about the result, on stderr."""
-        print(f"note: {text}", file=sys.stderr)
+        say(f"note: {text}")
 
     def time(self, ms: int | None) -> str | None:
         """A point in time in the style that the command's flags chose."""
@@ -75,13 +77,13 @@ class Output:
         fold: Sequence[str] = (),
         wide: Sequence[str] = (),
     ) -> None:
-        """Rows for people. `right` names the columns that are numbers, `fold` those of text, which may wrap, and `wide`
-        those that only --wide shows."""
+        """Rows for people; None is unknown, or does not apply. `right` names the columns that are numbers, `fold` those
+        of text, which may wrap, and `wide` those that only --wide shows."""
         if self.as_json:
             return
         kept = [at for at, column in enumerate(columns) if self.wide or column not in wide]
         columns = [columns[at] for at in kept]
-        cells = [[shown(row[at]) for at in kept] for row in rows]
+        cells = [[UNKNOWN if row[at] is None else shown(row[at]) for at in kept] for row in rows]
         # Plain columns elsewhere: `awk` and `grep` want one line for each row, whatever the terminal's width.
         if self.pretty:
             _draw(columns, cells, title, right, fold, self.wide)

@@ -1,6 +1,7 @@
 """The info file of a running instance: the address of its HTTP server, for clients on the same machine.
 
     <state_dir>/<app>/RUN.json    {"schema": "standfast.run/1", "pid": ..., "host": ..., "port": ..., ...}
+    <state_dir>/<app>/RUN.token   mode 0600: a token of this process, for tools of its user; a sidecar has its own place
 
 Rules of this file: written atomically after the server listens, removed when it closes. A file whose process is gone is
 stale (the process was killed) and is read as absent, with the reason. The owner of a state directory may be a process
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from standfast.replication.shapes import Shape, plain, read
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.task.state_dir import owner_pid, pid_alive, write_atomically
+from standfast.store.task.state_dir import kept_instance, noted_pid, owner_pid, pid_alive, write_atomically
 
 RUN_FILE = "RUN.json"
+TOKEN_FILE = "RUN.token"  # noqa: S105  a file
 
 
 class RunInfo(Shape, frozen=True, tag_field="schema", tag="standfast.run/1"):
@@ -39,8 +41,10 @@ class RunInfo(Shape, frozen=True, tag_field="schema", tag="standfast.run/1"):
         return f"{self.scheme}://{host}:{self.port}"
 
 
-def write_run_file(state_path: Path, info: RunInfo) -> None:
-    """Publish this instance to clients; `state_path` is `<state_dir>/<app>`."""
+def write_run_file(state_path: Path, info: RunInfo, token: str | None = None) -> None:
+    """Publish this instance to clients; `state_path` is `<state_dir>/<app>`. `token`: for tools of this user."""
+    if token is not None:
+        write_atomically(state_path / TOKEN_FILE, f"{token}\n", mode=0o600)
     write_atomically(state_path / RUN_FILE, json.dumps(plain(info)) + "\n")
 
 
@@ -49,8 +53,17 @@ def remove_run_file(state_path: Path, info: RunInfo) -> None:
     try:
         if _parse(state_path / RUN_FILE) == info:
             (state_path / RUN_FILE).unlink()
+            (state_path / TOKEN_FILE).unlink(missing_ok=True)
     except FileNotFoundError:
         return
+
+
+def run_token(state_path: Path) -> str | None:
+    """The token of the running instance; None if it left none, or this user may not read it."""
+    try:
+        return (state_path / TOKEN_FILE).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
 
 
 def read_run_file(state_path: Path) -> RunInfo:
@@ -65,16 +78,24 @@ def read_run_file(state_path: Path) -> RunInfo:
     try:
         info = _parse(state_path / RUN_FILE)
     except FileNotFoundError:
-        raise Unavailable(
-            f"no instance runs on {state_path} (it has no {RUN_FILE}): start one with its HTTP server open, or read "
-            "the files with --offline"
-        ) from None
+        raise Unavailable(f"no process runs on {state_path}: {_end(state_path)}") from None
     if not pid_alive(info.pid):
-        raise Unavailable(
-            f"no instance runs on {state_path}: {RUN_FILE} was left by pid {info.pid}, which has ended; start the "
-            "instance again, or read the files with --offline"
-        )
+        raise Unavailable(f"no process runs on {state_path}: {_end(state_path, info.pid)}")
     return info
+
+
+def _end(state_path: Path, pid: int | None = None) -> str:
+    """How the last process ended, and the ways on; `pid`: of an info file, which a process removes as it closes."""
+    pid = noted_pid(state_path) if pid is None else pid
+    kept = kept_instance(state_path)
+    ended = (
+        f"process {pid} of instance {kept} ended without closing it, as if killed"
+        if pid is not None
+        else f"instance {kept} has closed it"
+        if kept
+        else "no instance was ever started there"
+    )
+    return f"{ended}; start one with its HTTP server open, or read the files with --offline {state_path}"
 
 
 def owner_without_server(state_path: Path) -> int | None:

@@ -100,10 +100,10 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def dumps(value: Any, *, indent: int | None = None) -> str:
-    """JSON that is safe to print: text outside of ASCII is escaped unless it is printable."""
+def dumps(value: Any, *, indent: int | None = None, encoding: str | None = None) -> str:
+    """JSON that is safe to print in an encoding: text outside of ASCII is escaped unless it is printable there."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    if text.replace("\n", "").isprintable():
+    if text.replace("\n", "").isprintable() and _fits(text, encoding or "utf-8"):
         return text
     return json.dumps(value, ensure_ascii=True, allow_nan=False, indent=indent)
 
@@ -112,7 +112,15 @@ def shown(value: Any) -> str:
     """A value in a cell of a table: text without quotes if it is printable, else JSON."""
     if isinstance(value, str) and value.isprintable():
         return value
-    return "" if value is None else dumps(value)
+    return dumps(value)
+
+
+def _fits(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _key_name(key: Any) -> str:
@@ -132,7 +140,7 @@ def _typed(serde: Serde[Any], text: str) -> Any:
     if serde.name == serdes.bytes.name:
         return bytes.fromhex(text[2:]) if _is_hex(text) else text.encode()
     # A word that is no JSON counts as text, so that a person need not quote a plain string key for the shell.
-    if serde.name in (serdes.json.name, serdes.msgpack.name):
+    if serde.name in (serdes.json.name, serdes.json_sorted.name, serdes.msgpack.name):
         try:
             return json.loads(text)
         except ValueError:

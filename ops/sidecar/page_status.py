@@ -19,8 +19,8 @@ from standfast.ops.config.show import DEFAULT, rows
 from standfast.ops.observe.metrics_servers import HttpNumbers, RespNumbers
 from standfast.ops.observe.status import histogram_document
 from standfast.ops.page.model import percentile
+from standfast.ops.security.audit import Audit
 from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
-from standfast.ops.sidecar.security.audit import Audit
 from standfast.store.histogram import Histogram
 from standfast.store.log import as_event, logger
 

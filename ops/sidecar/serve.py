@@ -36,6 +36,9 @@ from standfast.ops.observe.metrics_servers import HttpNumbers, LoopLag
 from standfast.ops.observe.status_merge import added
 from standfast.ops.page.page import OpsPage
 from standfast.ops.page.peek import Looked, look
+from standfast.ops.security.audit import Audit
+from standfast.ops.security.http_guard import is_admin, readable
+from standfast.ops.security.tokens import Tokens
 from standfast.ops.shared.log_lines import configure
 from standfast.ops.shared.run_file import RunInfo, remove_run_file, write_run_file
 from standfast.ops.shared.serve_files import RunDir, listen_tcp
@@ -45,9 +48,6 @@ from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.ops.sidecar.control.routes import ControlRoutes
 from standfast.ops.sidecar.engine.statistics import EngineStatistics
 from standfast.ops.sidecar.page_status import page_status
-from standfast.ops.sidecar.security.audit import Audit
-from standfast.ops.sidecar.security.http_guard import is_admin
-from standfast.ops.sidecar.security.tokens import Tokens
 from standfast.ops.sidecar.serve_http import SidecarHttp, application
 from standfast.ops.sidecar.serve_resp import open_resp_server
 from standfast.ops.sidecar.systemd import Notifier
@@ -172,7 +172,9 @@ class Sidecar:
         routes.on_drain = self._drain
         plane.events.heard = self._heard
         peek = self._look if self._config.http.peek else None
-        page = OpsPage(self._page_status, self._clock, peek=peek, acts=is_admin) if self._config.http.page else None
+        page = None
+        if self._config.http.page:
+            page = OpsPage(self._page_status, self._clock, peek=peek, acts=is_admin, reads=readable)
         more = [] if page is None else page.routes
         app = application(routes, more, allow_quit=self._config.http.allow_quit)
         self._http = SidecarHttp(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)

@@ -26,11 +26,11 @@ from standfast.ops.http.application import HEALTH, HttpServer, answering, bounde
 from standfast.ops.http.application import application as of_instance
 from standfast.ops.http.protocol import timed
 from standfast.ops.observe.metrics_servers import HttpNumbers, counted
+from standfast.ops.security.audit import Audit
+from standfast.ops.security.http_guard import Guard, GuardRules
+from standfast.ops.security.tls import ServerTls, guarded
+from standfast.ops.security.tokens import OWNER, Tokens
 from standfast.ops.sidecar.control.routes import CALLS, Call, ControlRoutes
-from standfast.ops.sidecar.security.audit import Audit
-from standfast.ops.sidecar.security.http_guard import Guard, GuardRules
-from standfast.ops.sidecar.security.tls import ServerTls, guarded
-from standfast.ops.sidecar.security.tokens import OWNER, Tokens
 from standfast.ops.sidecar.serve_resp import uids_of_group
 
 KEEP_ALIVE_S = 30

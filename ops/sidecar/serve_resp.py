@@ -13,12 +13,12 @@ import shutil
 from pathlib import Path
 
 from standfast.ops.config.types import Config
+from standfast.ops.security.audit import Audit
+from standfast.ops.security.tokens import Role, Tokens
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.resp.connection import Authenticate, CallLimits
 from standfast.ops.sidecar.resp.server import RespLimits, RespServer
 from standfast.ops.sidecar.resp.stores import Grant
-from standfast.ops.sidecar.security.audit import Audit
-from standfast.ops.sidecar.security.tokens import Role, Tokens
 from standfast.store.errors import BadConfig
 
 

@@ -21,6 +21,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import TopicLimits
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, InvalidRequest
+from standfast.store.timestamps import duration_text
 
 # Step in which a partition notes when its records were appended (see care.py).
 AGE_STEP_MS = 600_000
@@ -138,7 +139,8 @@ def open_epoch(
             if left_ms is not None:
                 raise Held(
                     f"{transactional_id!r} belongs to {last_owner!r}, a live member of group {group!r} with "
-                    f"{left_ms} ms of lease left: claim it when that member has left or its lease has run out"
+                    f"{duration_text(left_ms)} of lease left: claim it when that member has left or its lease has run "
+                    "out"
                 )
         columns = (transactional_id, group, owner, last_epoch + 1, boot)
         run.execute(

@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote
 
 from standfast.store.errors import BadConfig
+from standfast.store.names import printable
 
 SCHEME = "kafka"
 TIMEOUT = "timeout.ms"
@@ -159,9 +160,9 @@ class KafkaAddress:
             try:
                 found[name] = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
             except UnicodeDecodeError:
-                problems.append(f"{name}{FILE}: {path} does not hold UTF-8 text")
+                problems.append(f"{name}{FILE}: {printable(path)} does not hold UTF-8 text")
             except OSError as error:
-                problems.append(f"{name}{FILE}: {path} cannot be read: {error.strerror}")
+                problems.append(f"{name}{FILE}: {printable(path)} cannot be read: {error.strerror}")
         if problems:
             raise BadConfig(problems)
         return found

@@ -41,6 +41,7 @@ from standfast.replication.topics.settings import (
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.names import check_topic, few
+from standfast.store.timestamps import duration_text
 
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 POLL_MS = 20
@@ -299,7 +300,9 @@ class KafkaAdmin:
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
         while not reached():
             if self._clock.monotonic_ms() >= deadline_ms:
-                raise Unavailable(f"{self._cluster.where}: {otherwise} after {self._cluster.timeout_ms} ms: try again")
+                raise Unavailable(
+                    f"{self._cluster.where}: {otherwise} after {duration_text(self._cluster.timeout_ms)}: try again"
+                )
             self._clock.sleep_ms(POLL_MS)
 
     def _infos(self, names: Iterable[str]) -> list[TopicInfo]:

@@ -21,6 +21,7 @@ from standfast.replication.kafka.errors import client_errors
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
+from standfast.store.timestamps import duration_text
 
 Sent = tuple[bytes, bytes, int]  # key, value, timestamp in ms
 
@@ -48,7 +49,7 @@ def consume_bare(address: str, source: TopicPartition, end: int) -> int:
             if not messages:
                 if clock.monotonic_ms() - heard_ms > SILENCE_MS_MAX:
                     raise Unavailable(
-                        f"{cluster.where} sent no record of {source} for {SILENCE_MS_MAX} ms at {position}"
+                        f"{cluster.where} sent no record of {source} for {duration_text(SILENCE_MS_MAX)} at {position}"
                     )
                 continue
             heard_ms = clock.monotonic_ms()

@@ -55,6 +55,7 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
 from standfast.store.log import logger
 from standfast.store.names import few, is_topic
+from standfast.store.timestamps import duration_text
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -441,7 +442,7 @@ class Cluster:
             return "no broker can be reached"
         if waited_ms or code == KafkaError._TIMED_OUT:
             broke = f", and its connections broke ({error.name()})" if code in BROKEN else ""
-            return f"no answer within {waited_ms or self._timeout_ms} ms{broke}"
+            return f"no answer within {duration_text(waited_ms or self._timeout_ms)}{broke}"
         return f"the connection broke before an answer, so the brokers may have done it or not ({error.name()})"
 
     def _tokenless(self, what: str, error: KafkaError) -> Unavailable | None:

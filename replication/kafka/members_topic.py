@@ -50,6 +50,7 @@ from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Fenced, Held, InvalidRequest, StandfastError, Unavailable, UnknownStore
 from standfast.store.names import is_topic
+from standfast.store.timestamps import duration_text
 
 BEAT_KNOWN_MS = 10_000  # KNOWN_MS for a beat, which detects a new topic by the offset of its own record
 MessageHeaders: TypeAlias = Sequence[tuple[str, str | bytes | None]]
@@ -177,9 +178,10 @@ class Board:
                 if if_free and held is not None and held.member_id != owner:
                     lease = self._members.leases.get(held.member_id)
                     if lease is not None:
+                        left_ms = lease.deadline_ms - self._clock.monotonic_ms()
                         raise Held(
                             f"{transactional_id!r} belongs to {held.member_id!r}, a live member of group "
-                            f"{self.group!r} with {lease.deadline_ms - self._clock.monotonic_ms()} ms of lease left: "
+                            f"{self.group!r} with {duration_text(left_ms)} of lease left: "
                             "claim it when that member has left or its lease has run out"
                         )
                 wanted = Owner(owner, (held.epoch if held is not None else 0) + 1)
@@ -341,9 +343,10 @@ class Board:
             if records:
                 self._position = max(self._position, records[-1].offset + 1)
             elif (now_ms := self._wall.monotonic_ms()) > deadline_ms:
+                silence = duration_text(self._cluster.timeout_ms)
                 raise Unavailable(
-                    f"{self._cluster.where} sent no record of {self._source} for {self._cluster.timeout_ms} ms at "
-                    f"position {self._position}, its end is {end}: try again"
+                    f"{self._cluster.where} sent no record of {self._source} for {silence} at position "
+                    f"{self._position}, its end is {end}: try again"
                 )
             elif now_ms > anew_ms:
                 # Measured: after a broker stalled for long, a consumer may never read from it again; a new one does.
@@ -461,7 +464,9 @@ def _notes_up_to(cluster: Cluster, source: TopicPartition, position: int, end: i
             if good:
                 position = max(position, (good[-1].offset() or 0) + 1)
             elif clock.monotonic_ms() > deadline_ms:
-                raise Unavailable(f"{cluster.where} sent no record of {source} for {cluster.timeout_ms} ms: try again")
+                raise Unavailable(
+                    f"{cluster.where} sent no record of {source} for {duration_text(cluster.timeout_ms)}: try again"
+                )
     finally:
         cluster.release(consumer)
     return members.notes

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from standfast.replication.kafka.callbacks import ERROR
+from standfast.store import serde
 
 SWITCH = "STANDFAST_NATIVE"
 MODULE = "standfast.replication.kafka._native"
@@ -45,9 +46,9 @@ class Native(NamedTuple):
 
 def compiled() -> Native:
     """The compiled module, without a look for librdkafka, or the reason against it."""
-    if os.environ.get(SWITCH) == "0":
-        return Native(None, reason=f"{SWITCH}=0 is set")
-    return _module()
+    found = Native(None, reason=f"{SWITCH}=0 is set") if os.environ.get(SWITCH) == "0" else _module()
+    serde.quicken(found.module)
+    return found
 
 
 def native() -> Native:

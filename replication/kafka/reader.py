@@ -38,6 +38,7 @@ from standfast.replication.permissions import TOPIC, Need
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
 from standfast.store.names import few
+from standfast.store.timestamps import duration_text
 
 PATIENCE_MS = 1_000
 WAIT_MS = 50
@@ -380,7 +381,7 @@ class KafkaReader:
             slot.kicked = True
         else:
             stuck = Unavailable(
-                f"{self._cluster.where} sent no record of {slot.source} for {2 * STUCK_MS} ms at position "
+                f"{self._cluster.where} sent no record of {slot.source} for {duration_text(2 * STUCK_MS)} at position "
                 f"{slot.frontier}, though the partition holds {bounds.begin} to {bounds.end}: try again"
             )
             stuck.sources = (slot.source,)

@@ -43,6 +43,7 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.names import few
+from standfast.store.timestamps import duration_text
 
 # The brokers end a transaction in the background, in a few milliseconds, after they have acknowledged its commit.
 SETTLE_MS = 50
@@ -476,13 +477,13 @@ class KafkaWriter:
                 raise self._delivery_error(source, found.error, found.size)
             if found.error is None and found.next_offset is None:
                 raise Unavailable(
-                    f"{self._cluster.where}: {source}: no acknowledgement within {self._cluster.timeout_ms} ms: "
-                    "try again"
+                    f"{self._cluster.where}: {source}: no acknowledgement within "
+                    f"{duration_text(self._cluster.timeout_ms)}: try again"
                 )
         if len(producer):
             raise Unavailable(
                 f"{self._cluster.where}: {len(producer)} records were not acknowledged within "
-                f"{self._cluster.timeout_ms} ms: try again"
+                f"{duration_text(self._cluster.timeout_ms)}: try again"
             )
         for source, found in answers.items():
             if found.error is None and found.next_offset is not None:

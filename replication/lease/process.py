@@ -21,6 +21,7 @@ from standfast.replication.lease.progress import LOST, RENEWED, STALLED, TRIES, 
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, child_environment, logger
 from standfast.store.process import forks
+from standfast.store.timestamps import duration_text
 
 MODULE = "standfast.replication.lease.worker"
 READ_BYTES = 1 << 16
@@ -176,9 +177,9 @@ class LeaseProcess:
         if now_ms - self._started_ms >= WELL_MS:
             self._wait_ms = RESTART_MS
         logger.warning(
-            "the lease process ended (%s): started again in %d ms, a thread renews the lease meanwhile",
+            "the lease process ended (%s): started again in %s, a thread renews the lease meanwhile",
             how,
-            self._wait_ms,
+            duration_text(self._wait_ms),
             extra=as_event("lease_process_ended", restart_ms=self._wait_ms),
         )
         self._start_ms = now_ms + self._wait_ms

@@ -24,6 +24,7 @@ from enum import Enum, auto
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
 from standfast.replication.placement.checkpoint_flow import Flow
+from standfast.store.timestamps import duration_text
 
 NAMED_MOST = 5  # tasks that a reason names
 
@@ -239,14 +240,14 @@ class CheckpointRound:
     def _overdue(self, now_ms: int) -> str:
         unstored = sorted(self._tasks - self._stored)
         if unstored and now_ms - self._begun_ms > self._store_ms:
-            return f"{_named(unstored)} had not stored their parts after {self._store_ms} ms"
+            return f"{_named(unstored)} had not stored their parts after {duration_text(self._store_ms)}"
         # The stage that stopped first is also the first that goes on.
         since_ms = min(self._stop_ms.values(), default=now_ms)
         if now_ms - since_ms <= self._pause_ms:
             return ""
         left = sorted(task for task in self._tasks - self._stopped if any(task.group in one for one in self._held()))
         what = f"{_named(left)} had not stopped" if left else "the order of the next groups was not in force"
-        return f"{what} within {self._pause_ms} ms, so that all tasks go on"
+        return f"{what} within {duration_text(self._pause_ms)}, so that all tasks go on"
 
     def _held(self) -> list[frozenset[int]]:
         return [self._stages[stage] for stage in self._stop_ms]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from standfast.replication.placement.model import Fact, Reason
 from standfast.store.errors import InternalError
+from standfast.store.timestamps import duration_text
 
 WORDS: Mapping[str, str] = {
     # the active of a task
@@ -18,10 +19,10 @@ WORDS: Mapping[str, str] = {
     "WAITS_FOR_CLOSE": "{instance} opens it once {source} has closed it",
     "BACK": "{instance} came back within the grace and keeps it",
     "MORE_CAUGHT_UP": "the copy on {instance} lacks {lag} records; the restore on {source} lacks {source_lag}",
-    "HELD": "{source} stopped cleanly {for_ms} ms ago and is expected back within {grace_ms} ms; no standby is ready",
+    "HELD": "{source} stopped cleanly {for_ms} ago and is expected back within {grace_ms}; no standby is ready",
     "STANDBY_TAKES": "{source} is gone, and {instance} is its most caught-up standby: it lacks {lag} records",
     "IDLE_STANDBY_TAKES": "{source} is gone, and {instance}, which lacks {lag} records, can open it first: the standby "
-    "on {other} has been busy with one record for {busy_ms} ms",
+    "on {other} has been busy with one record for {busy_ms}",
     "ROWS_ON_DISK": "{instance} has its rows on disk, which lack {lag} records, and is below its share",
     "EMPTIEST": "no instance has its rows; of those below their share {instance} has the fewest tasks ({load})",
     "RESTORE_MOVES": "{source} has more than its share, and most of the restore was left; {instance} restores it",
@@ -60,7 +61,7 @@ WITHOUT: Mapping[str, str] = {
     "NO_ROOM_COLD": "the disk of {source} takes no writes; {instance} has room, and takes it without a copy",
     "STANDBY_TAKES": "{instance} is its most caught-up standby",
     "IDLE_STANDBY_TAKES": "{instance} can open it first: the standby on {other} has been busy with one record for "
-    "{busy_ms} ms",
+    "{busy_ms}",
     "WARMS_UP": "{target} is to get it for the balance; it runs on {instance} until the warm-up there lacks at most "
     "{limit} records",
     "WAITING_FOR_SLOTS": "WAITING_FOR_SLOTS: {missing} more needed; until then no task starts",
@@ -69,7 +70,7 @@ WITHOUT: Mapping[str, str] = {
 
 def words(reason: Reason) -> str:
     """The sentence of a reason. Raises InternalError for a code without words."""
-    facts = {name: _text(fact) for name, fact in reason.facts.items()}
+    facts = {name: _text(name, fact) for name, fact in reason.facts.items()}
     for table in (WORDS, WITHOUT):
         try:
             return table[reason.code].format_map(facts)
@@ -83,8 +84,10 @@ def words_of(reason: Reason) -> str:
     try:
         return words(reason)
     except InternalError:
-        return ", ".join([reason.code, *(f"{name} {_text(fact)}" for name, fact in sorted(reason.facts.items()))])
+        return ", ".join([reason.code, *(f"{name} {_text(name, fact)}" for name, fact in sorted(reason.facts.items()))])
 
 
-def _text(fact: Fact) -> str:
-    return f"{fact:,}" if isinstance(fact, int) else fact
+def _text(name: str, fact: Fact) -> str:
+    if not isinstance(fact, int):
+        return fact
+    return duration_text(fact) if name.endswith("_ms") else f"{fact:,}"

@@ -34,6 +34,7 @@ from standfast.replication.topics.app_topics import PLACEMENT
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
+from standfast.store.timestamps import duration_text
 
 LEADER_SUFFIX = "-leader"
 REPORT_INTERVAL_MS = 1_000
@@ -324,7 +325,9 @@ class PlacementTopic:
             for fetched in self._reader.fetch(LOOK_RECORDS, LOOK_WAIT_MS):
                 self.state.apply(fetched.records)
             if wall.monotonic_ms() > deadline_ms:
-                raise Unavailable(f"{self.source} could not be read to its end {end} within {READ_WHOLE_MS} ms")
+                raise Unavailable(
+                    f"{self.source} could not be read to its end {end} within {duration_text(READ_WHOLE_MS)}"
+                )
 
     def _forget(self) -> None:
         """Begin again with the next look: the topic is gone, or another one of the same name."""

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote
 from standfast.replication.kafka.address import KafkaAddress, parse_kafka_address
 from standfast.replication.kafka.callbacks import functions_of, with_settings
 from standfast.replication.log import Log
+from standfast.store.arguments import checked_call
 from standfast.store.clock import Clock
 from standfast.store.disk import LOG, STATE, DiskGuard
 from standfast.store.errors import BadConfig
@@ -74,6 +75,7 @@ def log_folder(address: str) -> Path | None:
     return None if isinstance(where, KafkaAddress) else Path(where.path).absolute().parent
 
 
+@checked_call(BadConfig)
 def open_log(
     address: str,
     *,
@@ -101,7 +103,7 @@ def open_log(
 def _nearest(name: str, known: Sequence[str]) -> str:
     import difflib  # its modules are for errors alone
 
-    near = difflib.get_close_matches(name, known, 1, 0.4)
+    near = difflib.get_close_matches(name, known, 1, 0.6)
     return f", did you mean {near[0]!r}?" if near else f", known are {few(known)}"
 
 

@@ -25,12 +25,13 @@ from typing import Literal
 
 from standfast.replication.log import LogAdmin, LogSurvey, TopicInfo, TopicPolicy
 from standfast.replication.permissions import topic_needs
-from standfast.replication.topics.claims import PLAIN, Claims, claim_of
+from standfast.replication.topics.claims import PLAIN, SORTED, Claims, claim_of
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.rules import Changelog, policy_findings, replication, timestamps
 from standfast.replication.topics.settings import CLEANUP, MIN_LAG, OWN_TIMESTAMPS, RETENTION, changed, listed
 from standfast.store.errors import BadConfig
 from standfast.store.log import as_event, logger
+from standfast.store.serde import json_sorted
 from standfast.store.specs import StoreSpec
 from standfast.store.task.heads import KEPT_BEHIND_MS, is_headed
 
@@ -129,7 +130,8 @@ def take_changelogs(claims: Claims | None, specs: Iterable[StoreSpec], infos: Ma
 
 def keys_of(spec: StoreSpec) -> str:
     """The form of the keys in a store's changelog, as its claim says it."""
-    return PLAIN if spec.traits.times is None else spec.traits.times.unit
+    times = PLAIN if spec.traits.times is None else spec.traits.times.unit
+    return f"{times} {SORTED}" if spec.key is json_sorted else times
 
 
 def changelog_problems(

@@ -23,7 +23,7 @@ programs without notes (versions before them, Kafka Streams), claim nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
@@ -39,15 +39,29 @@ CLAIM, ASK = "claim", "ask"  # kinds of notes
 ASK_MS = 60_000  # an older ask is that of an instance which was killed
 WAIT_MS, LOOK_MS = 5_000, 50  # for the end of another application's ask, which takes some milliseconds
 PLAIN = "plain"
+SORTED = "sorted"
 T = TypeVar("T")
 
 
 class Claim(Shape, frozen=True, forbid_unknown_fields=False):
-    """The claim of a topic. `keys`: the form of its records' keys, `plain` or with the times of `window`, `session`."""
+    """The claim of a topic. `keys`: the form of its records' keys, `plain` or with the times of `window`, `session`.
+
+    ` sorted` behind it: keys of `serde.json` are in their sorted form. That is settled by the first claim of a topic.
+    """
 
     topic_id: str
     kind: str
     keys: str = PLAIN
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether keys of `serde.json` are in their sorted form."""
+        return self.keys.endswith(f" {SORTED}")
+
+    def as_kept(self, kept: bool) -> Claim:
+        """The claim with the form of keys that the topic has, sorted or not."""
+        plain = self.keys.removesuffix(f" {SORTED}")
+        return Claim(self.topic_id, self.kind, f"{plain} {SORTED}" if kept else plain)
 
 
 class Ask(Shape, frozen=True, forbid_unknown_fields=False):
@@ -65,22 +79,34 @@ class Rival(NamedTuple):
 
 
 class Claims:
-    """The claims of one application, as one of its instances makes them."""
+    """The claims of one application, as one of its instances makes them.
 
-    def __init__(self, app: str, log: Log, group: Group, instance: str, clock: Clock) -> None:
+    `is_new` says of a topic without a claim whether its keys may get the sorted form that its claim asks for.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        log: Log,
+        group: Group,
+        instance: str,
+        clock: Clock,
+        is_new: Callable[[str], bool] = lambda topic: True,
+    ) -> None:
         self._app = app
         self._log = log
         self._group = group
         self._instance = instance
         self._clock = clock
-        self._taken: dict[str, str] = {}  # topic -> topic id
+        self._is_new = is_new
+        self._taken: dict[str, Claim] = {}
 
     def take(self, topics: Mapping[str, Claim]) -> None:
         """Claim these topics, which exist. Raises BadConfig with every one that another application has claimed."""
-        topics = {name: claim for name, claim in topics.items() if self._taken.get(name) != claim.topic_id}
+        topics = {name: claim for name, claim in topics.items() if not _same(self._taken.get(name), claim)}
         if not topics:
             return
-        mine = claims_of(self._group.notes())
+        topics, mine = self._with_forms(topics)
         new = {one: claim for one, claim in topics.items() if one not in mine or mine[one].topic_id != claim.topic_id}
         if shared := {name: claim for name, claim in sorted(new.items()) if other_readings(self._app, name)}:
             self._ask(shared)
@@ -89,7 +115,30 @@ class Claims:
         self._group.note(
             _texts({name: one for name, one in topics.items() if name not in shared and mine.get(name) != one})
         )
-        self._taken |= {name: claim.topic_id for name, claim in topics.items()}
+        self._taken |= topics
+
+    def is_sorted(self, topic: str) -> bool:
+        """Whether keys of `serde.json` in a topic, which is claimed, have their sorted form."""
+        return topic in self._taken and self._taken[topic].is_sorted
+
+    def are_sorted_or_new(self, topics: Mapping[str, str]) -> bool:
+        """Whether each of these topics (name -> topic id) has that form, or has no claim and is new."""
+        new = {name for name in topics if self._is_new(name)}
+        mine = claims_of(self._group.notes())
+        kept = {name for name, topic_id in topics.items() if name in mine and mine[name].topic_id == topic_id}
+        return all(mine[name].is_sorted if name in kept else name in new for name in topics)
+
+    def _with_forms(self, topics: Mapping[str, Claim]) -> tuple[dict[str, Claim], dict[str, Claim]]:
+        """These claims, each with the form of keys that its topic has or gets, and the claims that are made already."""
+        mine = claims_of(self._group.notes())
+        new: set[str] = set()
+        if open_ := [name for name, one in topics.items() if one.is_sorted and not _same(mine.get(name), one)]:
+            new = {name for name in open_ if self._is_new(name)}
+            mine = claims_of(self._group.notes())  # again: another instance claims before its first record
+        return {
+            name: one.as_kept(mine[name].is_sorted if _same(mine.get(name), one) else name in new)
+            for name, one in topics.items()
+        }, mine
 
     def _ask(self, new: Mapping[str, Claim]) -> None:
         """Ask for topics, and claim them."""
@@ -131,6 +180,11 @@ class Claims:
             raise BadConfig(problems)
 
 
+def _same(one: Claim | None, other: Claim) -> bool:
+    """Whether both are claims of one topic."""
+    return one is not None and one.topic_id == other.topic_id
+
+
 def claim_of(topic: str, topic_id: str, keys: str = PLAIN) -> Claim:
     """The claim of an internal topic."""
     suffix = next((one for one in (CHANGELOG, *BETWEEN) if topic.endswith(one)), "-topic")
@@ -147,6 +201,13 @@ def claims_of(notes: Notes) -> dict[str, Claim]:
     """The claims among the notes of a group, by topic."""
     found = {name: _read(note.text, Claim) for (kind, name), note in notes.items() if kind == CLAIM}
     return {name: claim for name, claim in found.items() if claim is not None}
+
+
+def sorted_in(log: Log, app: str, topics: Mapping[str, str]) -> set[str]:
+    """Those topics of an application (name -> topic id) whose claims say that their keys are sorted."""
+    claims = claims_of(log.notes_of([app])[app] or {}) if topics else {}
+    found = {name: claims[name] for name in topics if name in claims}
+    return {name for name, claim in found.items() if claim.is_sorted and claim.topic_id == topics[name]}
 
 
 def rivals(log: Log, app: str, topics: Mapping[str, str], since_ms: int | None = None) -> list[Rival]:

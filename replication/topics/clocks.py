@@ -23,6 +23,7 @@ from standfast.replication.topics.rules import TIME_MAX_MS, Changelog, Finding
 from standfast.replication.topics.settings import MIN_LAG, RETENTION, time_text
 from standfast.store.specs import TRAITS, StoreSpec
 from standfast.store.task.heads import KEPT_BEHIND_MS
+from standfast.store.timestamps import duration_text
 
 BEHIND_MS = KEPT_BEHIND_MS // 2
 _OWNER = "the owner removes expired records itself, which takes DELETE on the topic"
@@ -66,7 +67,7 @@ def clock_findings(
                 "compaction-clock",
                 "warning",
                 need.where,
-                f"may compact versions by the log's clock, and stream time lies {_hours(late_ms)} behind that",
+                f"may compact versions by the log's clock, and stream time lies {duration_text(late_ms)} behind that",
                 "versions within the store's history are missing after a restore",
                 f"set {MIN_LAG}={TIME_MAX_MS} on the topic, which then keeps every version",
                 fixes.change(info.name, {MIN_LAG: str(TIME_MAX_MS)}),
@@ -77,7 +78,7 @@ def _retention(need: Changelog, info: TopicInfo, late_ms: int | None, fixes: Fix
     what = f"deletes records after {time_text(info.policy.retention_ms)} of the log's clock"
     why = "the store keeps rows by stream time: of old event times, or while that stands still, records of its rows go"
     if late_ms is not None:
-        what += f", and stream time lies {_hours(late_ms)} behind that"
+        what += f", and stream time lies {duration_text(late_ms)} behind that"
         why = "records of rows that the store still shows are deleted, or will be: a restore lacks them"
     return Finding(
         "retention-clock",
@@ -88,7 +89,3 @@ def _retention(need: Changelog, info: TopicInfo, late_ms: int | None, fixes: Fix
         f"set {RETENTION}={TIME_MAX_MS} on the topic: {_OWNER}",
         fixes.change(info.name, {RETENTION: str(TIME_MAX_MS)}),
     )
-
-
-def _hours(late_ms: int) -> str:
-    return f"{late_ms // 3_600_000} h"

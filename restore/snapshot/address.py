@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from standfast.restore.addresses import holds_login, shown_address
 from standfast.store.errors import BadConfig
 
 S3, GCS, AZURE = "S3", "Google Cloud Storage", "Azure Blob Storage"
@@ -63,14 +64,17 @@ def parse_storage(text: str) -> Address:
         if not text or text.startswith("~"):
             raise BadConfig([f"a storage for snapshots is {FORMS}, not {text!r}"])
         return Address(text=str(Path(text).absolute()), folder=Path(text).absolute())
-    shown = text.partition("?")[0]
+    shown = shown_address(text)
     place = rest.partition("/")[0]
     spark = _SPARK_HOST.fullmatch(place) if scheme in ("abfs", "abfss") else None
-    if "@" in place and spark is None:
+    if holds_login(text) and spark is None:
         raise BadConfig(
             [f"the address of a {scheme} storage for snapshots holds credentials: give them by the environment instead"]
         )
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise BadConfig([f"{shown!r} is no storage for snapshots: use {FORMS}"]) from None
     if scheme == "file":
         if parts.netloc or parts.query or not parts.path:
             raise BadConfig([f"{shown!r}: a folder is written file:///PATH"])

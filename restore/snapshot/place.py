@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from standfast.restore.addresses import shown_address
 from standfast.restore.snapshot.catalogue import listed, missing, present, read_own
 from standfast.restore.snapshot.fetch import fetch
 from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address, parse_name, split_address
@@ -37,11 +38,6 @@ def names_snapshot(text: str) -> bool:
     return split_address(text) is not None and not Path(text).is_dir()
 
 
-def shown_snapshot(text: str) -> str:
-    """The address without its query."""
-    return text.partition("?")[0]
-
-
 def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
     """The snapshots that `ADDRESS/NAME` names, each with its own address.
 
@@ -50,11 +46,11 @@ def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
     found = split_address(text)
     if found is None:
         raise InvalidRequest(
-            f"{shown_snapshot(text)} names no snapshot: give ADDRESS/TASK/EPOCH-POSITION, or ADDRESS/latest"
+            f"{shown_address(text)} names no snapshot: give ADDRESS/TASK/EPOCH-POSITION, or ADDRESS/latest"
         )
     if app is None:
         raise InvalidRequest(
-            f"whose snapshots are in {shown_snapshot(found[0])}? name the application (--app, option app)"
+            f"whose snapshots are in {shown_address(found[0])}? name the application (--app, option app)"
         )
     storage = open_existing(found[0], app)
     if found[1] != LATEST:
@@ -112,5 +108,5 @@ def open_snapshot(text: str, app: str) -> Iterator[RocksEngine]:
 def _named(text: str, app: str) -> tuple[Storage, SnapshotName]:
     found = split_address(text)
     if found is None or found[1] == LATEST:
-        raise BadConfig([f"{shown_snapshot(text)} is not the address of one snapshot"])
+        raise BadConfig([f"{shown_address(text)} is not the address of one snapshot"])
     return open_existing(found[0], app), parse_name(found[1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from standfast.restore.snapshot.address import parse_storage
-from standfast.store.arguments import INT64_MAX, is_whole
+from standfast.store.arguments import INT64_MAX, checked, is_whole
 from standfast.store.errors import BadConfig
 
 KEEP_DEFAULT = 3
@@ -17,6 +17,7 @@ GRACE_MIN_MS = 1_000
 PAUSE_DEFAULT_MS = 10_000
 
 
+@checked(BadConfig, exact=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPolicy:
     """Snapshots of the tasks that an instance runs.

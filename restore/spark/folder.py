@@ -11,7 +11,6 @@ place.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from standfast.restore.addresses import shown_address
 from standfast.store.errors import BadConfig, InvalidRequest, Unavailable
 from standfast.store.task.state_dir import write_atomically
 
 CHUNK_BYTES = 8 << 20
-SECRET = re.compile(r"://[^/?#@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +50,17 @@ class Folder:
         try:
             self._files, self._root = fs.FileSystem.from_uri(address)
         except (pa.ArrowException, ValueError, OSError) as error:
+            # The library's text repeats the address, with login and options.
+            why = str(error) if shown_address(address) == address else type(error).__name__
             raise BadConfig(
-                [f"folder {address!r} cannot be used: {error}: give a path, or s3://, gs://, hdfs://"]
-            ) from error
+                [f"folder {shown_address(address)!r} cannot be used: {why}: give a path, or s3://, gs://, hdfs://"]
+            ) from None
         # file:// is a local folder too, which needs no scratch copies.
         if isinstance(self._files, fs.LocalFileSystem):
             self.local = Path(self._root)
 
     def __str__(self) -> str:
-        """The address without its password, safe to show."""
+        """The address without login and options, safe to show."""
         return shown_address(self.address)
 
     def make(self) -> None:
@@ -129,11 +130,6 @@ class Folder:
 
     def _telling(self, what: str) -> _Telling:
         return _Telling(f"{what} {self}")
-
-
-def shown_address(address: str) -> str:
-    """An address without the user and password before its `@`."""
-    return SECRET.sub("://", address)
 
 
 def below(address: str, name: str) -> str:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from standfast.replication.offsets import TaskId
+from standfast.restore.addresses import shown_address
 from standfast.restore.files.manifest import FILE_NAME, Manifest, parse_manifest
 from standfast.restore.files.manifest_files import check_files
 from standfast.restore.snapshot.manifest import Snapshot
@@ -40,10 +41,9 @@ from standfast.restore.snapshot.place import (
     manifest_at,
     names_snapshot,
     open_snapshot,
-    shown_snapshot,
 )
 from standfast.restore.spark.files import files_of
-from standfast.restore.spark.folder import Folder, below, shown_address
+from standfast.restore.spark.folder import Folder, below
 from standfast.restore.spark.task_files import open_fetched
 from standfast.restore.verify.at_rest import (
     MEMORY_BYTES,
@@ -93,8 +93,8 @@ class Place:
         return self.kind != "snapshot" and "://" in self.address and not self.address.startswith("file://")
 
     def __str__(self) -> str:
-        """The address without its password."""
-        return shown_snapshot(self.address) if self.kind == "snapshot" else shown_address(self.address)
+        """The address without login and options."""
+        return shown_address(self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,7 @@ def find_store(address: str, app: str | None, name: str | None) -> Stored:
     if places[0].kind == "manifest":
         manifest = manifest_of(Folder(address))
         if name not in (None, manifest.store):
-            raise UnknownStore(f"{address} has no store {name!r}: it has {manifest.store}")
+            raise UnknownStore(f"{shown_address(address)} has no store {name!r}: it has {manifest.store}")
         return Stored(manifest.store, manifest.definition, tuple(places))
     found: dict[str, tuple[Mapping[str, Any], set[int]]] = {}
     for group in {place.task.group: place for place in reversed(places)}.values():  # all tasks of a group have the same
@@ -393,7 +393,7 @@ def find_store(address: str, app: str | None, name: str | None) -> Stored:
     if name is None or name not in found:
         known = few(sorted(found)) or "none"
         what = f"has no store {name!r}: it has" if name is not None else "has several stores, name one of storeName:"
-        raise UnknownStore(f"{address} {what} {known}")
+        raise UnknownStore(f"{shown_address(address)} {what} {known}")
     definition, groups = found[name]
     if definition.get("engine") == "memory":
         raise InvalidRequest(f"store {name!r} is kept in memory and has no files: read its changelog")

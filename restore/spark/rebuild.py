@@ -53,6 +53,7 @@ from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
 from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.state_dir import written_name
+from standfast.store.timestamps import duration_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -468,7 +469,7 @@ def _warnings(what: Preflight, elapsed_ms: int) -> Iterator[str]:
     # A delete may expire while its value is still to be read: the key would come back.
     if "compact" in what.info.policy.cleanup and 0 <= kept_ms < 2 * elapsed_ms:
         yield (
-            f"the job took {elapsed_ms} ms and {what.topic} keeps tombstones for {time_text(kept_ms)} "
+            f"the job took {duration_text(elapsed_ms)} and {what.topic} keeps tombstones for {time_text(kept_ms)} "
             "(delete.retention.ms): a delete may have been missed; raise it above twice the time of a rebuild"
         )
     if what.truncated:

@@ -45,7 +45,7 @@ from pyspark.sql.types import (
 
 from standfast.restore.spark_table.options import Given
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
-from standfast.store.serde import Serde
+from standfast.store.serde import Serde, sorted_keys
 from standfast.store.specs import StoreSpec
 
 Cells = Mapping[str, Any]  # sequences or arrays
@@ -90,7 +90,7 @@ def column_type(part: str, spec: StoreSpec, given: Given) -> str:
     schema = given.text(f"{part}Schema")
     serde: Serde[Any] = getattr(spec, part)
     if schema is not None:
-        if serde.name not in ("json", "msgpack"):
+        if serde.name not in ("json", "json_sorted", "msgpack"):
             raise BadConfig([f"{part}Schema goes with json or msgpack, and the {part} is {serde.name}: leave it out"])
         return schema if _SIMPLE.fullmatch(schema.strip()) else f"struct<{schema}>"
     if given.text(f"{part}Serde") is None and not given.flag("decode"):
@@ -166,9 +166,10 @@ class Shaper:
             try:
                 decoded([raw], serde, kind, as_text=name in self._text)
             except Exception as found:  # noqa: BLE001  whatever the serde or the library raises
+                form = sorted_keys(serde, False).name
                 return Corruption(
-                    f"{self._what}: the {part} of key {shown(key)} is no {serde.name} that reads as {kind} "
-                    f"({type(found).__name__}: {found}): read it as binary, or correct serde or schema"
+                    f"{self._what}: the {part} of key {shown(key)} is no {form} that reads as "
+                    f"{kind} ({type(found).__name__}: {found}): read it as binary, or correct serde or schema"
                 )
         return Corruption(f"{self._what}: {error}")
 
@@ -181,7 +182,7 @@ def listed(cells: Any) -> list[Any]:
 def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Array:
     """Raw cells, a sequence or an array, as one column; None stays null. Raises the errors of serde and library."""
     name = serde.name
-    if name == "string" or (name == "json" and as_text):
+    if name == "string" or (name in ("json", "json_sorted") and as_text):
         raw = cells if isinstance(cells, pa.Array) else pa.array(cells, pa.binary())
         return raw.cast(pa.string()).cast(kind)  # JSON text is UTF-8 already: no parsing
     raws = listed(cells)
@@ -215,7 +216,7 @@ def fits(serde: Serde[Any], kind: DataType) -> bool:
     """Whether a serde's values may be a column of this type."""
     if isinstance(kind, BinaryType):
         return True
-    if serde.name in ("json", "msgpack"):
+    if serde.name in ("json", "json_sorted", "msgpack"):
         return plain(kind)
     return isinstance(kind, {"string": StringType, "int64": LongType, "float64": DoubleType}.get(serde.name, ()))
 

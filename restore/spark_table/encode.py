@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from standfast.restore.spark_table.columns import WHOLE, fits, key_columns, listed, shown, wanted
 from standfast.store.errors import InvalidRequest
 from standfast.store.rows import KEY_MAX_BYTES, VALUE_MAX_BYTES
-from standfast.store.serde import Serde
+from standfast.store.serde import Serde, sorted_keys
 from standfast.store.specs import StoreSpec
 from standfast.store.types.typed import NO_TIMESTAMP
 
@@ -52,7 +52,7 @@ class Encoder:
         problems = list(_problems(self._types, spec))
         if problems:
             raise InvalidRequest(f"store {spec.name!r} cannot be written from this table: {'; '.join(problems)}")
-        self._key = _writer(spec.key, self._types["key"])
+        self._key = _writer(spec.key.of_part("key"), self._types["key"])
         self._value = _writer(spec.value, self._types["value"])
 
     def rows(self, batch: pa.RecordBatch) -> list[Encoded]:
@@ -119,10 +119,10 @@ class Encoder:
             except Exception as error:  # noqa: BLE001  whatever the serde raises
                 at = shown(key) if isinstance(key, bytes) else repr(key)
                 return InvalidRequest(
-                    f"store {self._spec.name!r}: the {part} of key {at} is no {serde.name} "
+                    f"store {self._spec.name!r}: the {part} of key {at} is no {sorted_keys(serde, False).name} "
                     f"({type(error).__name__}: {error}): correct it, or the {part}Serde"
                 )
-        return InvalidRequest(f"store {self._spec.name!r}: a {part} is no {serde.name}")
+        return InvalidRequest(f"store {self._spec.name!r}: a {part} is no {sorted_keys(serde, False).name}")
 
 
 def _problems(types: dict[str, DataType], spec: StoreSpec) -> list[str]:
@@ -175,6 +175,6 @@ def _writer(serde: Serde[Any], kind: DataType) -> Callable[[Any], bytes]:
             return raw
 
         return checked
-    if isinstance(kind, StringType) and serde.name in ("json", "msgpack"):
+    if isinstance(kind, StringType) and serde.name in ("json", "json_sorted", "msgpack"):
         return lambda text: write(json.loads(text))
     return write

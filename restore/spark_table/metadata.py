@@ -128,7 +128,7 @@ def _row(
         "topic_id": None if position is None else position.topic_id,
         "observed_at": None if observed_ms < 0 else observed_ms,
         "definition": json.dumps(kept),
-        "place": place.address,
+        "place": str(place),
     }
 
 

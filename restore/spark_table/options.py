@@ -23,6 +23,7 @@ from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
 from standfast.store.names import few
 from standfast.store.serde import Serde
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
+from standfast.store.types.key_ranges import EVERY_KEY, Span
 from standfast.store.types.kinds import definition_spec
 
 PLACE = ("path", "state", "snapshot", "app", "storeName", "partitions")
@@ -51,8 +52,7 @@ RETENTION_UNKNOWN_MS = 2**62
 class Filters:
     """Bounds of a read of a store; keys are raw, both ends inclusive, for keys and for times. None: no bound."""
 
-    key_from: bytes | None = None
-    key_to: bytes | None = None
+    keys: tuple[Span, ...] = (EVERY_KEY,)
     key_prefix: bytes | None = None
     time_from: int | None = None
     time_to: int | None = None
@@ -61,16 +61,9 @@ class Filters:
 
     def takes(self, key: bytes) -> bool:
         """Whether a key is within the bounds."""
-        return (
-            (self.key_from is None or key >= self.key_from)
-            and (self.key_to is None or key <= self.key_to)
-            and (self.key_prefix is None or key.startswith(self.key_prefix))
-        )
-
-    @property
-    def by_key(self) -> bool:
-        """Whether any bound of keys is set."""
-        return not (self.key_from is None and self.key_to is None and self.key_prefix is None)
+        if self.key_prefix is not None:
+            return key.startswith(self.key_prefix)
+        return any(span.takes(key) for span in self.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,13 @@ from standfast.restore.spark.places import Place, Stored, chosen, find_store, op
 from standfast.restore.spark_table.columns import Cells, Shaper, filter_key, split_times, store_columns, turned
 from standfast.restore.spark_table.options import Filters, Given
 from standfast.restore.verify.at_rest import StoreAtRest
+from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY, Row
-from standfast.store.errors import BadConfig, InternalError, NotReady
+from standfast.store.errors import BadConfig, InternalError, InvalidRequest, NotReady
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import INGESTING_KEY, decode_ingesting
 from standfast.store.traits import KeyTimes
+from standfast.store.types.key_ranges import key_spans
 from standfast.store.types.keyvalue import after_prefix
 from standfast.store.types.kinds import definition_spec
 from standfast.store.value_timestamp import TIMESTAMP
@@ -40,6 +42,7 @@ CHUNK_BYTES = 16 << 20
 STEP_ROWS = 128
 TIME_MAX = 2**63 - 1
 Found: TypeAlias = Iterator[tuple[int, Cells]]
+Range: TypeAlias = tuple[bytes | None, bytes | None, bool]  # low <= row key < high, and whether to read backwards
 
 
 class StorePlace(InputPartition):
@@ -56,7 +59,7 @@ def located(given: Given) -> tuple[Stored, StoreSpec]:
     kept = dict(stored.definition)
     for part in ("key", "value"):
         serde = given.serde(part)
-        if serde is not None:
+        if serde is not None and serdes.by_name(kept[part]) is not serdes.sorted_keys(serde, True):
             kept[part] = serde.name
     return stored, definition_spec(stored.name, kept)
 
@@ -113,14 +116,17 @@ def filters_of(given: Given, spec: StoreSpec) -> Filters:
         problems.append("keyPrefix does not go with keyFrom or keyTo")
     if problems:
         raise BadConfig(problems)
-    keys = {
-        name: None if (text := given.text(name)) is None else filter_key(text, spec.key, name)
+    low, high, prefix = (
+        None if (text := given.text(name)) is None else filter_key(text, spec.key, name)
         for name in ("keyFrom", "keyTo", "keyPrefix")
-    }
+    )
+    try:
+        keys = key_spans(spec.key, low, high, store=spec.name)
+    except InvalidRequest as error:
+        raise BadConfig([str(error)]) from error
     return Filters(
-        keys["keyFrom"],
-        keys["keyTo"],
-        keys["keyPrefix"],
+        tuple(keys),
+        prefix,
         given.number("timeFrom"),
         given.number("timeTo"),
         given.number("asOf"),
@@ -143,13 +149,11 @@ def read_rows(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
 
 
 def _plain(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
-    low, high = _bounds(filters)
-    if filters.key_to is not None:
-        high = filters.key_to + b"\x00"  # a scan excludes its upper bound, keyTo is included
     skip = 8 if spec.timestamped else 0
     timed = filters.time_from is not None or filters.time_to is not None
     first, last = _times(filters)
-    for rows in _scan(at_rest, [spec.name], low, high):
+    ranges = _of_prefix(filters) or [(*span.bounds(), span.reverse) for span in filters.keys]
+    for rows in _scan(at_rest, [spec.name], ranges):
         if timed:
             rows = [row for row in rows if first <= TIMESTAMP.unpack_from(row[1])[0] <= last]
         if not rows:
@@ -165,11 +169,11 @@ def _timed(at_rest: StoreAtRest, spec: StoreSpec, times: KeyTimes, filters: Filt
     first, last = _times(filters)
     segments = at_rest.store.segments  # type: ignore[attr-defined]
     first = max(first, segments.visible_from(), 0)  # rows past retention are hidden, as in a read of the store
-    low, high = _bounds(filters)
-    if filters.key_to is not None:
-        low, high = times.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
+    ranges = _of_prefix(filters) or [
+        (*times.range_bounds(span.low, span.high, 0, TIME_MAX), span.reverse) for span in filters.keys
+    ]
     ends = times.second == "end"  # a session's row is in the segment of its end, which may lie after the last start
-    for rows in _scan(at_rest, segments.families(first, None if ends else last), low, high):
+    for rows in _scan(at_rest, segments.families(first, None if ends else last), ranges):
         found = [
             (taken, row)
             for taken, row in ((times.unpack(row_key), row) for row_key, row in rows)
@@ -193,8 +197,7 @@ def _versions(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
     # Like the store, which at a time before its history has only the latest version, if that is as old.
     ended_too = filters.as_of is None or filters.as_of >= kept_after
     # Row keys begin with their segment, so that bounds of keys cannot bound the scan.
-    bounds: tuple[bytes | None, bytes | None] = (None, None)
-    for rows in _scan(at_rest, [spec.name], *bounds):
+    for rows in _scan(at_rest, [spec.name], [(None, None, False)]):
         found = [
             (row_key[8:], valid_from, valid_to, value)
             for row_key, row in rows
@@ -215,13 +218,14 @@ def _versions_of(row_key: bytes, row: bytes) -> Iterator[tuple[bytes | None, int
     yield from SegmentRow.parse(row).versions()
 
 
-def _scan(at_rest: StoreAtRest, families: Sequence[str], low: bytes | None, high: bytes | None) -> Iterator[list[Row]]:
+def _scan(at_rest: StoreAtRest, families: Sequence[str], ranges: Sequence[Range]) -> Iterator[list[Row]]:
     engine = at_rest.store.rows.engine
     present = engine.families()
     for family in families:
         if family in present:
-            with engine.scan(family, low, high) as scan:
-                yield from _chunks(scan)
+            for low, high, reverse in ranges:
+                with engine.scan(family, low, high, reverse=reverse) as scan:
+                    yield from _chunks(scan)
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -237,10 +241,9 @@ def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield found
 
 
-def _bounds(filters: Filters) -> tuple[bytes | None, bytes | None]:
-    if filters.key_prefix is not None:
-        return filters.key_prefix, after_prefix(filters.key_prefix)
-    return filters.key_from, None
+def _of_prefix(filters: Filters) -> list[Range]:
+    prefix = filters.key_prefix
+    return [] if prefix is None else [(prefix, after_prefix(prefix), False)]
 
 
 def _times(filters: Filters) -> tuple[int, int]:
@@ -253,8 +256,8 @@ def _times(filters: Filters) -> tuple[int, int]:
 def _refuse_ingesting(at_rest: StoreAtRest, place: Place, name: str) -> None:
     engine = at_rest.store.rows.engine
     # Under this mark it is unknown which files are in, so that the position stands for nothing.
-    if place.kind == "task" and name in decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), place.address):
+    if place.kind == "task" and name in decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), str(place)):
         raise NotReady(
-            f"store {name!r} in {place.address} has an unfinished import: its position does not fit its rows; start "
+            f"store {name!r} in {place} has an unfinished import: its position does not fit its rows; start "
             "the application again, which restores it"
         )

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from standfast.replication.log import Log, LogReader, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.topics.claims import sorted_in
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 from standfast.store.names import few
-from standfast.store.specs import StoreSpec
+from standfast.store.specs import StoreSpec, with_sorted_keys
 
 SAMPLE_RECORDS = 170  # at each of three offsets
 SAMPLE_FIRST = 5  # if these are large already, they suffice
@@ -82,6 +83,8 @@ def preflight(
     Raises StateLost (reason "truncated") if records are gone that the store needs, unless `allow_truncated`.
     """
     info = topic_of(log, app, spec.name, spec.changelog_of(app))
+    if with_sorted_keys(spec, True) is not spec and not spec.from_source:
+        spec = with_sorted_keys(spec, bool(sorted_in(log, app, {info.name: info.topic_id})))
     wanted = _wanted(info, partitions)
     reader = log.reader()
     try:

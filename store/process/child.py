@@ -37,6 +37,7 @@ from standfast.store.errors import InternalError, StandfastError
 from standfast.store.log import child_environment
 from standfast.store.process import forks
 from standfast.store.process.parent import PARENT_VARIABLE
+from standfast.store.timestamps import duration_text
 
 Answer = TypeVar("Answer")
 
@@ -210,7 +211,7 @@ class ChildProcess(Generic[Answer]):
         answers: list[Answer] = []
         while self.ended is None:
             if self._clock.monotonic_ms() >= deadline_ms:
-                self._why = f"it did not stop within {within_ms} ms"
+                self._why = f"it did not stop within {duration_text(within_ms)}"
             answers += self.poll()
             if self.ended is None:
                 self._clock.sleep_ms(DRAIN_MS)

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from standfast.store.arguments import checked
 from standfast.store.errors import BadConfig, Closed, StandfastError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ EXAMPLE = "write http://host:8081, or several addresses with commas between them
 INSTALL = 'pip install "standfast[schema]"'
 
 
+@checked(BadConfig)
 class Registry:
     """A schema registry. Serdes that share one ask it once for each schema. Any thread may use it.
 
@@ -137,7 +139,7 @@ def refusing(what: str, make: Callable[[], Made]) -> Made:
 def _problems(url: object, settings: object, timeout_ms: object) -> list[str]:
     problems = []
     if not isinstance(url, str):
-        return [f"its address must be text, not {type(url).__name__}: {EXAMPLE}"]
+        return [f"url must be its address as text, not {type(url).__name__}: {EXAMPLE}"]
     for number, one in enumerate(url.split(",")):
         try:
             parts = urlsplit(one.strip())

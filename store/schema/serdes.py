@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, overload
 
+from standfast.store.arguments import checked_call
 from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
 from standfast.store.schema.registry import Registry, RegistryLike, refusing, registry_of, required
 from standfast.store.serde import Part, Serde
@@ -65,6 +66,7 @@ def avro(
     serializer: Settings = None,
     deserializer: Settings = None,
 ) -> Serde[T]: ...
+@checked_call(BadConfig)
 def avro(
     schema: AnySchema = None,
     *,
@@ -110,6 +112,7 @@ def avro(
     return _serde("avro", found, subject, writer, reader, asks=_refers(text))
 
 
+@checked_call(BadConfig)
 def protobuf(
     message: type[M],
     *,
@@ -164,6 +167,7 @@ def json_schema(
     serializer: Settings = None,
     deserializer: Settings = None,
 ) -> Serde[T]: ...
+@checked_call(BadConfig)
 def json_schema(
     schema: AnySchema = None,
     *,

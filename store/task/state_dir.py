@@ -104,15 +104,22 @@ class StateDir:
 
         The directory stays locked until every handle is closed, in every process: no new owner opens a task that a
         worker of a dead owner still has open. `member` is the instance id of this object. The owner decides which
-        session has which task. Raises InvalidRequest if the handle is not the lock of this directory.
+        session has which task. Raises InvalidRequest if the directory was removed or replaced since the lock was taken.
         """
         made = cls.__new__(cls)
         made.app = check_name("application", app)
         made.path = Path(root).absolute() / app
         with told("joining the state directory", made.path):
-            found, wanted = os.fstat(lock), (made.path / "LOCK").stat()
-        if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
-            raise InvalidRequest(f"handle {lock} is not the lock of {made.path}")
+            try:
+                same = os.path.samestat(os.fstat(lock), (made.path / "LOCK").stat())
+            except FileNotFoundError:
+                same = False
+        if not same:
+            raise InvalidRequest(
+                f"state directory {made.path} was removed or replaced while its instance runs: nothing can join "
+                "it: stop the instance and start it again, and keep the directory for as long as an instance runs "
+                "(changelogs have the rows, but for those of stores without a changelog)"
+            )
         made._lent = made._shared = True
         made._lock, made.instance_id = lock, member
         forks.dies_in_child(made)
@@ -347,13 +354,18 @@ def _listed(state_dir: Path) -> str:
 
 def owner_pid(state_path: Path) -> int | None:
     """The live process that owns the state directory `<state_dir>/<app>`, by its lock; or None."""
+    pid = noted_pid(state_path)
+    return pid if pid is not None and pid_alive(pid) else None
+
+
+def noted_pid(state_path: Path) -> int | None:
+    """The process that took the lock of `<state_dir>/<app>` last; None if it has closed it, or none ever did."""
     try:
         # Only read: an instance does not wait for this lock, so one that starts while a look holds it would end.
         words = (state_path / "LOCK").read_text(encoding="ascii", errors="replace").split()
     except OSError:
         return None
-    pid = int(words[1]) if len(words) == 2 and words[0] == "pid" and words[1].isdigit() else None
-    return pid if pid is not None and pid_alive(pid) else None
+    return int(words[1]) if len(words) == 2 and words[0] == "pid" and words[1].isdigit() else None
 
 
 def pid_alive(pid: int) -> bool:

@@ -34,7 +34,7 @@ from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.rows import RowLimits, StoreRows
-from standfast.store.specs import StoreSpec, definition_changes
+from standfast.store.specs import StoreSpec, as_stored, definition_changes
 from standfast.store.task import definitions_file
 from standfast.store.task.commit_record import (
     CUT_KEY,
@@ -131,7 +131,9 @@ class TaskStores:
         try:
             self.cut = self._load()
             self._create_families(app, shared)
-            self.stores: dict[str, AnyStore] = {spec.name: self._open_store(spec, self.buffer) for spec in specs}
+            self.stores: dict[str, AnyStore] = {
+                one.name: self._open_store(one, self.buffer) for one in self.specs.values()
+            }
         except BaseException:
             self.engine.close()
             raise
@@ -146,7 +148,7 @@ class TaskStores:
         if isinstance(asked, StoreSpec):
             found = self.store(asked.name)
             if asked is not found.spec:  # an equal definition is fine, also one that only lacks its source topic
-                given, declared = asked.definition(), found.spec.definition()
+                given, declared = asked.declaration(), found.spec.declaration()
                 changes = definition_changes(given, {setting: declared.get(setting) for setting in given})
                 if changes:
                     raise InvalidRequest(
@@ -570,6 +572,7 @@ class TaskStores:
         except Corruption as damage:
             damage.families = frozenset((DEFAULT_FAMILY,))
             raise
+        self.specs = as_stored(self.specs, stored, looks=self._careful)
         declared = {name: spec.placed_definition() for name, spec in self.specs.items()}
         self._refuse_changed(stored, declared)
         self._refuse_last_copies(stored, declared)

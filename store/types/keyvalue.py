@@ -3,16 +3,18 @@
     row     key -> [timestamp 8] value          one family, named like the store
     log     key -> value, record timestamp      compacted
 
-Rules of this file: semantics of Kafka Streams' KeyValueStore; ranges are in raw key order, both ends included.
+Rules of this file: semantics of Kafka Streams' KeyValueStore, but that ranges over numbers go by number; both ends of a
+range are included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import add
-from typing import Any, cast
+from typing import Any, Never, cast
 
-from standfast.store.arguments import pairs_of
+from standfast.store.arguments import MISSING, checked, no_option, pairs_of
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
@@ -23,6 +25,7 @@ from standfast.store.specs import K, KeyValueStore, V
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.typed import (
     NO_TIMESTAMP,
+    OF_THE_LIBRARY,
     TIME_MAX_MS,
     FamilyRows,
     LoggedRecord,
@@ -42,11 +45,13 @@ def after_prefix(prefix: bytes) -> bytes | None:
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
 
 
+@checked(InvalidRequest, *OF_THE_LIBRARY)
 class KeyValueState(TypedStore[KeyValueStore, K, V]):
     """A task's key-value store: the latest value of each key; `task.store(spec)` gives it.
 
-    Ranges are in raw key order: that of the serialised bytes, so int64 keys below 0 come after the others. A read or
-    write of one key looks in the buffer and then at one row of the database; a range costs a seek and its rows.
+    `range` over int64 and float64 keys is in the order of the numbers, over others in raw key order: that of the
+    serialised bytes, which `all` and `prefix_scan` always have. A read or write of one key looks in the buffer and then
+    at one row of the database; a range costs a seek and its rows, one over numbers below and above 0 two seeks.
 
     Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
     the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
@@ -74,8 +79,10 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
                 QUICK_BYTES, ENTRY_OVERHEAD_BYTES, TIMESTAMP_MAX_MS,
             )  # fmt: skip
 
-    def get(self, key: K) -> V | None:
+    def get(self, key: K, **unknown: Never) -> V | None:
         """The value of a key, or None. One look-up."""
+        if unknown or key is MISSING:
+            raise no_option(KeyValueState.get, unknown)
         row = self.rows.get(self.name, self._encode_key(key))
         return None if row is None else self._decode_value(row[self._skip :])
 
@@ -91,11 +98,13 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
             return None
         return ValueAndTimestamp(self._decode_value(row[8:]), TIMESTAMP.unpack_from(row)[0])
 
-    def put(self, key: K, value: V | None, timestamp: int | None = None) -> None:
+    def put(self, key: K, value: V | None, timestamp: int | None = None, **unknown: Never) -> None:
         """Set the value of a key; None deletes. The last put counts, whatever its timestamp (ms).
 
         Reads nothing: costs the serdes and an entry of the buffer.
         """
+        if unknown or key is MISSING or value is MISSING:  # any serde might write that
+            raise no_option(KeyValueState.put, unknown)
         access = self.rows
         if timestamp is None:
             timestamp = access.now_ms()
@@ -192,14 +201,34 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
     def range(
         self, key_from: K | None = None, key_to: K | None = None, *, reverse: bool = False
     ) -> StoreIterator[tuple[K, V]]:
-        """Rows (key, value) with key_from <= key <= key_to in raw key order, or in `reverse`; a None end is open.
+        """Rows (key, value) with key_from <= key <= key_to in order of keys, or in `reverse`; a None end is open.
 
-        Empty if key_from > key_to. The iterator reads rows as it goes, and gives those that the store had at the call.
-        It keeps files of the database in use: close it, or read it to its end.
+        The order of int64 and float64 keys is that of the numbers (-0.0 equals 0.0; NaN lies in no range, and as an end
+        it is an InvalidRequest), that of other keys is raw key order. Empty if key_from > key_to. The iterator reads
+        rows as it goes, and gives those that the store had at the call. It keeps files of the database in use: close
+        it, or read it to its end.
         """
-        start = None if key_from is None else self._encode_key(key_from)
-        end = None if key_to is None else self._encode_key(key_to) + b"\x00"  # the next key: the engine's end is open
-        return self._iterate(start, end, reverse)
+        low = None if key_from is None else self._encode_key(key_from)
+        high = None if key_to is None else self._encode_key(key_to)
+        return self.range_raw(low, high, reverse=reverse)
+
+    def range_raw(
+        self, low: bytes | None, high: bytes | None, *, reverse: bool = False, behind: bytes | None = None
+    ) -> StoreIterator[tuple[K, V]]:
+        """`range` of serialised keys; `behind`: only the rows after this key in the order of the range."""
+        if self.numbers is None:
+            end = None if high is None else high + b"\x00"  # the next key: the engine's end is open
+            if behind is not None and reverse:
+                end = behind if end is None else min(end, behind)
+            elif behind is not None:
+                low = max(low or b"", behind + b"\x00")
+            return self._iterate(low, end, reverse)
+        with self.rows.buffer.latch:  # both halves show the rows of one moment
+            scans = [
+                self.rows.scan(self.name, *span.bounds(), reverse=span.reverse)
+                for span in self.numbers.spans(low, high, store=self.name, reverse=reverse, behind=behind)
+            ]
+        return self.rows.iterate(self._decoded(chain(*scans)))
 
     def prefix_scan(self, prefix: K, *, reverse: bool = False) -> StoreIterator[tuple[K, V]]:
         """Rows (key, value) whose raw key begins with the serialised prefix, in raw key order or in `reverse`.
@@ -210,7 +239,7 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         return self._iterate(raw, after_prefix(raw), reverse)
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[K, V]]:
-        """Every row (key, value) in raw key order or in `reverse`; as `range` without ends."""
+        """Every row (key, value) in raw key order or in `reverse`."""
         return self._iterate(None, None, reverse)
 
     def approximate_num_entries(self) -> int:

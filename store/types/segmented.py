@@ -9,15 +9,18 @@ Rules of this file: it finds a row's family and the live families, by the pure r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from standfast.store.rows import StoreRows
+from standfast.store.results import Windowed
+from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, SessionStore, V, WindowStore
+from standfast.store.types.key_ranges import Span, turned
 from standfast.store.types.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms
 from standfast.store.types.typed import FamilyRows, TypedStore
 
 S = TypeVar("S", bound=WindowStore | SessionStore)
+T = TypeVar("T")
 
 
 class Segments:
@@ -138,3 +141,30 @@ class SegmentedStore(TypedStore[S, K, V]):
 
     def forget_families(self, families: Sequence[str]) -> None:
         self.segments.forget(families)
+
+    def _key_range(
+        self,
+        key_from: K | None,
+        key_to: K | None,
+        reverse: bool,
+        rows_of: Callable[[Span], Iterator[tuple[Windowed[K], V]]],
+    ) -> StoreIterator[tuple[Windowed[K], V]]:
+        """Rows of the keys from key_from to key_to in order; `rows_of` gives those of a byte range, by key and time."""
+        low = None if key_from is None else self._encode_key(key_from)
+        high = None if key_to is None else self._encode_key(key_to)
+        if self.numbers is None:
+            return self.rows.iterate(rows_of(Span(low, high, reverse)))
+        spans = self.numbers.spans(low, high, store=self.name, reverse=reverse)
+        with self.rows.buffer.latch:  # both halves show the rows of one moment
+            parts = [(rows_of(span), span.reverse != reverse) for span in spans]
+        return self.rows.iterate(_joined([turned(rows, _key_of) if against else rows for rows, against in parts]))
+
+
+def _key_of(row: tuple[Windowed[K], V]) -> K:
+    return row[0].key
+
+
+def _joined(parts: Sequence[Iterator[T]]) -> Iterator[T]:
+    # A generator and no chain, since an iterator of a store that is closed early closes it.
+    for part in parts:
+        yield from part

@@ -13,24 +13,27 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from standfast.store import session_key
+from standfast.store.arguments import checked
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
 from standfast.store.rows import StoreIterator
 from standfast.store.specs import K, SessionStore, V
+from standfast.store.types.key_ranges import Span
 from standfast.store.types.segmented import SegmentedStore
-from standfast.store.types.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
+from standfast.store.types.typed import NO_TIMESTAMP, OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow
 
 TIME_MAX = 2**63 - 1
 
 
+@checked(InvalidRequest, *OF_THE_LIBRARY, exact=("__init__", "put"))
 class SessionState(SegmentedStore[SessionStore, K, V]):
     """A task's session store: a value of each key, session start and end; `task.store(spec)` gives it.
 
     Reads hide rows once end <= observed stream time - `retention_ms`; whole segments of them are dropped later. A key's
-    sessions are ordered by end, then by start; ranges over keys are in raw key order (that of the serialised bytes). A
-    read or write of one session costs one look-up; a range a seek for each segment (a part of `retention_ms`) and its
-    rows.
+    sessions are ordered by end, then by start. Ranges over int64 and float64 keys are in the order of the numbers, over
+    others in raw key order (that of the serialised bytes), which `all` always has. A read or write of one session costs
+    one look-up; a range a seek for each segment (a part of `retention_ms`) and its rows.
 
     Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
     the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
@@ -87,7 +90,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
     def fetch_key_range(
         self, key_from: K | None, key_to: K | None, *, reverse: bool = False
     ) -> StoreIterator[tuple[Windowed[K], V]]:
-        """(Windowed, value) with key_from <= key <= key_to in raw key order or in `reverse`; a None key is open."""
+        """(Windowed, value) with key_from <= key <= key_to in order of keys or in `reverse`; a None key is open."""
         return self.find_sessions_key_range(key_from, key_to, 0, TIME_MAX, reverse=reverse)
 
     def find_sessions_key_range(
@@ -95,23 +98,18 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
     ) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed, value) with key_from <= key <= key_to, end >= earliest_end and start <= latest_start (ms).
 
-        In raw key order or in `reverse`; a None key is open (Kafka Streams: findSessions with keyFrom and keyTo,
-        backwardFindSessions for `reverse`). Reads all rows of these keys that end at `earliest_end` or later.
+        In order of keys, as `KeyValueState.range`, or in `reverse`; a None key is open (Kafka Streams: findSessions
+        with keyFrom and keyTo, backwardFindSessions for `reverse`). Reads all rows of these keys that end at
+        `earliest_end` or later; of float64 keys below 0 it holds one key's rows at a time.
         """
-        low_key = None if key_from is None else self._encode_key(key_from)
-        high_key = None if key_to is None else self._encode_key(key_to)
         first = max(self._bound("earliest_end", earliest_end), 0, self.segments.visible_from())
         latest_start = self._bound("latest_start", latest_start)
-        if low_key is not None and high_key is not None and low_key > high_key:
-            return self.rows.iterate(iter(()))
-        # No session ends later than the observed stream time, so this end narrows the range most.
-        low, high = session_key.range_bounds(low_key, high_key, first, max(self.rows.observed_ms, first))
-        scan = self.rows.scan_all(self.segments.families(first), low, high, reverse=reverse)
-        return self.rows.iterate(self._found(scan, low_key, high_key, first, latest_start))
+        return self._key_range(key_from, key_to, reverse, lambda span: self._of_span(span, first, latest_start))
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed, value) of every session within retention, in raw key order or in `reverse`."""
-        return self.fetch_key_range(None, None, reverse=reverse)
+        first = max(0, self.segments.visible_from())
+        return self.rows.iterate(self._of_span(Span(None, None, reverse), first, TIME_MAX))
 
     def get_row(self, row_key: bytes, end: int) -> bytes | None:
         """The stored row of a session, also of one that reads hide; for aggregations, which know its key bytes."""
@@ -170,6 +168,15 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
         if self._time("session start", start) > self._time("session end", end):
             raise InvalidRequest(f"store {self.name!r}: a session cannot start at {start} and end earlier, at {end}")
         return session_key.pack(raw_key, start, end)
+
+    def _of_span(self, span: Span, first: int, latest_start: int) -> Iterator[tuple[Windowed[K], V]]:
+        """Sessions of these keys with end >= first, by key and then by end; the scan begins with this call."""
+        if span.empty:
+            return iter(())
+        # No session ends later than the observed stream time, so this end narrows the range most.
+        low, high = session_key.range_bounds(span.low, span.high, first, max(self.rows.observed_ms, first))
+        scan = self.rows.scan_all(self.segments.families(first), low, high, reverse=span.reverse)
+        return self._found(scan, span.low, span.high, first, latest_start)
 
     def _found(
         self, scan: Iterator[Row], low: bytes | None, high: bytes | None, first: int, latest_start: int

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy
 from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from standfast.store.engine import KeyRange
 from standfast.store.errors import InvalidRequest
 from standfast.store.rows import StoreRows
-from standfast.store.serde import serde_error
+from standfast.store.serde import Serde, serde_error
 from standfast.store.specs import K, StoreSpec, V
+from standfast.store.types.key_ranges import number_order
 from standfast.store.value_timestamp import TIMESTAMP
 
 S = TypeVar("S", bound=StoreSpec)
@@ -42,6 +44,11 @@ LogicalRow: TypeAlias = tuple[bytes, int, bytes]
 # Timestamp of a logical row whose store keeps none (plain stores, sessions).
 NO_TIMESTAMP = -1
 TIME_MAX_MS = 2**63 - 1
+# Methods of stores that only the library calls, some for every record: their arguments are not checked.
+OF_THE_LIBRARY = (
+    "bind", "expired_families", "expired_ranges", "forget_families", "get_row", "logical_rows", "put_raw",
+    "put_raw_all", "put_row", "quicken", "restore", "rows_from", "rows_of", "takes_family",
+)  # fmt: skip
 
 
 class TypedStore(ABC, Generic[S, K, V]):
@@ -58,10 +65,17 @@ class TypedStore(ABC, Generic[S, K, V]):
         """Use the serdes for the bytes of this topic, the store's changelog; None: serdes that need no topic."""
         key, value = self.spec.key, self.spec.value
         self.topic = topic
-        self.key_serde = key if topic is None else key.of_topic(topic, "key")
+        self.key_serde = key.of_part("key") if topic is None else key.of_topic(topic, "key")
         self.value_serde = value if topic is None else value.of_topic(topic, "value")
+        self.numbers = number_order(self.key_serde)  # None: ranges of keys are in byte order
         self._write_key, self._read_key = self.key_serde.serialize, self.key_serde.deserialize
         self._write_value, self._read_value = self.value_serde.serialize, self.value_serde.deserialize
+
+    def ranged_by(self, key: Serde[Any]) -> Self:
+        """The same store, whose ranges of keys go by the numbers of this serde, if it is one of numbers."""
+        made = copy(self)
+        made.numbers = number_order(key)
+        return made
 
     def quicken(self, module: Any) -> None:
         """Use the compiled module, where it has a part for this type, from now on: the same calls in less time."""

@@ -11,14 +11,19 @@ from the observed stream time and is readable after a reopen, because reads find
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from typing import cast
 
-from standfast.store.engine import Engine, KeyRange
+from standfast.store.arguments import checked
+from standfast.store.engine import Engine, KeyRange, Row
+from standfast.store.errors import InvalidRequest
 from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED, VersionedRecord
 from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, V, VersionedStore
 from standfast.store.types.segments import versioned_segment_interval_ms
-from standfast.store.types.typed import FamilyRows, LoggedRecord, LogicalRow, TypedStore
+from standfast.store.types.typed import OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow, TypedStore
 from standfast.store.types.versioned_put import History, put_version
 from standfast.store.versioned_row import (
     LATEST_PREFIX,
@@ -71,6 +76,10 @@ def versions_in(row_key: bytes, row: bytes, kept_after: int) -> Iterator[Logical
             yield key, valid_from, version
 
 
+def _key_of(row: Row) -> bytes:
+    return row[0][8:]
+
+
 def replay_key(
     history_retention_ms: int, key: bytes, puts: Iterable[tuple[int, bytes | None, int]], observed_ms: int
 ) -> dict[bytes, bytes]:
@@ -100,6 +109,7 @@ class _KeySpace:
         self.rows[row_key] = row
 
 
+@checked(InvalidRequest, *OF_THE_LIBRARY, exact=("__init__", "put", "get", "delete"))
 class VersionedState(TypedStore[VersionedStore, K, V]):
     """A task's versioned store: a history of values of each key; `task.store(spec)` gives it.
 
@@ -218,6 +228,17 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
         kept_after = self._history_from()
         for row_key, raw in self.rows.committed(self.name):
             yield from versions_in(row_key, raw, kept_after)
+
+    def logical_rows_in_order(self, low: bytes | None, high: bytes | None) -> Iterator[LogicalRow]:
+        """Versions of the numbers from low to high, keys of 8 bytes, in the order of the numbers and then of time."""
+        assert self.numbers is not None
+        history, kept_after = self._history(), self._history_from()
+        prefixes = [*map(segment_prefix, range(history.first, history.last + 1)), LATEST_PREFIX]
+        for span in self.numbers.spans(low, high, store=self.name):
+            scans = [self.rows.scan(self.name, *span.bounds(prefix), reverse=span.reverse) for prefix in prefixes]
+            for _, rows in groupby(merge(*scans, key=_key_of, reverse=span.reverse), _key_of):
+                found = (version for row_key, row in rows for version in versions_in(row_key, row, kept_after))
+                yield from sorted(found, key=itemgetter(1))
 
     def families(self) -> list[str]:
         return [self.name]

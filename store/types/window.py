@@ -4,7 +4,8 @@
     log     the same key           ->  value                    compacted and deleted by retention
 
 Rules of this file: semantics of Kafka Streams' WindowStore. Reads hide rows once start <= observed - retention; a
-late row of a dead segment is refused and counted. Range results are in raw key order over all segments.
+late row of a dead segment is refused and counted. Range results are in key order over all segments: raw key order, or
+that of the numbers.
 """
 
 from __future__ import annotations
@@ -13,25 +14,29 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from standfast.store import window_key
+from standfast.store.arguments import checked
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp, Windowed
 from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, V, WindowStore
+from standfast.store.types.key_ranges import Span
 from standfast.store.types.segmented import SegmentedStore
-from standfast.store.types.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
+from standfast.store.types.typed import NO_TIMESTAMP, OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow
 from standfast.store.value_timestamp import TIMESTAMP
 
 SEQUENCE_MASK = 0x7FFFFFFF
 TIME_MAX = 2**63 - 1
 
 
+@checked(InvalidRequest, *OF_THE_LIBRARY, exact=("__init__", "put", "fetch"))
 class WindowState(SegmentedStore[WindowStore, K, V]):
     """A task's window store: a value of each key and window start; `task.store(spec)` gives it.
 
     Reads hide rows once start <= observed stream time - `retention_ms`; whole segments of them are dropped later. Key
-    ranges are in raw key order (that of the serialised bytes), each key's rows in time order. A read or write of one
-    window costs one look-up; a range a seek for each segment (a part of `retention_ms`) within its times, and its rows.
+    ranges over int64 and float64 are in the order of the numbers, over others in raw key order (that of the serialised
+    bytes), which `fetch_all` and `all` always have; each key's rows are in time order. A read or write of one window
+    costs one look-up; a range a seek for each segment (a part of `retention_ms`) within its times, and its rows.
 
     Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
     the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
@@ -110,26 +115,21 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
     ) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed(key, start, end), value) with key_from <= key <= key_to and time_from <= start <= time_to (ms).
 
-        In raw key order and then by time, or in `reverse`; a None key is open. It reads all rows of these keys within
-        the segments of these times, and skips rows of other times.
+        In order of keys, as `KeyValueState.range`, and then by time, or in `reverse`; a None key is open. It reads all
+        rows of these keys within the segments of these times, and skips rows of other times. Of float64 keys below 0 it
+        holds one key's rows at a time.
         """
-        low_key = None if key_from is None else self._encode_key(key_from)
-        high_key = None if key_to is None else self._encode_key(key_to)
         first, time_to = self._first(time_from), self._bound("time_to", time_to)
-        if first > time_to or (low_key is not None and high_key is not None and low_key > high_key):
-            return self.rows.iterate(iter(()))
-        # No window starts later than the observed stream time, so the smaller end narrows the range more.
-        low, high = window_key.range_bounds(low_key, high_key, first, min(time_to, max(self.rows.observed_ms, first)))
-        scan = self._scan(self.segments.families(first, time_to), low, high, reverse)
-        return self.rows.iterate(self._of_range(scan, low_key, high_key, first, time_to))
+        return self._key_range(key_from, key_to, reverse, lambda span: self._of_span(span, first, time_to))
 
     def fetch_all(self, time_from: int, time_to: int, *, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
-        """(Windowed, value) of every key with time_from <= start <= time_to (ms), as `fetch_key_range` without keys."""
-        return self.fetch_key_range(None, None, time_from, time_to, reverse=reverse)
+        """(Windowed, value) of every key with time_from <= start <= time_to (ms), in raw key order or in `reverse`."""
+        first, time_to = self._first(time_from), self._bound("time_to", time_to)
+        return self.rows.iterate(self._of_span(Span(None, None, reverse), first, time_to))
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed, value) of every row within retention, in raw key order and then by time, or in `reverse`."""
-        return self.fetch_key_range(None, None, 0, TIME_MAX, reverse=reverse)
+        return self.fetch_all(0, TIME_MAX, reverse=reverse)
 
     def get_row(self, row_key: bytes, start: int) -> bytes | None:
         """The stored row of a window, also of one that reads hide; for aggregations, which know its key bytes."""
@@ -223,6 +223,15 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
                 start = window_key.start_of(key)
                 if first <= start <= last:
                     yield start, self._decode_value(row[self._skip :])
+
+    def _of_span(self, span: Span, first: int, last: int) -> Iterator[tuple[Windowed[K], V]]:
+        """Rows of these keys with first <= start <= last, by key and then by time; the scan begins with this call."""
+        if first > last or span.empty:
+            return iter(())
+        # No window starts later than the observed stream time, so the smaller end narrows the range more.
+        low, high = window_key.range_bounds(span.low, span.high, first, min(last, max(self.rows.observed_ms, first)))
+        scan = self._scan(self.segments.families(first, last), low, high, span.reverse)
+        return self._of_range(scan, span.low, span.high, first, last)
 
     def _of_range(
         self, scan: Iterator[Row], low: bytes | None, high: bytes | None, first: int, last: int

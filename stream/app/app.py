@@ -21,17 +21,17 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast, get_args
 
 from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.listeners import Listener
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
-from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
+from standfast.store.arguments import checked, is_whole, list_problems, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
-from standfast.store.names import check_name, check_topic, few
+from standfast.store.names import check_name, check_topic
 from standfast.store.process.interrupts import Apart, Flag
 from standfast.store.process.parent import lent_channel
 from standfast.store.rows import VALUE_MAX_BYTES
@@ -40,6 +40,7 @@ from standfast.store.specs import KeyValueStore, StoreSpec
 from standfast.stream.app.producer import Producer, formats_of
 from standfast.stream.deaths.death_notes import note_former_deaths
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
+from standfast.stream.dsl.ways import APP, no_step
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runtime.group_consumers import GroupConsumers
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
@@ -54,6 +55,7 @@ from standfast.stream.task.settings import (
     DISCOVERY_DEFAULT_MS,
     SessionOptions,
     SessionSettings,
+    twice_problems,
 )
 from standfast.stream.topology.assembly import Assembled, assemble, create_absent, external_topics
 from standfast.stream.topology.calls import async_problem, is_async
@@ -77,6 +79,7 @@ POLL_MS = 50
 PARTITIONS_MAX = 10_000  # of a source of one's own: each is a task with a thread
 
 
+@checked(BadConfig)
 @spelled_out({SessionOptions: SessionSettings, SourceOptions: SourceSettings, TableOptions: SourceSettings})
 class App:
     """A stream application. Its tasks, one per sub-topology and partition, are shared out among live instances.
@@ -144,7 +147,7 @@ class App:
         refuse(_setting_problems(settings))
         found = _argument_problems(stores, listeners, default_key_serde, default_value_serde)
         found += [] if state_dir is None else path_problems("state_dir", state_dir)
-        refuse([*found, *workers_problems(workers)])
+        refuse([*found, *workers_problems(workers)] or twice_problems(stores := tuple(stores)))
         _check_kinds(log, log_format, restart, create_topics=create_topics, tracing=tracing)
         if log is not None:
             log = with_settings(log, settings.get("kafka"))
@@ -216,6 +219,11 @@ class App:
         self.commit_interval_ms = cast("int | None", own["commit_interval_ms"])
         self.log_format, self.workers = cast("Any", own["log_format"]), cast("Any", own["workers"])
         self.discovery_interval_ms = options.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
+
+    if not TYPE_CHECKING:  # type checkers know every name, and would take any with this
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(App, name, APP)
 
     # --- declaration ---
 
@@ -315,9 +323,6 @@ class App:
         With `timestamp` or `invalid_timestamp` rows differ from those of the topic, so that the store has a changelog
         of its own: such a change makes another store, for which the application is reset or another name given.
         """
-        unknown = few(sorted(options.keys() - TableOptions.__annotations__.keys()))
-        if unknown:  # such as `late`: rows would be missing in the table, though not after a restore from its topic
-            raise TypeError(f"table() takes no {unknown}: read the topic as a stream for that")
         name = topic if store is None else store
         check_topic(topic)
         if store is None and name not in self.builder.specs:

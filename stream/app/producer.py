@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from standfast.replication.log import Headers, Log, Outgoing, TopicInfo
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.topics.fixes import Fixes
+from standfast.store.arguments import checked
 from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, InvalidRequest, TooLarge
@@ -74,6 +75,7 @@ def formats_of(builder: TopologyBuilder) -> dict[str, Format]:
     return found
 
 
+@checked(InvalidRequest, exact=("send", "check"))
 class Producer(Closing):
     """Writes records as the application's sinks do. Get one with `app.producer()`; use it in a with block, or close it.
 

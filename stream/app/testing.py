@@ -32,7 +32,7 @@ from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.store.arguments import INT64_MAX, flag_problems, is_whole
+from standfast.store.arguments import INT64_MAX, checked, flag_problems, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, DiskFull, InternalError, InvalidRequest
@@ -62,6 +62,7 @@ CALL_WAIT_MS = 50  # between two looks at calls in flight
 ROUNDS_MAX = 10_000  # a driver that makes no progress ends with an error instead of a test that hangs
 
 
+@checked(InvalidRequest)
 class Driver(Closing):
     """Runs all tasks of an application. `partitions`: the partition count of its topics; 1 by default.
 
@@ -318,8 +319,6 @@ class Driver(Closing):
         runner = self._runners[TaskId(self._readers[one.topic], one.partition)]
         runner.take_collected(one, [(record, offset)], at_end=True)
         self._settle()
-        if self._commit_each_record:
-            self.commit()
         if self._commit_each_record:
             self.commit()
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from standfast.store.arguments import check_functions, refuse
+from standfast.store.arguments import check_functions, checked, refuse
 from standfast.store.errors import BadConfig
 from standfast.store.names import check_name, few
 from standfast.store.serde import Serde, serde_problems
+from standfast.stream.dsl.ways import STREAM, TABLE, no_step
 from standfast.stream.signatures import spelled_out
 from standfast.stream.topology.calls import (
     AsyncOptions,
@@ -77,6 +78,7 @@ class Defaults:
     value: Serde[Any]
 
 
+@checked(BadConfig, "__init__", exact=("join", "left_join"))
 @spelled_out({AsyncOptions: Calls})
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -88,6 +90,11 @@ class Stream:
     key: SerdeOrNone = None
     value: SerdeOrNone = None
     rekeyed: bool = False
+
+    if not TYPE_CHECKING:  # type checkers know every name, and would take any with this
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(type(self), name, (STREAM, TABLE)[isinstance(self, Table)])
 
     def filter(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
         """Records for which `predicate(key, value)` is true."""
@@ -326,11 +333,13 @@ class Stream:
         self, table: Table, joiner: Callable[[Any, Any], Any], left: bool, value: SerdeOrNone, step: StepOptions
     ) -> Stream:
         if not isinstance(table, Table) or table.store is None:
+            why = "this table has none, or was filtered or mapped"
+            if not isinstance(table, Table):
+                why = (
+                    f"this is a {type(table).__name__}. Of two streams write one to a topic, and read that by app.table"
+                )
             raise BadConfig(
-                [
-                    "a stream is joined with a table that has a store, such as app.table(topic) or .count(store): this "
-                    "one has none, or was filtered or mapped"
-                ]
+                [f"a stream is joined with a table that has a store, such as app.table(topic) or .count(store): {why}"]
             )
         self._check("left_join" if left else "join", value, joiner=joiner)
         name = step.get("name")
@@ -426,6 +435,7 @@ class Stream:
         return self.value or self.defaults.value
 
 
+@checked(BadConfig, "__init__")
 @spelled_out({})
 @dataclass(frozen=True, slots=True)
 class Table(Stream):
@@ -482,14 +492,10 @@ class Table(Stream):
 
 
 def named_step(builder: TopologyBuilder, kind: str, step: StepOptions) -> tuple[str, ErrorPolicy | None]:
-    """Name and policy of a step. TypeError for an option that no step has, BadConfig for an invalid one."""
-    given, on_error = _split(**step)
+    """Name and policy of a step. BadConfig for an invalid option."""
+    given = step.get("name")
     name = builder.new_name(kind) if given is None else check_name("step", given)
-    return name, step_policy(name, **on_error)
-
-
-def _split(*, name: str | None = None, **on_error: Unpack[OnErrorOptions]) -> tuple[str | None, OnErrorOptions]:
-    return name, on_error
+    return name, step_policy(name, step.get("on_error"), step.get("dead_letter"))
 
 
 def store_of_kind(builder: TopologyBuilder, name: str, kinds: Sequence[type], what: str) -> Any:

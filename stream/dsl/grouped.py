@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
-from standfast.store.arguments import check_functions
+from standfast.store.arguments import check_functions, checked
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
 from standfast.stream.dsl.aggregate import Aggregate
@@ -27,6 +27,7 @@ from standfast.stream.dsl.closing import Closing, WindowOptions
 from standfast.stream.dsl.fluent import Stream, Table, named_step, store_of_kind
 from standfast.stream.dsl.session_aggregate import SessionAggregate
 from standfast.stream.dsl.sliding_aggregate import SlidingAggregate
+from standfast.stream.dsl.ways import GROUPED, WINDOWED, no_step
 from standfast.stream.dsl.windowed_aggregate import ClosingAggregation, WindowedAggregate, numbers_of
 from standfast.stream.dsl.windowed_serde import session_windowed, windowed
 from standfast.stream.emit import ON_WINDOW_UPDATE, EmitStrategy
@@ -39,12 +40,18 @@ from standfast.stream.windows import AnyWindows, SessionWindows, SlidingWindows
 Reduce = Callable[[Any, Any], Any]
 
 
+@checked(BadConfig, "__init__", exact=("count", "reduce", "aggregate", "window"))
 @spelled_out({})
 @dataclass(frozen=True, slots=True)
 class GroupedStream:
     """A stream grouped by key."""
 
     stream: Stream
+
+    if not TYPE_CHECKING:  # type checkers know every name, and would take any with this
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(GroupedStream, name, GROUPED)
 
     def count(self, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]) -> Table:
         """Number of records per key; those without a value are skipped and counted as dropped."""
@@ -84,6 +91,7 @@ class GroupedStream:
         return Table(stream.builder, node, stream.defaults, spec.key, spec.value, False, store)
 
 
+@checked(BadConfig, "__init__", exact=("count", "reduce", "aggregate"))
 @spelled_out({WindowOptions: Closing})
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
@@ -91,6 +99,11 @@ class WindowedStream:
 
     stream: Stream
     windows: AnyWindows
+
+    if not TYPE_CHECKING:  # as for a grouped stream
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(WindowedStream, name, WINDOWED)
 
     def count(self, store: str, **options: Unpack[WindowOptions]) -> Table:
         """Number of records per key and window; those without a value count too, except by sliding windows."""
@@ -128,7 +141,7 @@ class WindowedStream:
         return not isinstance(self.windows, SlidingWindows)
 
     def _into(self, store: str, aggregator: Aggregator, what: str, options: WindowOptions) -> Table:
-        closing, step = _split(what, options)
+        closing, step = _split(options)
         windows, builder = self.windows, self.stream.builder
         kind = SessionStore if isinstance(windows, SessionWindows) else WindowStore
         spec = store_of_kind(builder, store, (kind,), f"{what} by {type(windows).__name__}")
@@ -149,11 +162,8 @@ def _processor_for(windows: AnyWindows) -> type[ClosingAggregation[Any]]:
     return SlidingAggregate if isinstance(windows, SlidingWindows) else WindowedAggregate
 
 
-def _split(what: str, options: WindowOptions) -> tuple[Closing, StepOptions]:
-    """The settings of the windows, and those of any step. TypeError for others."""
-    unknown = ", ".join(options.keys() - WindowOptions.__annotations__.keys())
-    if unknown:
-        raise TypeError(f"{what}() takes no {unknown}")
+def _split(options: WindowOptions) -> tuple[Closing, StepOptions]:
+    """The settings of the windows, and those of any step."""
     closing = Closing(
         emit=options.get("emit", ON_WINDOW_UPDATE),
         close_after_ms=options.get("close_after_ms"),

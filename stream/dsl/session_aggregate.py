@@ -21,15 +21,21 @@ from typing import Any
 
 from standfast.replication.log import Headers
 from standfast.store import session_key
+from standfast.store.arguments import unchecked
 from standfast.store.results import Windowed
 from standfast.stream.dsl.windowed_aggregate import ClosingAggregation
 from standfast.stream.open_windows import Entry
 from standfast.stream.record import Record
+from standfast.stream.topology.processor import Context
 from standfast.stream.windows import SessionWindows, Window
 
 
 class SessionAggregate(ClosingAggregation[SessionWindows]):
     """Count, reduce and aggregate by key and session."""
+
+    def init(self, context: Context) -> None:
+        super().init(context)
+        self.search_bounds, self.merged = unchecked(self.windows.search_bounds), unchecked(self.windows.merge)
 
     def process(self, record: Record) -> None:
         key, value, stamp, headers, _ = record
@@ -37,12 +43,12 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
             return
         raw_key = self.encode_key(key)
         through = self.observe(stamp, headers)
-        earliest_end, latest_start = self.windows.search_bounds(stamp)
+        earliest_end, latest_start = self.search_bounds(stamp)
         # Joining a session that was emitted would put its records into two final results.
         if self.finals is not None and earliest_end <= through:
             earliest_end = through + 1
         rows = {Window(start, end): row for start, end, row in self.state.rows_of(raw_key, earliest_end, latest_start)}
-        session, absorbed, removed = self.windows.merge(rows, stamp)
+        session, absorbed, removed = self.merged(rows, stamp)
         if session.end <= through:
             self.missed(record, [session], whole=True)
             return

@@ -8,14 +8,20 @@ Semantics of Kafka Streams' KStreamSlidingWindowAggregate.
 from __future__ import annotations
 
 from standfast.store import window_key
+from standfast.store.arguments import unchecked
 from standfast.store.value_timestamp import TIMESTAMP
 from standfast.stream.dsl.windowed_aggregate import StartedWindows
 from standfast.stream.record import Record
+from standfast.stream.topology.processor import Context
 from standfast.stream.windows import SlidingWindows
 
 
 class SlidingAggregate(StartedWindows[SlidingWindows]):
     """Count, reduce and aggregate by key and sliding window."""
+
+    def init(self, context: Context) -> None:
+        super().init(context)
+        self.search_starts, self.plan = unchecked(self.windows.search_starts), unchecked(self.windows.plan)
 
     def process(self, record: Record) -> None:
         key, value, stamp, headers, _ = record
@@ -23,12 +29,12 @@ class SlidingAggregate(StartedWindows[SlidingWindows]):
             return
         raw_key = self.encode_key(key)
         through = self.observe(stamp, headers)
-        low, high = self.windows.search_starts(stamp)
+        low, high = self.search_starts(stamp)
         # All of them before the first write: the plan refers to rows before the record.
         rows = dict(self.state.rows_of(raw_key, low, high))
         stored = [(start, TIMESTAMP.unpack_from(row)[0]) for start, row in rows.items()]
         # The plan subtracts the delay itself.
-        plan = self.windows.plan(stamp, stored, through + self.delay_ms)
+        plan = self.plan(stamp, stored, through + self.delay_ms)
         if plan.dropped:
             # A window that the record makes for later records, right of itself, does not hold the record.
             self.missed(record, plan.dropped, whole=not any(change.adds for change in plan.changes))

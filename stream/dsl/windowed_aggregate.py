@@ -28,6 +28,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from standfast.replication.log import Headers
 from standfast.store import window_key
+from standfast.store.arguments import unchecked
 from standfast.store.results import Windowed
 from standfast.store.value_timestamp import TIMESTAMP, VALUE
 from standfast.store.window_key import end_of
@@ -241,6 +242,7 @@ class WindowedAggregate(StartedWindows[A]):
 
     def init(self, context: Context) -> None:
         super().init(context)
+        self.windows_for = unchecked(self.windows.windows_for)
         self.tumbling = isinstance(self.windows, TumblingWindows)
         # Of the window start in hand, since most records share it: see `turn_to`.
         self.known: Known = (-1, b"", None, -1)
@@ -261,7 +263,7 @@ class WindowedAggregate(StartedWindows[A]):
             if start + size <= through or not self.update(record, raw_key, start, key, value, stamp):
                 self.missed(record, [(start, end_of(start, size))], whole=True)
             return
-        windows = self.windows.windows_for(stamp)
+        windows = self.windows_for(stamp)
         late = [
             (start, end)
             for start, end in windows

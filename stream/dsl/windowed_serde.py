@@ -26,11 +26,13 @@ _END_START = struct.Struct(">qq")
 def windowed(key: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
     """For `Windowed(key, start, start + size_ms)`: keys of tumbling, hopping, sliding and unlimited windows."""
 
+    write = key.of_part("key").serialize
+
     def serialize(given: Windowed[Any]) -> bytes:
         plain, start, end = _checked(given)
         if end != end_of(start, size_ms):
             raise ValueError(f"window {start}..{end} is not {size_ms} ms long")
-        return key.serialize(plain) + _START.pack(start)
+        return write(plain) + _START.pack(start)
 
     def deserialize(raw: bytes) -> Windowed[Any]:
         start = _START.unpack_from(raw, len(raw) - _START.size)[0]
@@ -44,9 +46,11 @@ def windowed(key: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
 def session_windowed(key: Serde[Any]) -> Serde[Windowed[Any]]:
     """For `Windowed(key, start, end)` of a session, both times included."""
 
+    write = key.of_part("key").serialize
+
     def serialize(given: Windowed[Any]) -> bytes:
         plain, start, end = _checked(given)
-        return key.serialize(plain) + _END_START.pack(end, start)
+        return write(plain) + _END_START.pack(end, start)
 
     def deserialize(raw: bytes) -> Windowed[Any]:
         end, start = _END_START.unpack_from(raw, len(raw) - _END_START.size)

@@ -26,6 +26,7 @@ from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
+from standfast.store.timestamps import duration_text
 from standfast.stream.topology.calls import CALL, Call, CallStep
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ class CallLoop:
         if now_ns - self._suspect_ns < BLOCKED_MS * NS_PER_MS:
             return
         text = (
-            f"a function blocks the event loop of asynchronous steps, for {blocked_ms:,} ms now, at {_place(frame)}; "
-            f"no other call goes on meanwhile ({what()}): await there, or call the function by asyncio.to_thread"
+            f"a function blocks the event loop of asynchronous steps, for {duration_text(blocked_ms)} now, at "
+            f"{_place(frame)}; no other call goes on meanwhile ({what()}): await there, or call the function by "
+            "asyncio.to_thread"
         )
         if blocked_ms >= BLOCKED_MAX_MS:
             self._abandon()
@@ -121,7 +123,9 @@ class CallLoop:
             step()
             if measured_ns() >= until_ns:
                 future.cancel()
-                raise InvalidRequest(f"{what} has not ended after {max_ms:,} ms{self._where()}: make it end sooner")
+                raise InvalidRequest(
+                    f"{what} has not ended after {duration_text(max_ms)}{self._where()}: make it end sooner"
+                )
         error = future.result()
         if error is not None:
             raise error
@@ -285,7 +289,7 @@ async def _end_attempt(call: Call, attempt: asyncio.Future[BaseException | None]
         place = _waiting_at(attempt)
         name = inspect.unwrap(getattr(call.step.processor, "function", call.step.processor.process)).__qualname__
         raise InvalidRequest(
-            f"{call}: {name} still runs {CANCEL_MS:,} ms after it was cancelled"
+            f"{call}: {name} still runs {duration_text(CANCEL_MS)} after it was cancelled"
             + ("" if place is None else f", at {_place(place)}")
             + ": let asyncio.CancelledError pass"
         )

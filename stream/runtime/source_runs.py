@@ -21,6 +21,7 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.process.interrupts import Flag
+from standfast.store.timestamps import duration_text
 from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.runtime.source_run import RunState, SourceRun
@@ -164,7 +165,7 @@ class SourceRuns:
         if not hanging:
             return None
         return InvalidRequest(
-            f"cancelled, and not ended within {self._cancel_timeout_ms} ms: {few(hanging, '; ')}; it cannot begin "
-            "again in this process, as two threads would read: let run() return once context.cancelled is true or "
-            "cancel() is called, or raise source_cancel_timeout_ms"
+            f"cancelled, and not ended within {duration_text(self._cancel_timeout_ms)}: {few(hanging, '; ')}; it "
+            "cannot begin again in this process, as two threads would read: let run() return once context.cancelled "
+            "is true or cancel() is called, or raise source_cancel_timeout_ms"
         )

@@ -26,6 +26,7 @@ from typing import Any
 from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.histogram import SECONDS_PER_NS
+from standfast.store.timestamps import duration_text
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, NS_PER_MS, CallLoop
 from standfast.stream.task.task import Task
@@ -156,8 +157,8 @@ class TaskCalls:
         for call in running:
             if not call.ended:
                 raise InvalidRequest(
-                    f"{call}: not ended {CANCEL_MS + SPARE_MS:,} ms after it was cancelled, because a function blocks "
-                    "the event loop: await there, or call the function by asyncio.to_thread"
+                    f"{call}: not ended {duration_text(CANCEL_MS + SPARE_MS)} after it was cancelled, because a "
+                    "function blocks the event loop: await there, or call the function by asyncio.to_thread"
                 )
             if call.ignored and call.error is not None:
                 raise call.error

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from standfast.replication.offsets import TaskId
+from standfast.store.arguments import checked
 from standfast.store.errors import Closed, InvalidRequest
 from standfast.stream.session.session import Session as BlockingSession
 from standfast.stream.session.session_tasks import source_partitions
@@ -101,6 +102,7 @@ class _Same(Generic[T]):
         return described if one is None else self._get(one.blocking)
 
 
+@checked(InvalidRequest)
 class Session:
     """The asyncio variant of `standfast.Session`, with the same arguments and errors; opened by `async with`.
 

@@ -27,6 +27,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
+from standfast.store.timestamps import duration_text
 from standfast.stream.task.statistics import SessionCounters
 
 
@@ -143,13 +144,13 @@ class LeaseKeeper:
         busy = self.busy(now_ms)
         if still and not self._stalled:
             logger.error(
-                "no progress for %d ms (%s): the lease is not renewed, so that a standby takes the tasks over; give "
+                "no progress for %s (%s): the lease is not renewed, so that a standby takes the tasks over; give "
                 "max_stall_ms more than one record or one commit may take",
-                self._max_stall_ms + words[ALLOWED],
+                duration_text(self._max_stall_ms + words[ALLOWED]),
                 " and ".join(still),
                 extra=as_event("lease_withheld", silent_ms=self._max_stall_ms + words[ALLOWED]),
             )
-            self.progress.on_stall(f"no progress for {self._max_stall_ms + words[ALLOWED]} ms")
+            self.progress.on_stall(f"no progress for {duration_text(self._max_stall_ms + words[ALLOWED])}")
         self._stalled = still
         self._withheld |= bool(still)
         process = self._process

@@ -45,6 +45,7 @@ from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
+from standfast.store.timestamps import duration_text
 from standfast.stream.session.local_part import Part
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.writers import Writers
@@ -329,9 +330,9 @@ class ManagedPlacement:
         if not self._busy_lead.takes(busy, able, lease_ms, now_ms):
             return False
         logger.warning(
-            "%s leads application %s and has not looked at the placement for %d ms, while a decision waits: this "
+            "%s leads application %s and has not looked at the placement for %s, while a decision waits: this "
             "instance takes the lead",
-            *(leader, self._instance.app, busy[leader].look_ms),
+            *(leader, self._instance.app, duration_text(busy[leader].look_ms)),
             extra=as_event("lead_taken", app=self._instance.app, leader=leader, busy_ms=busy[leader].look_ms),
         )
         return True
@@ -603,7 +604,9 @@ def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker:
     counters.pause_seconds[(pause.kind,)].observe(pause.ms / 1_000)
     where = "this instance" if worker is None else f"worker {worker}"
     about = as_event("task_arrived", task=task, pause_ms=pause.ms, kind=pause.kind, generation=pause.generation)
-    logger.info("task %s runs on %s, after a %s pause of %d ms", task, where, pause.kind, pause.ms, extra=about)
+    logger.info(
+        "task %s runs on %s, after a %s pause of %s", task, where, pause.kind, duration_text(pause.ms), extra=about
+    )
 
 
 def _slots(missing: int) -> str:

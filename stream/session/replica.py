@@ -23,7 +23,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.read_only import ReadOnlyLog
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.foreign import foreign_changelog
-from standfast.store.arguments import name_problems, refuse
+from standfast.store.arguments import checked, name_problems, refuse
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
@@ -48,6 +48,7 @@ class ReplicaOptions(TypedDict, total=False):
     kafka: Mapping[str, Any] | None
 
 
+@checked(InvalidRequest)
 @spelled_out({ReplicaOptions: SessionSettings})
 class Replica(Session):
     """Follows the changelogs of application `app`, whose id is the one in their names.

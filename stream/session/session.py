@@ -28,7 +28,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.replication.tail.open_log import disk_guard, open_log, parse_address
-from standfast.store.arguments import flag_problems, list_problems, refuse
+from standfast.store.arguments import checked, flag_problems, list_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.closing import Closing
 from standfast.store.disk import DiskGuard
@@ -41,7 +41,6 @@ from standfast.store.process.interrupts import Apart, Flag, is_main, whole
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
-from standfast.stream.http_port import HttpPort
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
@@ -95,6 +94,7 @@ SOURCE_LOOK_MS = 20
 LEASE_THREAD = "standfast-lease"
 
 
+@checked(InvalidRequest)
 @spelled_out({SessionOptions: SessionSettings})
 class Session(Closing):
     """Stores of one application on one instance: logged, restored and followed by standbys.
@@ -172,7 +172,7 @@ class Session(Closing):
         with self._opening, ExitStack() as undo:
             if self._closed:
                 return  # given up before it began
-            self._http = HttpPort(self._settings.http_port)  # a taken port is found before any state is opened
+            self._http = self._settings.http()  # a taken port is found before any state is opened
             undo.callback(self._http.close)
             self._state = own_directory(state_dir, self.app, log, self._settings.kafka)
             undo.callback(self._undo_open)

@@ -30,7 +30,7 @@ class TaskGroup:
     `topics` are the source topics whose committed offsets belong to these tasks; None: any topic, allowed only for the
     one group of an application without sub-topologies. `declared`: the program declares the number of partitions,
     which else is that of topics of the log, and grows with them. `between`: those of the topics that are internal ones
-    of the application, which it claims.
+    of the application, which it claims. `sorting`: those of them that may get the sorted form of keys.
     """
 
     partitions: int
@@ -38,6 +38,7 @@ class TaskGroup:
     topics: frozenset[str] | None = None
     declared: bool = False
     between: frozenset[str] = frozenset()
+    sorting: frozenset[str] = frozenset()
 
 
 def all_task_ids(groups: Mapping[int, TaskGroup]) -> frozenset[TaskId]:
@@ -53,7 +54,7 @@ def program_of(groups: Mapping[int, TaskGroup]) -> str:
     content = {
         str(number): {
             "topics": None if one.topics is None else sorted(one.topics),
-            "stores": sorted((spec.name, spec.definition()) for spec in one.specs),
+            "stores": sorted((spec.name, spec.declaration()) for spec in one.specs),
             **({"partitions": one.partitions} if one.declared else {}),
         }
         for number, one in groups.items()
@@ -66,7 +67,7 @@ def shapes_of(groups: Mapping[int, TaskGroup]) -> dict[str, GroupShape]:
     return {
         str(number): GroupShape(
             None if one.topics is None else tuple(sorted(one.topics)),
-            {spec.name: spec.definition() for spec in one.specs},
+            {spec.name: spec.declaration() for spec in one.specs},
             one.partitions if one.declared else None,
         )
         for number, one in sorted(groups.items())

@@ -31,10 +31,9 @@ from standfast.replication.topics.changelog import (
     changelog_problems,
     ensure_changelogs,
     grow_changelogs,
-    keys_of,
     take_changelogs,
 )
-from standfast.replication.topics.claims import PLAIN, Claim, Claims, claim_of, refusals
+from standfast.replication.topics.claims import Claim, Claims, refusals
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
@@ -76,6 +75,7 @@ from standfast.store.task.task_stores import TaskStores, Unwritten
 from standfast.stream.snapshots.beginning import FromSnapshot, SnapshotsAway
 from standfast.stream.snapshots.counts import Downloads, SnapshotCounts
 from standfast.stream.task.groups import TaskGroup
+from standfast.stream.task.key_forms import KeyForms
 from standfast.stream.task.mending import Loss, Mender
 from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.task import Task
@@ -169,7 +169,9 @@ class TaskOpener:
                 progress=progress,
             )
         self._waits_from_ms = 0  # for ends of transactions; before that they are looked for once
-        self._claims = None if foreign else Claims(app, log, group, state_dir.instance_id, clock)
+        self._specs: dict[int, tuple[StoreSpec, ...]] = {}  # of groups whose topics are known, with their forms of keys
+        claims = partial(Claims, app, log, group, state_dir.instance_id, clock)
+        self._forms = KeyForms(app, log, self._reader, state_dir.path, None if foreign else claims)
         self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
 
     def ensure_topics(self, *, follow: bool) -> None:
@@ -190,8 +192,8 @@ class TaskOpener:
                                            "fewer" if follow else "none")  # fmt: skip
         if problems:
             raise BadConfig(problems)
-        if self._claims is not None:
-            self._claims.take(existing)
+        if self._forms.claims is not None:
+            self._forms.claims.take(existing)
         for number, group in sorted(self.groups.items()):
             if follow and not self._foreign:
                 self.grow(number, group.partitions)
@@ -199,15 +201,14 @@ class TaskOpener:
 
     def topics(self, group: int) -> Mapping[str, TopicInfo]:
         """The changelogs of a group by store; missing ones are created, existing ones checked."""
-        wanted, admin = self.groups[group], self.log.admin
+        wanted, admin, claims = self.groups[group], self.log.admin, self._forms.claims
+        specs = [self._forms.wanted(spec) for spec in wanted.specs]
         if not self._permitted:
             refuse_restoring(admin, self.app)
         if self._foreign:
-            found = foreign_changelogs(admin, self.app, wanted.specs, wanted.partitions)
+            found = foreign_changelogs(admin, self.app, specs, wanted.partitions)
         else:
-            found = ensure_changelogs(
-                admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more", self._claims
-            )
+            found = ensure_changelogs(admin, self.app, specs, wanted.partitions, self._fixes, "more", claims)
         if group not in self._permitted:
             # Once, not at each opening, since it costs a request. A missing permission would else show at the worst
             # moment: READ of a changelog is used for the first time when another instance has failed.
@@ -216,22 +217,19 @@ class TaskOpener:
             # has not seen them.
             refuse_restoring(admin, self.app)
             self._permitted.add(group)
-        take_changelogs(self._claims, wanted.specs, found)  # the new ones
+        take_changelogs(claims, specs, found)  # the new ones
+        self._specs[group] = self._forms.of_stores(wanted.specs, found)
         return found
 
     def _existing(self) -> dict[str, Claim]:
         """The claims of those internal topics of all groups that exist."""
-        keys: dict[str, str] = {}
-        for group in () if self._foreign else self.groups.values():
-            keys |= dict.fromkeys(group.between, PLAIN)
-            keys |= {
-                spec.changelog_of(self.app): keys_of(spec)
-                for spec in group.specs
-                if spec.logging and not spec.from_source
-            }
-        topics = self.log.admin.survey(keys).topics if keys else {}
-        found = {name: one for name, one in topics.items() if one is not None}
-        return {name: claim_of(name, topic.info.topic_id, keys[name]) for name, topic in found.items()}
+        groups = () if self._foreign else tuple(self.groups.values())
+        own = {name for group in groups for name in group.between}
+        own |= {spec.changelog_of(self.app) for group in groups for spec in group.specs
+                if spec.logging and not spec.from_source}  # fmt: skip
+        topics = self.log.admin.survey(own).topics if own else {}
+        ids = {name: one.info.topic_id for name, one in topics.items() if one is not None}
+        return {name: claim for group in groups for name, claim in self._forms.claims_of(group, ids).items()}
 
     def _check_permissions(self, group: int) -> None:
         """Raise BadConfig with every missing permission for those changelogs of a group that exist."""
@@ -344,7 +342,7 @@ class TaskOpener:
         self, task: TaskId, topics: Mapping[str, TopicInfo]
     ) -> tuple[Sequence[StoreSpec], Callable[[], Mapping[str, LogState]]]:
         """The stores of a task, and a look at their changelogs, by which a snapshot is judged."""
-        specs = self.groups[task.group].specs
+        specs = self._specs[task.group]
         return specs, partial(self._log_states, task, specs, topics)
 
     def closed(self, task: TaskId, refused: StandfastError, role: str) -> Task:
@@ -510,6 +508,7 @@ class TaskOpener:
             lost_commits=self._lost_commits,
             spare=[at.topic for at in applier.store_of if at not in applier.limited and at.topic not in self._read()],
             topics=self.groups[task.group].topics,
+            keys_sorted=self._forms.topic_is_sorted,
         )
 
     def _read(self) -> frozenset[str]:
@@ -536,7 +535,7 @@ class TaskOpener:
                 path,
                 self.app,
                 str(task),
-                self.groups[task.group].specs,
+                self._specs.get(task.group, self.groups[task.group].specs),
                 self._shared,
                 now_ms=self._clock.wall_ms,
                 buffer_bytes=self._buffer_bytes(),

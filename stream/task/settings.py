@@ -21,6 +21,7 @@ from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.specs import StoreSpec
+from standfast.stream.http_port import LOOPBACK, HttpPort, http_problems
 from standfast.stream.task.groups import TaskGroup, all_specs, group_problems, source_topic_problems
 
 Guarantee = Literal["exactly_once", "at_least_once"]
@@ -40,7 +41,6 @@ RESTORE_WORKERS_MAX = 4
 # compaction that follows more than three: 5.7 s instead of 3.5.
 RESTORE_MEMORY_DEFAULT_BYTES = 512 << 20
 RESTORE_MEMORY_MIN_BYTES = 16 << 20
-PORT_MAX = 65_535
 TAGS_BYTES_MAX = 2_000  # a member's metadata has 4,096 bytes
 WARM_LAG_RECORDS = 10_000  # Kafka Streams' acceptable.recovery.lag
 _FLAGS = (
@@ -77,6 +77,9 @@ class SessionOptions(TypedDict, total=False):
     bulk_restore_records: int
     disk_floor_bytes: int
     http_port: int | None
+    http_host: str
+    http_token_file: str | os.PathLike[str] | None
+    http_tls: Mapping[str, Any] | None
     warmups_max: int
     acceptable_lag: int
     restart_grace_ms: int
@@ -125,8 +128,15 @@ class SessionSettings:
                             written: a put is DiskFull, an application pauses its sources, restores and standbys wait;
                             reads, deletes and commits go on. A leader gives the tasks of an instance whose `state_dir`
                             is below it to others. 0: the volumes are not watched
-    http_port               number of a port of loopback that serves the ops page, status, rows, metrics and health, 0
-                            for a free one; needs the extra `serve`. None: no HTTP server
+    http_port               number of a port that serves the ops page, status, rows, metrics and health, 0 for a free
+                            one; needs the extra `serve`. Rows are for the user of this process, root, and holders of
+                            a token. None: no HTTP server
+    http_host               address of that port; beyond loopback everything but /livez, /readyz, /startupz and /metrics
+                            needs a token, and without http_tls answers and token are readable on the way
+    http_token_file         file of mode 0600 with a token of 16 to 256 characters on one line, which may read
+                            everything here; it is read again within half a minute. None: no other user reads rows
+    http_tls                files of TLS for that port, as a dict: certificate and key_file (PEM); key_password_file;
+                            client_ca and client_names (such as ["DNS:prometheus"]) for mutual TLS. None: plain HTTP
     warmups_max             with managed placement, number of copies of tasks in the whole application that may be
                             prepared at a time for instances that get these tasks (Kafka: max.warmup.replicas)
     acceptable_lag          number of changelog records up to which a copy counts as caught up, so that its instance
@@ -168,6 +178,9 @@ class SessionSettings:
     bulk_restore_records: int = COLD_RECORDS
     disk_floor_bytes: int = 0
     http_port: int | None = None
+    http_host: str = LOOPBACK
+    http_token_file: str | os.PathLike[str] | None = None
+    http_tls: Mapping[str, Any] | None = None
     warmups_max: int = 2
     acceptable_lag: int = WARM_LAG_RECORDS
     restart_grace_ms: int = 30_000
@@ -204,6 +217,10 @@ class SessionSettings:
             disk_floor_bytes=self.disk_floor_bytes,
         )
 
+    def http(self) -> HttpPort:
+        """The HTTP server's port, bound. Raises BadConfig, Held."""
+        return HttpPort(self.http_port, self.http_host, self.http_token_file, self.http_tls)
+
     def check(
         self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
     ) -> dict[int, TaskGroup]:
@@ -228,7 +245,7 @@ class SessionSettings:
         if self.max_tasks is not None and self.placement != "managed":
             problems.append("max_tasks is for an App whose tasks a leader places: leave it out, and choose its tasks")
         specs = tuple(stores) if groups is None else all_specs(groups)
-        problems += _store_problems(specs) or source_topic_problems(specs, app)
+        problems += twice_problems(specs) or source_topic_problems(specs, app)
         if problems:
             raise BadConfig(problems)
         return {0: TaskGroup(self.partitions or 0, specs)} if groups is None else dict(groups)
@@ -266,11 +283,7 @@ class SessionSettings:
                 for name, number, least in numbers
                 if not is_whole(number, least, INT64_MAX)
             ]
-            + [
-                f"http_port must be a whole number from 0 to {PORT_MAX}, or None: no HTTP server, not {port!r:.100}"
-                for port in [self.http_port]
-                if port is not None and not is_whole(port, 0, PORT_MAX)
-            ]
+            + http_problems(self.http_port, self.http_host, self.http_token_file, self.http_tls)
             + _tag_problems(self.tags)
         )
 
@@ -313,12 +326,11 @@ def _name_problems(app: str) -> list[str]:
     return []
 
 
-def _store_problems(stores: Sequence[StoreSpec]) -> list[str]:
-    problems = []
+def twice_problems(stores: Sequence[StoreSpec]) -> list[str]:
+    """One problem for each name that several stores have."""
     names = [getattr(spec, "name", None) for spec in stores]
-    problems += [
+    return [
         f"store {name!r} is declared {names.count(name)} times"
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    return problems

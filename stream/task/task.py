@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
@@ -49,7 +49,7 @@ from standfast.restore.foreign_offsets import (
     tell_of_other_topology,
 )
 from standfast.restore.lost_commits import LostCommits
-from standfast.store.arguments import is_whole
+from standfast.store.arguments import checked, is_whole, no_option
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.engine import Prepared
 from standfast.store.errors import (
@@ -92,6 +92,7 @@ COMMIT_WAIT_S = 1.0  # the wait of a close for a commit of another thread
 COMMIT_LOOK_S = 0.05  # between looks whether a commit of another thread has ended, beside being woken by it
 
 
+@checked(InvalidRequest, exact=("__init__", "observe"))
 class Task:
     """Stores and commit of one partition. Several threads may use an active task; see `exclusive`."""
 
@@ -110,8 +111,13 @@ class Task:
         lost_commits: LostCommits,
         topics: frozenset[str] | None = None,
         spare: Sequence[str] = (),
+        keys_sorted: Callable[[str], bool] = lambda topic: False,
     ) -> None:
-        """`spare` are changelogs with room for metadata that is too large for one text."""
+        """`spare` are changelogs with room for metadata that is too large for one text.
+
+        `keys_sorted` says of a topic between tasks whether its keys are in their sorted form.
+        """
+        self.keys_sorted = keys_sorted
         self.id = task
         self.app = app
         self.guarantee = guarantee
@@ -235,6 +241,7 @@ class Task:
         partition: int | None = None,
         partitions: int = 1,
         headers: Headers = (),
+        **unknown: Never,
     ) -> None:
         """Add a record to an output topic; it is written with the next commit, in the same transaction if there is one.
 
@@ -242,6 +249,8 @@ class Task:
         InvalidRequest for a record that no log accepts (types, timestamp, partition) and for a key, a value or headers
         over the session's value_max_bytes, or all of them together over the log's limit; nothing changes then.
         """
+        if unknown:
+            raise no_option(Task.send, unknown)
         self._check_running()
         check_topic(topic)
         stamp = self.now_ms() if timestamp is None else timestamp

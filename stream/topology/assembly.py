@@ -6,7 +6,7 @@ exist, unless the application creates them for trying. Every problem is reported
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from standfast.replication.log import Log, LogAdmin, TopicInfo, TopicPolicy
@@ -16,9 +16,11 @@ from standfast.replication.topics.claims import other_readings, refusals
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.rules import errors, repartition_policy
 from standfast.replication.topics.settings import OWN_TIMESTAMPS
+from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.topology.metadata_room import metadata_problems
+from standfast.stream.topology.nodes import SubTopology
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.topology.unclaimed import unclaimed
 
@@ -98,6 +100,7 @@ def assemble(
                 one.topics,
                 declared=bool(one.own_sources),
                 between=one.topics & (internal.keys() | own.keys()),
+                sorting=_sorting(one, {each.name for each in topology.internal if each.kind == "repartition"}),
             )
             for one in topology.groups
         },
@@ -106,6 +109,16 @@ def assemble(
         (*created, *left.lines),
         outputs,
     )
+
+
+def _sorting(group: SubTopology, repartitions: Collection[str]) -> frozenset[str]:
+    """The repartition topics of a group whose keys are those of `serde.json`, if it reads no other topic.
+
+    The form of keys in a topic that others write is theirs, and so are its partitions: see `KeyForms`.
+    """
+    if not group.topics <= set(repartitions) or any(spec.from_source for spec in group.specs):
+        return frozenset()
+    return frozenset(source.topic for source in group.sources if source.settings.key is serde.json)
 
 
 def external_topics(builder: TopologyBuilder) -> tuple[tuple[str, ...], tuple[str, ...]]:

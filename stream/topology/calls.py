@@ -21,16 +21,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol, TypedDict
+from typing import Any, NamedTuple, Never, NoReturn, Protocol, TypedDict
 
 from standfast.replication.log import Headers
-from standfast.store.arguments import is_whole, refuse
-from standfast.store.errors import InvalidRequest
+from standfast.store.arguments import checked, is_whole, no_option, refuse
+from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.record import Record
 from standfast.stream.topology.policy import OnError, StepOptions
 from standfast.stream.topology.processor import Context, Forward, Processor, Services, has_timers
+from standfast.stream.topology.stateless import no_pair
 
 PARALLEL_MAX = 10_000
 RETRIES_MAX = 1_000_000
@@ -38,6 +39,7 @@ WAIT_MAX_MS = 86_400_000  # a day: a longer wait for one answer is a mistake of 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
 
+@checked(BadConfig)
 @dataclass(frozen=True, slots=True)
 class Calls:
     """Settings of an asynchronous step; a processor class has them as `calls = Calls(parallel=32)`.
@@ -184,6 +186,7 @@ class CallStep:
 CALL: ContextVar[Call | None] = ContextVar("standfast_call", default=None)
 
 
+@checked(InvalidRequest)
 class AsyncContext(Context):
     """The context of a processor whose `process` is `async def`.
 
@@ -233,8 +236,10 @@ class AsyncContext(Context):
             "in a step before it and write them in a step after it, which see the records in the same order"
         )
 
-    def forward(self, record: Record, to: str | None = None) -> None:
+    def forward(self, record: Record, to: str | None = None, **unknown: Never) -> None:
         """Send a record to every child, or to the named one, once all earlier records have been sent."""
+        if unknown:
+            raise no_option(AsyncContext.forward, unknown)
         call = CALL.get()
         if call is None:
             self._check_thread("forward a record")
@@ -327,7 +332,7 @@ def async_problem(given: type[Processor], stores: Collection[str], step: str) ->
 
 
 class MapAsync(Processor):
-    """`await function(key, value)` is the new (key, value)."""
+    """`await function(key, value)` is the new (key, value): a tuple of two."""
 
     stores = ()
 
@@ -339,8 +344,10 @@ class MapAsync(Processor):
         self.context = context
 
     async def process(self, record: Record) -> None:
-        key, value = await self._asked(record.key, record.value)
-        self.context.forward(Record(key, value, record.timestamp, record.headers))
+        pair = await self._asked(record.key, record.value)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise no_pair(self.context.name, pair)
+        self.context.forward(Record(pair[0], pair[1], record.timestamp, record.headers))
 
     def _asked(self, *given: Any) -> Any:
         answer = self.function(*given)

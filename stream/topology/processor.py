@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Never, Protocol, cast
 
 from standfast.replication.log import Headers
+from standfast.store.arguments import checked, no_option
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec, store_name
@@ -78,6 +79,7 @@ class Services(Protocol):
     def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None: ...
 
 
+@checked(InvalidRequest, exact=("schedule", "timer", "cancel_timer"))
 class Context:
     """A processor's access to its task. `topic`, `partition`, `offset`, `headers` are those of the record in hand.
 
@@ -168,8 +170,10 @@ class Context:
             )
         return self._task.store(cast("str", store))
 
-    def forward(self, record: Record, to: str | None = None) -> None:
+    def forward(self, record: Record, to: str | None = None, **unknown: Never) -> None:
         """Send a record to every child, or to the named one. InvalidRequest for anything but a valid Record."""
+        if unknown:
+            raise no_option(Context.forward, unknown)
         if type(record) is not Record or type(record.timestamp) is not int or record.timestamp < 0:
             self.check(record)
         if to is None:

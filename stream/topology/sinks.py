@@ -15,7 +15,7 @@ from typing import Any
 
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
-from standfast.store.serde import Serde, beyond_record
+from standfast.store.serde import Serde, beyond_record, sorted_keys
 from standfast.stream.record import Record
 from standfast.stream.task.task import Task
 from standfast.stream.topology.nodes import Partitioner, SinkNode
@@ -31,7 +31,8 @@ def make_sink(
 ) -> Forward:
     """The function that writes a record to the sink's topic. `inject` puts the current span into its headers."""
     topic, partitions = node.topic, partitions_of[node.topic]
-    route = Route(f"sink {node.name!r}", topic, node.key, node.value, partitions, node.partitioner, FIX)
+    key = sorted_keys(node.key, task.keys_sorted(topic))
+    route = Route(f"sink {node.name!r}", topic, key, node.value, partitions, node.partitioner, FIX)
     # The topic may have fewer partitions than there are tasks.
     own = task.id.partition % partitions
     everywhere = tuple(range(partitions)) if node.internal == "broadcast" else ()

@@ -1,18 +1,21 @@
 """The processors of the fluent steps without state: filter, map, flat_map, map_values, peek, join.
 
 Rules of this file: each takes the user's function and calls its children directly; a record keeps every field that the
-step does not change.
+step does not change. The new key and value of a record are a tuple of two: anything else that has two parts, such as a
+dict of two names or a text of two letters, is a mistake of the function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from standfast.store.errors import InvalidRequest
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context, Processor
 
 KeyValue = tuple[Any, Any]
+NO_LIST = (dict, str, bytes, Mapping)  # their parts are no records
 
 
 class Step(Processor):
@@ -44,8 +47,10 @@ class Map(Step):
     """`function(key, value)` returns the new (key, value)."""
 
     def process(self, record: Record) -> None:
-        key, value = self.function(record.key, record.value)
-        self.forward(Record(key, value, record.timestamp, record.headers))
+        pair = self.function(record.key, record.value)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise no_pair(self.context.name, pair)
+        self.forward(Record(pair[0], pair[1], record.timestamp, record.headers))
 
 
 class MapValues(Step):
@@ -75,8 +80,38 @@ class FlatMap(Step):
 
     def process(self, record: Record) -> None:
         forward, stamp, headers = self.forward, record.timestamp, record.headers
-        for key, value in self.function(record.key, record.value):
-            forward(Record(key, value, stamp, headers))
+        pairs = self.function(record.key, record.value)
+        if type(pairs) is not list and (isinstance(pairs, NO_LIST) or not isinstance(pairs, Iterable)):
+            raise no_pairs(self.context.name, pairs)
+        for pair in pairs:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise no_pair(self.context.name, pair, pairs)
+            forward(Record(pair[0], pair[1], stamp, headers))
+
+
+def no_pair(step: str, given: object, among: object = None) -> InvalidRequest:
+    """The error of a mapper's result that is no tuple of two; `among`: the results of a flat_map that it is one of."""
+    if among is None:
+        fix = "or use map_values, whose function returns the value alone"
+        where = "returned"
+    else:
+        fix = "in a list, also if it is the only one" if isinstance(among, tuple) else "for each record"
+        where = "gave, among its results,"
+    parts = f" of {len(given)}" if isinstance(given, tuple | list) else ""
+    how = "return tuple(...) of it" if isinstance(given, list) and len(given) == 2 else "return the tuple (key, value)"
+    return InvalidRequest(
+        f"step {step!r}: its function {where} a {type(given).__name__}{parts}, {given!r:.100}, where key and value are "
+        f"a tuple of exactly two: {how}, {fix}"
+    )
+
+
+def no_pairs(step: str, given: object) -> InvalidRequest:
+    """The error of a flat_map's result in which no (key, value) can be found."""
+    fix = "for a dict, list(it.items())" if isinstance(given, Mapping) else "[] for no record"
+    return InvalidRequest(
+        f"step {step!r}: its function returned a {type(given).__name__}, {given!r:.100}, where flat_map needs a list, "
+        f"or another iterable, of tuples (key, value): return [(key, value)]; {fix}"
+    )
 
 
 class SelectKey(Step):

@@ -9,6 +9,7 @@ parent needs the calls of its children; the returned lists are in the topology's
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -57,8 +58,10 @@ def wire(
             continue
         if node.policy is not None:
             forward = own_policy(node, forward)
-        for parent in node.parents:
+        for parent, times in Counter(node.parents).items():
+            # A stream that is merged with itself has each record as often as it is named.
+            called = forward if times == 1 else to_all((forward,) * times)
             # In front, because nodes come in reverse: children are called in the order in which they were added.
-            children[parent] = {node.name: forward, **children[parent]}
+            children[parent] = {node.name: called, **children[parent]}
     entries = {source.name: to_all(tuple(children[source.name].values())) for source in topology.sources}
     return Wired(tuple(reversed(built)), entries)

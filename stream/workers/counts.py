@@ -93,6 +93,9 @@ def worker_options(options: SessionOptions, workers: int) -> SessionOptions:
     if policy is not None and policy.bytes_per_s is not None:
         share["snapshots"] = replace(policy, bytes_per_s=_share(policy.bytes_per_s, workers))
     share.pop("http_port", None)
+    share.pop("http_host", None)
+    share.pop("http_token_file", None)
+    share.pop("http_tls", None)
     share.pop("replace", None)
     return share
 

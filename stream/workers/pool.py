@@ -28,6 +28,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed
 from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
+from standfast.store.timestamps import duration_text
 from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.local_part import Facts
@@ -429,7 +430,7 @@ class Pool:
             "worker %d ended (%s): its tasks wait for a new process, which starts %s",
             slot.name,
             how,
-            f"in {pause_ms} ms" if pause_ms else "now",
+            f"in {duration_text(pause_ms)}" if pause_ms else "now",
             extra=as_event("worker_died", worker=slot.name, how=how, restart_ms=pause_ms),
         )
 

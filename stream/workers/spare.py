@@ -14,6 +14,7 @@ from __future__ import annotations
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
 from standfast.store.process.child import Restarts
+from standfast.store.timestamps import duration_text
 from standfast.stream.workers.process import Starter, WorkerProcess
 from standfast.stream.workers.watch import START_MS
 
@@ -89,10 +90,10 @@ class Spare:
         pause_ms = self._restarts.pause_ms(lived_ms)
         self._start_ms = now_ms + pause_ms
         logger.warning(
-            "the spare worker ended (%s), it starts again in %d ms: until then the tasks of a worker that dies wait "
+            "the spare worker ended (%s), it starts again in %s: until then the tasks of a worker that dies wait "
             "for a new process%s",
             how,
-            pause_ms,
+            duration_text(pause_ms),
             f"; its last lines:\n{words}" if words else "",
             extra=as_event("spare_ended", how=how, restart_ms=pause_ms),
         )

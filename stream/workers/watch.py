@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from standfast.replication.lease.renewal import StallWatch
 from standfast.store.process.child import Restarts
+from standfast.store.timestamps import duration_text
 from standfast.stream.restart import RestartHistory, RestartStrategy
 
 START_MS = 120_000  # until run(): the imports of the program, and all that it does before
@@ -84,14 +85,18 @@ class Watch:
             return self._starts(seen, now_ms)
         silent_ms = now_ms - seen.heard_ms
         if seen.closed:
-            return f"it closed all, and did not end within {silent_ms} ms" if silent_ms > self._max_stall_ms else ""
+            return (
+                f"it closed all, and did not end within {duration_text(silent_ms)}"
+                if silent_ms > self._max_stall_ms
+                else ""
+            )
         if silent_ms > self._silent_ms // 2:
             why = self._judge(silent_ms, seen, seen.facts())
             if why:
                 return why
         still = self._stalls.look(seen.counts, seen.allowance_ms, now_ms)
         if still:
-            return f"no progress for {self._max_stall_ms + seen.allowance_ms} ms ({' and '.join(still)})"
+            return f"no progress for {duration_text(self._max_stall_ms + seen.allowance_ms)} ({' and '.join(still)})"
         return ""
 
     def _starts(self, seen: Look, now_ms: int) -> str:
@@ -101,7 +106,7 @@ class Watch:
         if not seen.facts().stopped:
             self._stopped_ms = now_ms
         stopped_ms = now_ms - self._stopped_ms
-        return f"{STOPPED}, for {stopped_ms} ms now" if stopped_ms > self._silent_ms else ""
+        return f"{STOPPED}, for {duration_text(stopped_ms)} now" if stopped_ms > self._silent_ms else ""
 
     def _judge(self, silent_ms: int, seen: Look, facts: ProcessFacts) -> str:
         """Why a silent process must be killed; "" if it may go on."""
@@ -110,11 +115,11 @@ class Watch:
         if silent_ms <= self._silent_ms:
             return ""
         if facts.stopped:
-            return f"{STOPPED}, and was silent for {silent_ms} ms"
+            return f"{STOPPED}, and was silent for {duration_text(silent_ms)}"
         if not (seen.allowance_ms or facts.works or facts.cpu_ms - self._silence[1] > IDLE_MS):
-            return f"it was silent for {silent_ms} ms, and none of its threads works"
+            return f"it was silent for {duration_text(silent_ms)}, and none of its threads works"
         if silent_ms > self._max_stall_ms + seen.allowance_ms:
-            return f"it was silent for {silent_ms} ms, in one call that holds the interpreter"
+            return f"it was silent for {duration_text(silent_ms)}, in one call that holds the interpreter"
         return ""
 
 

@@ -14,7 +14,17 @@ import pytest
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.shapes import dump
 from standfast.replication.topics import claims as module
-from standfast.replication.topics.claims import ASK, CLAIM, Ask, Claim, Claims, claim_of, claimants, claims_of
+from standfast.replication.topics.claims import (
+    ASK,
+    CLAIM,
+    Ask,
+    Claim,
+    Claims,
+    claim_of,
+    claimants,
+    claims_of,
+    sorted_in,
+)
 from standfast.store.clock import ManualClock
 from standfast.store.errors import BadConfig
 
@@ -175,3 +185,20 @@ def test_claims_leave_no_doubt_to_whom_a_topic_belongs(log: Log) -> None:
 def test_a_note_that_is_no_claim_claims_nothing(log: Log) -> None:
     log.group("orders").note({(CLAIM, TOPIC): "[]"})
     claims(log, "orders-eu").take(made(log))
+
+
+def test_the_first_claim_of_a_topic_settles_the_form_of_its_keys(log: Log, reopen: Callable[[], Log]) -> None:
+    (topic, claim), *_ = made(log).items()
+    asking = {topic: claim.as_kept(True)}
+
+    def taken(on: Log, is_new: bool) -> bool:
+        mine = Claims("orders", on, on.group("orders"), "i", ManualClock(0), lambda _: is_new)
+        mine.take(asking)
+        assert sorted_in(on, "orders", {topic: claim.topic_id}) == ({topic} if mine.is_sorted(topic) else set())
+        return mine.is_sorted(topic)
+
+    assert taken(log, True) and taken(reopen(), False)  # it has records by then
+    claims(log, "orders").take({topic: claim})  # a program that does not ask for it leaves it
+    assert claims_of(log.group("orders").notes())[topic].is_sorted
+    log.group("orders").note({(CLAIM, topic): dump(claim).decode()})  # of a version without forms
+    assert not taken(reopen(), True)

@@ -135,7 +135,7 @@ def test_writer_if_free_is_held_while_the_owner_lives(log: Log, pass_time_ms: Ca
     group.join("a", lease_ms=LEASE_MS)
     first = log.writer("board-0", group="board", owner="a")
     pass_time_ms(1_000)
-    with pytest.raises(Held, match=r"'a'.* 2000 ms"):
+    with pytest.raises(Held, match=r"'a'.* 2\.0 s"):
         log.writer("board-0", group="board", owner="b", if_free=True)
     first.append({P0: out("still mine")})
     again = log.writer("board-0", group="board", owner="a", if_free=True)

@@ -104,8 +104,16 @@ PURE = {
     "stream/watermarks.py",
     "stream/windows.py",
 }
-# Imports of ours that pure modules may have beside each other: plain values and the shapes of the ports.
-PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "store/specs.py", "replication/log.py"}
+# Imports of ours that pure modules may have beside each other: plain values, the shapes of the ports, and the checks of
+# arguments.
+PLAIN = {
+    "store/arguments.py",
+    "store/errors.py",
+    "store/engine.py",
+    "store/results.py",
+    "store/specs.py",
+    "replication/log.py",
+}
 PURE_LIBRARIES = {"xxhash", "msgpack", "msgspec", "sortedcontainers"}
 PURE_STDLIB = {
     *(
@@ -139,7 +147,7 @@ LIBRARY_HOMES = {
     "pyarrow": ("restore/spark", "restore/spark_table"),
     "numpy": ("restore/spark", "restore/spark_table"),  # comes with pandas
     "starlette": ("ops/http", "ops/page", "ops/sidecar", "ops/sidecar/control"),
-    "uvicorn": ("ops/http", "ops/sidecar", "ops/sidecar/security"),
+    "uvicorn": ("ops/http", "ops/sidecar"),
     "h11": ("ops/http",),  # comes with uvicorn
     "uvloop": ("ops/sidecar",),
     "hiredis": ("ops/sidecar/resp",),

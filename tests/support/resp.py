@@ -20,6 +20,7 @@ import uvloop
 
 import standfast as sf
 from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.resp.budget import Budget
 from standfast.ops.sidecar.resp.connection import Authenticate, Connection, Offload, RespContext
 from standfast.ops.sidecar.resp.requests import RequestReader
 from standfast.ops.sidecar.resp.scans import Cursors
@@ -263,7 +264,7 @@ class Desk:
         table = Table(self.engine.counters)
         self.context = RespContext(
             self.engine, table.commands, table.find, self._offload, Cursors(), "test", authenticate
-        )
+        )._replace(budget=Budget(256 << 20))
 
     def talk(self, store: str | None = "kv", partition: int = 0) -> Talk:
         """A new connection, bound to a partition and a default store."""

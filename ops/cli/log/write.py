@@ -12,12 +12,13 @@ Rules of this file: arguments, lines and messages; `standfast.stream.app.produce
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import select
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,7 @@ def run_write(args: argparse.Namespace, out: Output) -> int:
 
 def _write(lines: _Lines, topic: str, producer: Producer, out: Output) -> int:
     """Write all lines; returns the number of records."""
-    written = 0
+    written, warned = 0, False
     try:
         with out.progress("writing", lines.size) as bar:
             for number, raw in lines:
@@ -89,6 +90,12 @@ def _write(lines: _Lines, topic: str, producer: Producer, out: Output) -> int:
                 except InvalidRequest:
                     written += producer.flush()
                     raise
+                if (twice := _twice(raw)) and not warned:
+                    warned = True
+                    out.note(
+                        f"{lines.name}, line {number}: the name {twice!r:.100} stands twice in an object, and the last "
+                        "one counts (said of the first such line only)"
+                    )
                 written += producer.add(checked)
                 bar.advance(len(raw) + 1)
             return written + producer.flush()
@@ -129,6 +136,20 @@ def _record(raw: bytes) -> dict[str, Any]:
         "headers": headers,
         "partition": line.partition,
     }
+
+
+def _twice(raw: bytes) -> str:
+    """The first name that stands twice in one object of a line, which is JSON; else an empty text."""
+    found: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            found.append(next(name for at, name in enumerate(names) if name in names[:at]))
+
+    with suppress(ValueError, RecursionError):  # the line was read already, by a stricter reader
+        json.loads(raw, object_pairs_hook=look)
+    return found[0] if found else ""
 
 
 @cache

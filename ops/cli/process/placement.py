@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from standfast.ops.cli.arguments import FLAGS, prints
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
+from standfast.store.timestamps import duration_text
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -128,7 +129,7 @@ def _print_instances(view: View, result: Round, out: Output) -> None:
         rows.append((member.id, member.slots, member.max_tasks, member.rack or "", tags, *counts, state))
     for name, away in sorted(view.away.items()):
         how = "stopped" if away.stopped else "gone"
-        rows.append((name, "", "", "", "", 0, standing[name], 0, f"{how} {away.for_ms:,} ms ago"))
+        rows.append((name, "", "", "", "", 0, standing[name], 0, f"{how} {duration_text(away.for_ms)} ago"))
     columns = ("instance", "slots", "max tasks", "rack", "tags", "actives", "standbys", "warm-ups", "state")
     numbers = ("slots", "max tasks", "actives", "standbys", "warm-ups")
     out.table(columns, rows, right=numbers, fold=("state",), wide=("tags",))
@@ -171,7 +172,7 @@ def _print_moves(result: Round, tasks: list[TaskId], out: Output) -> None:
     else:
         out.line("no moves")
     if result.again_ms is not None:
-        out.line(f"looked at again after {result.again_ms:,} ms")
+        out.line(f"looked at again after {duration_text(result.again_ms)}")
 
 
 def _copies(result: Round, task: TaskId) -> list[tuple[str, str, Reason]]:

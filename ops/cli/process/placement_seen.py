@@ -31,6 +31,7 @@ HAS_OWNER = frozenset({"running", "restoring", "opening", "moving"})
 def run_seen(args: argparse.Namespace, out: Output) -> int:
     """placement."""
     from standfast.ops.cli.placement_tables import show_copies, show_moves, show_placed_instances, show_placed_tasks
+    from standfast.ops.cli.whys import Whys
     from standfast.ops.observe.placement import placement_document
 
     app = app_of(settings_of(args))
@@ -47,11 +48,13 @@ def run_seen(args: argparse.Namespace, out: Output) -> int:
     out.line(f"{app} on {log.address}")
     show_placed_instances(document, out)
     out.line()
-    show_placed_tasks(document["tasks"], out)
+    whys = Whys()
+    show_placed_tasks(document["tasks"], out, whys)
     if args.task is not None:
         show_copies(document["tasks"][0], out)
     out.line()
-    show_moves(document, document["moves"], out)
+    show_moves(document, document["moves"], out, whys)
+    whys.show(out)
     waiting = [one["id"] for one in document["instances"] if one["state"] == "waits" and not one["waits"]]
     for one in document["instances"]:
         if one["waits"]:

@@ -96,9 +96,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest(f"--offsets own takes no --{named[0]}: it changes no topic and no directory")
     # Before the log is asked, so that a script fails at once and not after the look.
     if not (args.dry_run or args.yes or sys.stdin.isatty()):
-        raise InvalidRequest(
-            "a reset needs a confirmation, and there is no terminal: give --yes to do it, or --dry-run to see its steps"
-        )
+        return _unconfirmed(out)
     with _locked(settings.state_dir, app, args.offsets), closing(log_of(args)) as log:
         if args.offsets:
             plan = _own(log, app, settings.state_dir, out)
@@ -205,6 +203,15 @@ def _confirmed(app: str) -> bool:
     # On stderr: stdout may be a file, and the question must be seen.
     print(f"this cannot be undone; type the application's name ({app}) to do it: ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() == app
+
+
+def _unconfirmed(out: Output) -> int:
+    from standfast.ops.shared.error_codes import ERROR_SCHEMA
+
+    text = "a reset needs a confirmation, and there is no terminal: give --yes to do it, or --dry-run to see its steps"
+    out.document({"schema": ERROR_SCHEMA, "error": "NotConfirmed", "message": text, "exit_code": NEGATIVE})
+    out.note(text)
+    return NEGATIVE
 
 
 def _document(plan: ResetPlan, *, dry_run: bool, done: bool) -> Json:

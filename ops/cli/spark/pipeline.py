@@ -37,6 +37,7 @@ from standfast.ops.cli.spark_arguments import (
     split_bytes,
     stores_at_once,
 )
+from standfast.restore.addresses import shown_address
 from standfast.store.names import few
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _run(
     looked_at: str,
     open_session: OpenSession,
 ) -> tuple[PipelineDone, Json]:
-    from standfast.restore.spark.folder import Folder, shown_address
+    from standfast.restore.spark.folder import Folder
     from standfast.restore.spark.pipeline import Reader, check_out
     from standfast.restore.spark.settle import settled_jobs
 
@@ -224,7 +225,9 @@ def _jobs(args: argparse.Namespace, log: Log, looked_at: str) -> list[StoreJob]:
     places = snapshot_places(args.snapshot, settings_of(args).app) if looked_at == "snapshot" else places_of(args)
     app = getattr(args, "app", None)
     if app is not None and places[0].app != app:
-        raise InvalidRequest(f"{args.snapshot} holds stores of application {places[0].app!r}, not {app!r}")
+        raise InvalidRequest(
+            f"{shown_address(args.snapshot)} holds stores of application {places[0].app!r}, not {app!r}"
+        )
     if args.partition is not None:
         places = only_partition(places, args.partition)
     return jobs_of_state(log, places, allow_truncated=args.allow_truncated)

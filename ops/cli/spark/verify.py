@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from standfast.ops.cli.arguments import is_url, log_of, prints, settings_of
 from standfast.ops.cli.spark_arguments import add_at_once, add_spark, add_splitting
 from standfast.ops.shared.exit_codes import INCONCLUSIVE, NEGATIVE, OK
+from standfast.restore.addresses import shown_address
 from standfast.store.names import few
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def _fetched(args: argparse.Namespace, stack: ExitStack) -> list[TaskAtRest]:
     found = find_snapshots(args.snapshot, settings_of(args).app)
     tasks = [(address, one) for address, one in found if args.partition in (None, int(one.task.rpartition("_")[2]))]
     if not tasks:
-        raise InvalidRequest(f"{args.snapshot.partition('?')[0]} has no snapshot of partition {args.partition}")
+        raise InvalidRequest(f"{shown_address(args.snapshot)} has no snapshot of partition {args.partition}")
     return [
         task for address, one in tasks for task in find_tasks(stack.enter_context(fetched(address, one.app)), one.app)
     ]
@@ -318,7 +319,7 @@ def _document(
     return {
         "schema": SCHEMA,
         "app": app,
-        "state_dir": args.snapshot.partition("?")[0] if args.snapshot else str(settings_of(args).state_dir),
+        "state_dir": shown_address(args.snapshot or str(settings_of(args).state_dir)),
         "log": settings_of(args).log,
         "owner_pid": owner,
         "verdict": verdict,

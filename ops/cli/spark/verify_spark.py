@@ -28,6 +28,7 @@ from standfast.ops.cli.spark_arguments import (
     split_bytes,
     stores_at_once,
 )
+from standfast.restore.addresses import shown_address
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -72,7 +73,9 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     summary: dict[str, Any] = {
         "schema": SCHEMA,
         "app": places[0].app,
-        "state_dir": str(args.snapshot or (args.state_dir if is_url(args.state_dir) else settings_of(args).state_dir)),
+        "state_dir": shown_address(
+            str(args.snapshot or (args.state_dir if is_url(args.state_dir) else settings_of(args).state_dir))
+        ),
         "log": settings_of(args).log,
         "source": args.source,
         "sample": args.sample,
@@ -93,7 +96,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     said = verdict_text(verdict, indeterminate(verdicts))
     if args.sample < 1:  # or "equal" would speak for rows that were never compared
         said += f", of a sample of {args.sample:.4%} of the keys"
-    out.line(f"{places[0].app}: {said}" + (f" (report: {args.report})" if args.report else ""))
+    out.line(f"{places[0].app}: {said}" + (f" (report: {shown_address(args.report)})" if args.report else ""))
     return EXIT_CODES[verdict]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import client_of, owned, prints, time_of
+from standfast.ops.cli.arguments import client_of, key_of, owned, prints, time_of
 from standfast.ops.shared.exit_codes import NEGATIVE
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     text = "the row of a key"
     get = subparsers.add_parser("get", help=text, description=f"Show {text} (exit code 1: there is none).")
     get.add_argument("store", metavar="STORE")
-    get.add_argument("key", metavar="KEY")
+    get.add_argument("key", type=key_of, metavar="KEY")
     get.add_argument("--as-of", type=time_of, metavar="TIME", help=f"versioned store: the version valid then; {HOW}")
     scan = subparsers.add_parser("scan", help="rows in key order", description="Show rows in raw key order.")
     scan.add_argument("store", metavar="STORE")
-    scan.add_argument("--from", dest="key_from", metavar="KEY", help="first key, included")
-    scan.add_argument("--to", dest="key_to", metavar="KEY", help="last key, included")
-    scan.add_argument("--prefix", metavar="TEXT", help="only keys whose bytes begin with TEXT")
+    scan.add_argument("--from", dest="key_from", type=key_of, metavar="KEY", help="first key, included")
+    scan.add_argument("--to", dest="key_to", type=key_of, metavar="KEY", help="last key, included")
+    scan.add_argument("--prefix", type=key_of, metavar="TEXT", help="only keys whose bytes begin with TEXT")
     text = "rows of a key by time: windows, sessions or versions"
     fetch = subparsers.add_parser("fetch", help=text, description=f"Show {text}.")
     fetch.add_argument("store", metavar="STORE")
-    fetch.add_argument("key", metavar="KEY")
+    fetch.add_argument("key", type=key_of, metavar="KEY")
     fetch.add_argument("--start", type=time_of, metavar="TIME", help=f"earliest time, included; {HOW}")
     fetch.add_argument("--end", type=time_of, metavar="TIME", help="latest time, included")
     for parser in (get, scan, fetch):
@@ -72,6 +72,7 @@ def run_read(args: argparse.Namespace, out: Output) -> int:
 
 def show_rows(document: Json, out: Output) -> None:
     """Rows of a store."""
+    from standfast.ops.shared.text import shown
     from standfast.ops.shared.times import TIME_FIELDS
 
     rows = document["rows"]
@@ -79,9 +80,7 @@ def show_rows(document: Json, out: Output) -> None:
     if lagging:
         out.note("; ".join(f"partition {part['partition']} lacks {part['lag_records']} records" for part in lagging))
     columns = list(rows[0]) if rows else ["partition", "key", "value"]
-    cells = [
-        [out.time(row.get(column)) if column in TIME_FIELDS else row.get(column) for column in columns] for row in rows
-    ]
+    cells = [[out.time(row.get(one)) if one in TIME_FIELDS else shown(row.get(one)) for one in columns] for row in rows]
     out.table(columns, cells, right=("partition", *TIME_FIELDS), fold=("key", "value"))
 
 

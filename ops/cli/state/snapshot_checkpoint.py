@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from standfast.ops.cli.arguments import app_of, log_of, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest, NotReady, Unavailable
+from standfast.store.timestamps import duration_text
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -48,7 +49,8 @@ def run_create_checkpoint(args: argparse.Namespace, out: Output, patience_s: flo
         }
     )
     if complete:
-        out.line(f"checkpoint {order.number} is complete; a group of tasks stood still for at most {order.pause_ms} ms")
+        pause = duration_text(order.pause_ms)
+        out.line(f"checkpoint {order.number} is complete; a group of tasks stood still for at most {pause}")
     elif order.state is OrderState.REFUSED:
         out.line(f"no checkpoint was made: {order.why}")
     else:

@@ -212,7 +212,7 @@ def _wanted(args: argparse.Namespace) -> Wanted:
         try:
             time_ms = parse_time(args.to_time)
         except ValueError as error:
-            raise InvalidRequest(f"--to-time is {args.to_time!r} ({error}): give ISO 8601, or milliseconds") from error
+            raise InvalidRequest(f"--to-time: {error}") from error
     names = [] if args.snapshot is None else [parse_name(text) for text in args.snapshot]
     snapshots = {name.task: name for name in names}
     if len(snapshots) != len(names):

@@ -7,17 +7,22 @@ read-only; both are the same documents.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.cli.arguments import client_of, owned, prints, state_path_of
+from standfast.ops.cli.whys import Whys
 from standfast.ops.shared.exit_codes import NEGATIVE
+from standfast.store.names import few
+from standfast.store.timestamps import duration_text, seconds_text
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
     from standfast.restore.verify.at_rest import TaskAtRest
 
 Json: TypeAlias = dict[str, Any]
+TASK_REASON = re.compile(r"task (\d+_\d+)((?: failed)?: .*)", re.DOTALL)
 OLD_MS = 2_000  # figures of the log above this age are marked as old
 
 
@@ -76,37 +81,70 @@ def run_health(args: argparse.Namespace, out: Output) -> int:
 
 def show_status(status: Json, out: Output) -> None:
     """Print the whole status for people."""
-    from standfast.ops.observe.verdict import verdict
-
-    found = verdict(status)
-    told = f"{found.word} {found.text}" if status["live"] else ""
-    out.line(f"{status['app']} on instance {status['instance'] or '(offline)'} {told}".rstrip())
-    for reason in status["missing"]:
+    out.line(_headline(status))
+    for reason in _reasons(status):
         out.line(f"- {reason}")
-    if status["standbys_missing"]:
-        out.line(f"- {status['standbys_missing']} requested standby replicas have no instance to run on")
-    lock = status.get("log_lock")
-    if lock:
-        seconds = lock["held_ms"] / 1_000
-        out.line(f"- process {lock['pid']} has kept all others from writing to the log for {seconds:.1f} s")
-    if status.get("log_error"):
-        out.line(f"- {status['log_error']}")
-    # Ends and lags stay as they were read last while the log does not answer.
-    if status.get("log_read_ms_ago", 0) >= OLD_MS:
-        out.line(f"- ends and lags are {status['log_read_ms_ago'] / 1_000:.1f} s old: the log could not be read since")
     _show_instances(status, out)
     columns = ("task", "role", "state", "epoch", "buffer bytes", "sources")
     rows = [
-        (task["task"], task["role"], task["state"], task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))
+        (*_task_cells(task), task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))
         for task in status["tasks"]
     ]
     out.table(columns, rows, right=("epoch", "buffer bytes"), fold=("sources",))
-    show_tasks(status, out)
+    whys = Whys()
+    _show_stores_and_tasks(status, out, whys)
     _show_sources(status, out)
     _show_downloads(status, out)
     _show_restores(status, out)
-    _show_moves(status, out)
+    _show_moves(status, out, whys)
+    whys.show(out)
     _show_counters(status, out)
+
+
+def _headline(status: Json) -> str:
+    """The first line: the verdict on an instance; of files the process that has them open, if any."""
+    from standfast.ops.observe.verdict import REASONED, verdict
+
+    where = f"{status['app']} on instance {status['instance']}" if status["instance"] else status["app"]
+    if status["live"]:
+        found = verdict(status)
+        return f"{where} {found.word} {'' if found.word in REASONED else found.text}".rstrip()
+    owner = status.get("owner_pid")
+    return f"{where}: {'no process runs on' if owner is None else f'process {owner} runs on'} these files"
+
+
+def _reasons(status: Json) -> list[str]:
+    """All that keeps a live instance from being whole, each reason once."""
+    from standfast.ops.observe.verdict import degraded
+
+    if not status["live"]:
+        return []
+    found = _by_reason(status["missing"])
+    # The tasks that wait for the log give its error already.
+    found += [one for one in degraded(status) if not any(one.removeprefix("the log: ") in why for why in found)]
+    # Ends and lags stay as they were read last while the log does not answer.
+    if status.get("log_read_ms_ago", 0) >= OLD_MS:
+        age = duration_text(status["log_read_ms_ago"])
+        found.append(f"ends and lags are {age} old: the log could not be read since")
+    return list(dict.fromkeys(found))
+
+
+def _by_reason(missing: Iterable[str]) -> list[str]:
+    """`tasks 0_0, 0_1: reason` for lines `task 0_0: reason` that differ in the task alone."""
+    tasks: dict[str, list[str]] = {}
+    for line in missing:
+        found = TASK_REASON.fullmatch(line)
+        tasks.setdefault(line if found is None else found[2], []).append("" if found is None else found[1])
+    return [
+        why if not of[0] else f"task{'s' * (len(of) > 1)} {few(of)}{why}"  # few: an instance may hold thousands
+        for why, of in tasks.items()
+    ]
+
+
+def _task_cells(task: Json) -> tuple[Any, ...]:
+    """Task, role and state; of files neither is known but whether a process has them open."""
+    role = None if task["role"] == "offline" else task["role"]
+    return task["task"], role, "open" if task["state"] == "owned" else task["state"]
 
 
 def _show_instances(status: Json, out: Output) -> None:
@@ -114,19 +152,17 @@ def _show_instances(status: Json, out: Output) -> None:
     from standfast.ops.cli.placement_tables import show_placed_instances
 
     placement = status.get("placement")
-    if placement and placement["error"]:
-        out.line(f"- placement: {placement['error']}")
-    elif placement:
+    if placement and not placement["error"]:
         show_placed_instances(placement, out)
 
 
-def _show_moves(status: Json, out: Output) -> None:
+def _show_moves(status: Json, out: Output, whys: Whys) -> None:
     """Print the last moves of tasks between instances."""
     from standfast.ops.cli.placement_tables import show_moves
 
     placement = status.get("placement")
     if placement and not placement["error"]:
-        show_moves(placement, placement["moves"], out)
+        show_moves(placement, placement["moves"], out, whys)
 
 
 def _show_sources(status: Json, out: Output) -> None:
@@ -141,10 +177,16 @@ def _show_sources(status: Json, out: Output) -> None:
 
 
 def show_tasks(status: Json, out: Output) -> None:
-    """Print one line for each store of each task."""
+    """Print one line for each store of each task, and where the application's tasks run."""
+    whys = Whys()
+    _show_stores_and_tasks(status, out, whys)
+    whys.show(out)
+
+
+def _show_stores_and_tasks(status: Json, out: Output, whys: Whys) -> None:
     columns = ("task", "role", "state", "store", "kind", "position", "end", "lag", "keys~", "SST bytes", "segments")
     rows = [
-        [task[name] for name in ("task", "role", "state")]
+        [*_task_cells(task)]
         + [store.get(name) for name in ("store", "kind", "position", "end", "lag")]
         + [store[name] for name in ("keys_estimate", "sst_bytes", "segments")]
         for task, store in _stores(status)
@@ -156,7 +198,7 @@ def show_tasks(status: Json, out: Output) -> None:
         from standfast.ops.cli.placement_tables import show_placed_tasks
 
         out.line()
-        show_placed_tasks(placement["tasks"], out)
+        show_placed_tasks(placement["tasks"], out, whys)
 
 
 def show_lag(status: Json, out: Output) -> None:
@@ -195,11 +237,11 @@ def _lag_document(status: Json) -> Json:
 
 
 def _show_downloads(status: Json, out: Output) -> None:
-    from standfast.ops.observe.verdict import duration, size
+    from standfast.ops.observe.verdict import size
 
     rows = [
         (one["task"], one["snapshot"], size(one["bytes"]), f"{one['done_bytes'] / max(one['bytes'], 1):.0%}",
-         f"{size(int(one['rate']))}/s", duration(one["seconds_left"]))
+         f"{size(int(one['rate']))}/s", None if one["seconds_left"] is None else seconds_text(one["seconds_left"]))
         for one in status.get("downloads", ())
     ]  # fmt: skip
     if rows:
@@ -210,14 +252,14 @@ def _show_downloads(status: Json, out: Output) -> None:
 def _show_restores(status: Json, out: Output) -> None:
     if not status["restores"]:
         return
-    columns = ("restoring", "partition", "reason", "position", "end", "done", "records/s", "seconds left")
+    columns = ("restoring", "partition", "reason", "position", "end", "done", "records/s", "time left")
     rows = [
         [one[name] for name in ("store", "partition", "reason", "position", "end")]
-        + [f"{one['fraction']:.0%}"]
-        + [None if one[name] is None else round(one[name], 1) for name in ("rate", "seconds_left")]
+        + [f"{one['fraction']:.0%}", None if one["rate"] is None else round(one["rate"], 1)]
+        + [None if one["seconds_left"] is None else seconds_text(one["seconds_left"])]
         for one in status["restores"]
     ]
-    numbers = ("partition", "position", "end", "done", "records/s", "seconds left")
+    numbers = ("partition", "position", "end", "done", "records/s", "time left")
     out.table(columns, rows, right=numbers, wide=("position", "end"))
 
 
@@ -230,7 +272,7 @@ def _show_counters(status: Json, out: Output) -> None:
     standby = sum(one["records"] for one in counters["standby"])
     out.line(f"commits: {commits}; restored {restored} records, standbys applied {standby}")
     if counters["promotion_last_ms"] >= 0:
-        out.line(f"last promotion took {counters['promotion_last_ms']} ms")
+        out.line(f"last promotion took {duration_text(counters['promotion_last_ms'])}")
 
 
 def _stores(status: Json) -> Iterable[tuple[Json, Json]]:
@@ -253,7 +295,7 @@ def _running_status(args: argparse.Namespace, out: Output) -> Json:
         pid = owner_without_server(path)
         if pid is not None:
             status = _status_of_files(path.name, tasks_of(path.name, path), pid, kept_instance(path))
-            out.note(f"{owned(pid)}; it has no HTTP server to ask (standfast.ops.http.OpsServer opens one)")
+            out.note(f"{owned(pid)}; it has no HTTP server to ask for more: give its App or Session http_port=")
             return status
     return client_of(args).get("/v1/status")
 

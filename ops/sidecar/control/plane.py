@@ -53,6 +53,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
+from standfast.store.timestamps import duration_text
 from standfast.stream.task.states import GONE
 from standfast.stream.task.task import Task
 from standfast.stream.task.waiting import LATER_MS
@@ -322,8 +323,8 @@ class ControlPlane:
         self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
             logger.warning(
-                "the application was silent for %d ms: its tasks are closed",
-                self.lease.lease_ms,
+                "the application was silent for %s: its tasks are closed",
+                duration_text(self.lease.lease_ms or 0),
                 extra=as_event("app_silent", silent_ms=self.lease.lease_ms),
             )
             self._abandoned = bool(self.wanted.tasks)

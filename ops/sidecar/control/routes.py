@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from standfast.ops.http.application import HEALTH, answer, rows, status, tasks
-from standfast.ops.http.rows import Rows
+from standfast.ops.http.rows import Rows, unread
 from standfast.ops.observe.health import Health, live, ready, startup
 from standfast.ops.shared.error_codes import (
     LIMIT,
@@ -208,12 +208,17 @@ class ControlRoutes:
         stale = request.query_params.get("stale") == "1"
 
         def read() -> dict[str, Any] | None:
-            wanted = self._plane.wanted.tasks
-            if partition is not None and stale and partition in wanted - self._plane.session.held().tasks.keys():
+            wanted = self._plane.wanted
+            if partition is not None and stale and partition in wanted.tasks - self._plane.session.held().tasks.keys():
                 return None  # a standby or a restore, which a worker has
-            asked = wanted if partition is None else frozenset({partition})
+            # Of standbys alone the refusal says how to read them.
+            every = wanted.tasks if stale else wanted.active or wanted.tasks
+            asked = every if partition is None else frozenset({partition})
             self._check_whole(asked, stale)
-            found = reads.document(target, query)
+            try:
+                found = reads.document(target, query)
+            except NotFound as absent:  # the session of the server has no standby: a worker has them
+                raise NotFound(f"{absent}{unread(wanted.tasks - asked if partition is None else ())}") from None
             # A task may close between the check and the read: the answer would be silently short.
             if asked - {one["partition"] for one in found["partitions"]}:
                 raise Refused(RESTORING, "a partition was closed while its rows were read: ask again")

@@ -153,7 +153,7 @@ def _set_label(c: Connection, label: bytes) -> None:
 def command(c: Connection, args: list[bytes]) -> Answer:
     """COMMAND: the commands there are."""
     what = args[1].upper() if len(args) > 1 else b""
-    listed = {one.name: one for one in c.context.table.values()}
+    listed = {one.name: one for one in c.context.table.values() if one.kind != "refused"}
     if what == b"COUNT":
         return integer(len(listed))
     if what == b"DOCS":

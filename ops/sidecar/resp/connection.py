@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from standfast.ops.shared.error_codes import (
     BAD_REQUEST,
+    LIMIT,
     NOAUTH,
     TOO_LARGE,
     Refused,
@@ -30,6 +31,7 @@ from standfast.ops.shared.error_codes import (
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.engine.statistics import MethodCounters
 from standfast.ops.sidecar.engine.task import MustWait, Waited
+from standfast.ops.sidecar.resp.budget import Budget, request_bytes
 from standfast.ops.sidecar.resp.replies import NIL, QUEUED, error, plain_error
 from standfast.ops.sidecar.resp.stores import EVERYTHING, Grant, Stores
 from standfast.store.errors import StandfastError
@@ -37,6 +39,7 @@ from standfast.store.log import as_event, logger
 
 RUN_REQUESTS_MAX = 512  # then other connections get their turn
 RUN_BYTES_MAX = 1 << 20
+CROWDED = "the requests of all clients take the memory that limits.replies_max gives them: send it again later"
 LARGE_BYTES = 4096  # replies below are bounded by their number
 
 
@@ -86,7 +89,8 @@ class Command:
 
     `kind`: "read" and "write" belong to a task and may stand in a MULTI; "open" needs no authentication; "multi" is run
     at once within one; "refused" is a command of Redis that is not there, and its handler says why.
-    `run` answers several that stand together, where that is quicker.
+    `run` answers several that stand together, where that is quicker. `store`: whose right it needs: that of its
+    first argument ("named"), of the connection's store ("own"), of the whole task ("task"), or none ("").
     """
 
     name: str
@@ -96,6 +100,7 @@ class Command:
     counters: MethodCounters
     kind: str = ""
     run: Run | None = None
+    store: str = ""
 
 
 class RespContext(NamedTuple):
@@ -103,6 +108,7 @@ class RespContext(NamedTuple):
 
     `authenticate` None: no connection needs a token. `revision` changes when tokens do: then each is checked again.
     `offload` runs an Offload and then calls `done` of the connection. `scans`: the bound of long scans at a time.
+    `budget`: the bytes that all connections hold.
     """
 
     engine: Engine
@@ -115,6 +121,7 @@ class RespContext(NamedTuple):
     limits: CallLimits = USUAL
     revision: Callable[[], int] = int
     scans: Any = None
+    budget: Budget = Budget(256 << 20)
 
 
 class Connection:
@@ -126,6 +133,7 @@ class Connection:
         "_out",
         "_queue",
         "_queue_bytes",
+        "_queue_held",
         "_revision",
         "_spoilt",
         "_todo",
@@ -168,6 +176,7 @@ class Connection:
         self._todo: deque[list[bytes]] = deque()
         self._queue: list[tuple[Command, list[bytes]]] | None = None  # of a MULTI
         self._queue_bytes = 0
+        self._queue_held = 0  # of the budget
         self._spoilt = False
 
     @property
@@ -229,6 +238,13 @@ class Connection:
         if not self.closed:
             self.closed = True
             self._todo.clear()
+            self._out.clear()
+            self._drop_queue()
+            if isinstance(self.waiting, Until):
+                self.waiting = None
+            # The shell holds the connection and is called by it: memory in that circle waited for the collector.
+            self.on_resume = _gone
+            self.stores.close()
             self.engine.disconnect(self.binding)
 
     def run(self) -> bool:
@@ -310,6 +326,7 @@ class Connection:
             self.stores.grant = authenticate(token)
             if self.stores.grant is None:
                 self._token = None
+                self.end_multi_early()
                 self.engine.reset(self.binding)
 
     def refuse(self, method: str, failure: BaseException) -> bytes:
@@ -338,39 +355,70 @@ class Connection:
         if self._queue is not None:
             raise Refused(BAD_REQUEST, "MULTI calls can not be nested")
         self._queue, self._queue_bytes, self._spoilt = [], 0, False
+        self._queue_held = 0
 
     def end_multi(self) -> tuple[list[tuple[Command, list[bytes]]], bool]:
         """The kept requests, and whether one of them was refused."""
         if self._queue is None:
             raise Refused(BAD_REQUEST, "EXEC or DISCARD without MULTI")
-        queue, self._queue = self._queue, None
+        queue = self._queue
+        self._drop_queue()
+        self._queue = None
         return queue, self._spoilt
 
     def keep_multi(self, queue: list[tuple[Command, list[bytes]]]) -> None:
         """Undo `end_multi`: the EXEC has to wait and comes again."""
         self._queue = queue
+        self._queue_held = sum(request_bytes(args) for _, args in queue)
+        self._context.budget.queues += self._queue_held
+
+    def end_multi_early(self) -> None:
+        """Drop the kept requests, so that their memory is free; EXEC answers that none of them was applied."""
+        if self._queue is not None:
+            self._spoilt = True
+            self._drop_queue()
+
+    def _drop_queue(self) -> None:
+        self._context.budget.queues -= self._queue_held
+        self._queue_held = 0
+        if self._queue is not None:
+            self._queue = []
 
     def _unusual(self, command: Command, args: list[bytes]) -> Answer:
         """A request before login, within MULTI, or with a wrong number of arguments."""
         if self.stores.grant is None and command.kind != "open":
             raise Refused(NOAUTH, "authentication required: AUTH store token")
-        if not command.least <= len(args) <= command.most:
-            # As in Redis: EXEC of a MULTI with a refused request applies none of it.
-            self._spoilt = self._queue is not None
-            raise Refused(BAD_REQUEST, f"wrong number of arguments for '{command.name}' command")
-        if self._queue is None or command.kind == "multi":
+        wrong = not command.least <= len(args) <= command.most
+        if not wrong and (self._queue is None or command.kind == "multi"):
             return command.handler(self, args)
+        try:
+            if wrong:
+                raise Refused(BAD_REQUEST, f"wrong number of arguments for '{command.name}' command")
+            return self._keep(command, args)
+        except Refused:
+            # As in Redis: EXEC of a MULTI with a refused request applies none of it.
+            self.end_multi_early()
+            raise
+
+    def _keep(self, command: Command, args: list[bytes]) -> Answer:
+        """Queue a request of a MULTI. Raises Refused."""
+        if command.kind == "refused":
+            return command.handler(self, args)
+        if command.kind not in ("read", "write"):
+            raise Refused(BAD_REQUEST, f"{command.name} is not allowed within MULTI")
+        if self._spoilt or self._queue is None:
+            return QUEUED  # as in Redis; EXEC drops it
+        # Here, and at EXEC again: a client learns of a missing right before it sends the rest.
+        self.stores.check_queued(command, args)
         self._queue_bytes += sum(map(len, args))
-        limits = self._context.limits
-        full = len(self._queue) >= limits.batch_ops or self._queue_bytes > limits.batch_bytes
-        if full or command.kind not in ("read", "write"):
-            self._spoilt = True
-            if command.kind == "refused":
-                return command.handler(self, args)
-            if not full:
-                raise Refused(BAD_REQUEST, f"{command.name} is not allowed within MULTI")
+        limits, budget, held = self._context.limits, self._context.budget, request_bytes(args)
+        if len(self._queue) >= limits.batch_ops or self._queue_bytes > limits.batch_bytes:
             raise Refused(TOO_LARGE, f"MULTI takes {limits.batch_ops} requests and {limits.batch_bytes} bytes at most")
+        if not budget.takes(held):
+            raise Refused(LIMIT, CROWDED)
         self._queue.append((command, args))
+        self._queue_held += held
+        budget.queues += held
         return QUEUED
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -419,3 +467,7 @@ class Connection:
         self.waiting = None
         if not self.closed:
             self.on_resume()
+
+
+def _gone() -> None:
+    """The call to a shell that is gone."""

@@ -2,8 +2,8 @@
 
     GET SET [NX] [GET] GETDEL DEL UNLINK EXISTS MGET MSET STRLEN DBSIZE
     SF.PUT store key value [NX] [GET] [TS ms]    SF.GET store key [WITHTS]    SF.DEL store key ...    SF.COUNT store
-    SF.RANGE store from to [REV] [LIMIT n] [AFTER key]    both ends included, "" is open; [k, v, k, v, ...] in key order
-    SF.PREFIX store prefix [REV] [LIMIT n] [AFTER key]
+    SF.RANGE store from to [REV] [LIMIT n] [AFTER key] [BY serde]    both ends included, "" is open; [k, v, k, v, ...]
+    SF.PREFIX store prefix [REV] [LIMIT n] [AFTER key]               in byte order, or by number where BY says so
 
 Rules of this file: one command is one atomic step. SET and GET run most, so they do nothing twice.
 """
@@ -18,7 +18,7 @@ from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection
 from standfast.ops.sidecar.resp.replies import OK, array, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import bounded, collect
-from standfast.ops.sidecar.resp.stores import of_kind
+from standfast.ops.sidecar.resp.stores import of_kind, ordered
 from standfast.store.types.keyvalue import KeyValueState, after_prefix
 
 _EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
@@ -163,19 +163,12 @@ def sf_del(c: Connection, args: list[bytes]) -> Answer:
 
 
 def sf_range(c: Connection, args: list[bytes]) -> Answer:
-    """SF.RANGE store from to [REV] [LIMIT n] [AFTER key]."""
-    store = keyvalue(c.stores.scan(args[1]))
-    given = options(args, 4, {b"REV": 0, b"LIMIT": 1, b"AFTER": 1})
-    low, high = args[2] or None, args[3] or None
-    reverse = b"REV" in given
+    """SF.RANGE store from to [REV] [LIMIT n] [AFTER key] [BY serde]."""
+    given = options(args, 4, {b"REV": 0, b"LIMIT": 1, b"AFTER": 1, b"BY": 1})
+    store = ordered(keyvalue(c.stores.scan(args[1])), given)
     after = given[b"AFTER"][0] if b"AFTER" in given else None
-    # Backwards the range ends with the key itself, which `_pairs` skips.
-    if after is not None and reverse:
-        high = after if high is None else min(high, after)
-    elif after is not None:
-        # The first key behind it: AFTER excludes the key, and ranges include both ends.
-        low = after + b"\x00" if low is None else max(low, after + b"\x00")
-    return collect(c, _pairs(store.range(low, high, reverse=reverse), after if reverse else None), given, 2)
+    rows = store.range_raw(args[2] or None, args[3] or None, reverse=b"REV" in given, behind=after)
+    return collect(c, _pairs(rows, None), given, 2)
 
 
 def sf_prefix(c: Connection, args: list[bytes]) -> Answer:

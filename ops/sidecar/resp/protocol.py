@@ -1,8 +1,9 @@
 """One client of the RESP server on the event loop: bytes from its socket into its connection, replies back, and limits.
 
     data_received ─> RequestReader ─> Connection.run ─> one write
-                                          │ more to do        next turn of the loop
-                                          │ it waits          replies so far are written; reading stops at the bounds
+          │                               │ more to do        its next turn
+          │ much, and others had much     │ it waits          replies so far are written; reading stops at the bounds
+          └─> its turn (see `turns.py`)
     pause_writing    the client does not read: nothing runs and nothing is read until it does, or until it is cut off
     before login     one command at a time, few and small; bytes after AUTH are read on as any other
 
@@ -17,13 +18,19 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.resp.budget import Budget, request_bytes
 from standfast.ops.sidecar.resp.connection import Connection
 from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
+from standfast.ops.sidecar.resp.turns import Turns
 
 POLL_S = 0.02
 BACKLOG_REQUESTS_MAX = 1_000  # waiting requests beyond which nothing more is read
 # A number of requests is no bound: a thousand sets of 1 MiB could wait for a commit.
 BACKLOG_BYTES_MAX = 1 << 20  # bytes since no request waited
+LIGHT_BYTES = 1 << 10  # of a read that is answered at once, before the large ones of others
+RAW_BYTES_MAX = 16 << 10  # that wait as they came, beyond which nothing more is read
+PIECE_BYTES = 4 << 10  # of requests that are read at a time where memory is scarce
+HALF_FREE_BYTES = 64 << 10  # of a command in part, or of waiting requests, that a full server still holds for a client
 LOGIN_ARGUMENTS_MAX = 16  # of a command before login
 LOGIN_COMMAND_BYTES = 4 << 10
 LOGIN_BYTES_MAX = 16 << 10  # in all, before login; replies to so few bytes are few, too
@@ -48,16 +55,17 @@ class ClientLimits(Protocol):
 
 
 class Host(Protocol):
-    """The server, as its clients see it. `ticks`: seconds, as far as sweeps went; `backlog_bytes`: of all clients.
+    """The server, as its clients see it. `ticks`: seconds, as far as sweeps went; `budget`: bytes of all clients.
 
-    `output_bytes`: replies of all clients since unread ones were last counted, and those.
+    `buffer` takes each read of a socket; `turns` has the clients with more to do.
     """
 
     engine: Engine
     loop: asyncio.AbstractEventLoop
     ticks: int
-    backlog_bytes: int
-    output_bytes: int
+    budget: Budget
+    buffer: memoryview
+    turns: Turns
 
     @property
     def limits(self) -> ClientLimits: ...
@@ -70,12 +78,12 @@ class Host(Protocol):
     def disconnect(self, client: Any) -> None: ...
 
 
-class RespProtocol(asyncio.Protocol):
+class RespProtocol(asyncio.BufferedProtocol):
     """See above. `data_received` runs for every read of the socket, so it is short."""
 
     __slots__ = (
-        "_asked", "_asked_bytes", "_came_bytes", "_paused", "_reader", "_scheduled", "_server", "_since", "_stalled",
-        "_strange_s", "_transport", "connection", "ending",
+        "_asked", "_asked_bytes", "_came_bytes", "_half_bytes", "_half_since", "_paused", "_raw", "_reader",
+        "_scheduled", "_server", "_since", "_stalled", "_strange_s", "_transport", "connection", "ending",
     )  # fmt: skip
 
     def __init__(self, server: Host) -> None:
@@ -88,6 +96,9 @@ class RespProtocol(asyncio.Protocol):
         self._paused = False  # we do not read
         self._scheduled = False
         self._came_bytes = 0  # since no request waited
+        self._raw = b""  # bytes that wait for their turn
+        self._half_bytes = 0  # of a command that came in part
+        self._half_since = 0
         self._asked = 0  # requests before login
         self._asked_bytes = 0
         self._strange_s = 0  # without login
@@ -107,32 +118,97 @@ class RespProtocol(asyncio.Protocol):
         stream.set_write_buffer_limits(high=self._server.limits.output_bytes)
         self.connection = self._server.connect(self, self.advance)
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol: one buffer for all clients, of a size that gives others their turn."""
+        return self._server.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        self.data_received(bytes(self._server.buffer[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Take bytes of the socket."""
         connection, server = self.connection, self._server
         if connection is None or self.ending or connection.finishing:
             return
         self._since = server.ticks
-        counters = server.engine.counters
-        counters.bytes_in += len(data)
-        self._came_bytes += len(data)
-        server.backlog_bytes += len(data)
+        server.engine.counters.bytes_in += len(data)
+        self._count_in(len(data))
+        if self._raw or not self._runs(connection):
+            self._raw += data
+            self._read_on(connection)
+        elif len(data) > LIGHT_BYTES and not server.turns.free():
+            self._raw = data
+            server.turns.add(self)
+            self._read_on(connection)
+        else:
+            self._take(connection, data)
+
+    def _runs(self, connection: Connection) -> bool:
+        """Whether a request that comes now is run now."""
+        return not (connection.backlog or self._stalled) and connection.waiting is None
+
+    def _take(self, connection: Connection, data: bytes) -> None:
+        """Read requests and run them; bytes after a request that waits are kept as they are."""
+        budget, at, size = self._server.budget, 0, len(data)
+        while at < size and self._runs(connection) and not (self.ending or connection.finishing):
+            # In pieces where memory is scarce, since a request in Python's lists takes many times its bytes.
+            end = at + PIECE_BYTES if budget.tight and connection.stores.grant is not None else size
+            if not self._feed(connection, data[at:end] if end < size or at else data):
+                return
+            at = end
+        self._raw = b"" if self.ending or connection.finishing else data[at:]
+        if self._raw and not connection.backlog:
+            self._count_in(len(self._raw))  # the requests that were counted before are answered
+        self._read_on(connection)
+
+    def _feed(self, connection: Connection, data: bytes) -> bool:
+        """Read and run; False for bytes that cannot be read, after which no more are."""
+        counters = self._server.engine.counters
         try:
             # A stranger's bytes do not reach hiredis, which makes room for as much as a header says.
             if connection.stores.grant is None:
                 data = self._before_login(connection, data)
             requests = self._reader.feed(data) if data else []
+            self._hold_half(ended=bool(requests))
         except BadRequest as error:
             counters.cut_off["protocol"] += 1
-            connection.fail(str(error))
-            self.advance()
-            return
+            self._give_up(connection, str(error))
+            return False
         if requests:
             counters.batches.observe(len(requests))
             connection.push(requests)
             self.advance()
-        else:
-            self._read_on(connection)
+            if connection.backlog:
+                self._count_in(sum(map(request_bytes, requests)) - len(data))
+        return True
+
+    def _hold_half(self, *, ended: bool) -> None:
+        """Count the command of which a part came; if there is no room for it, it is passed over and then refused."""
+        held, budget = self._reader.held, self._server.budget
+        if ended or not self._half_bytes:
+            self._half_since = self._server.ticks
+        if held > HALF_FREE_BYTES and not budget.takes(held - self._half_bytes):
+            self._reader.skip()
+            held = self._reader.held
+        budget.halves += held - self._half_bytes
+        self._half_bytes = held
+
+    def _give_up(self, connection: Connection, why: str) -> None:
+        """Answer an error after the requests that came whole, and end; the rest of the bytes is not held."""
+        self._release()
+        connection.fail(why)
+        self.advance()
+
+    def _release(self) -> None:
+        """Hold no bytes of requests any more."""
+        self._server.budget.halves -= self._half_bytes
+        self._half_bytes, self._raw = 0, b""
+        self._reader = RequestReader(self._server.limits.command_bytes)
+
+    def _count_in(self, size: int) -> None:
+        self._came_bytes += size
+        self._server.budget.backlog += size
 
     def _before_login(self, connection: Connection, data: bytes) -> bytes:
         """Answer one command after the other until a login; returns the bytes after it. Raises BadRequest."""
@@ -175,6 +251,9 @@ class RespProtocol(asyncio.Protocol):
         connection = self.connection
         if connection is None or self.ending:
             return False
+        if self._raw:  # requests that wait for their turn come before the end
+            raw, self._raw = self._raw, b""
+            self._feed(connection, raw)
         connection.finish()
         self._paused = True  # there is nothing to read
         self.advance()
@@ -185,6 +264,7 @@ class RespProtocol(asyncio.Protocol):
         self.ending = True
         self._transport = None
         self._none_waits()
+        self._release()
         if self.connection is not None:
             self._server.disconnect(self)
             self.connection.close()
@@ -202,7 +282,7 @@ class RespProtocol(asyncio.Protocol):
         out = connection.take()
         if out:
             server.engine.counters.bytes_out += len(out)
-            server.output_bytes += len(out)
+            server.budget.replies += len(out)
             transport.write(out)
         if connection.ending:
             self.ending = True
@@ -210,8 +290,8 @@ class RespProtocol(asyncio.Protocol):
             return
         if full:
             self._later(POLL_S, self._turn)
-        elif more:
-            self._later(0, self._turn)
+        elif more or (self._raw and self._runs(connection)):
+            server.turns.add(self)
         elif connection.waiting is not None and connection.polls:
             self._later(POLL_S, self._poll)
         self._read_on(connection)
@@ -227,16 +307,24 @@ class RespProtocol(asyncio.Protocol):
             return "slow reader" if waited > limits.stalled_s else None
         self._strange_s = self._strange_s + 1 if connection.stores.grant is None else 0
         # The server is the slow one here: a long commit must not cost the client its connection.
-        if connection.waiting is not None or connection.backlog:
+        if connection.waiting is not None or connection.backlog or self._raw:
             return None
         if self._strange_s > limits.login_s:
             return "no login"
         if self._reader.partial:
-            return "half a command" if waited > limits.unfinished_s else None
+            # Since it began, and not since its last byte: one byte a second would keep it for ever.
+            return "half a command" if ticks - self._half_since > limits.unfinished_s else None
         # A quiet topic must not end a client that takes part in its task's session.
         if limits.idle_s and waited > limits.idle_s and not connection.binding.took_part:
             return "idle"
         return None
+
+    def silent_in_multi(self, ticks: int) -> int:
+        """Seconds since this client sent something, if it has a MULTI that waits for it; else -1."""
+        connection = self.connection
+        if connection is None or not connection.in_multi or connection.backlog or connection.waiting is not None:
+            return -1
+        return ticks - self._since
 
     @property
     def unread_bytes(self) -> int:
@@ -258,22 +346,23 @@ class RespProtocol(asyncio.Protocol):
     def _read_on(self, connection: Connection) -> None:
         """Pause or resume reading by the backlog, of this client or of all. A client with nothing waiting is read."""
         backlog = connection.backlog
-        if not backlog:
+        if not backlog and not self._raw:
             self._none_waits()
         full = backlog > BACKLOG_REQUESTS_MAX or (
             backlog > 0 and (self._came_bytes > BACKLOG_BYTES_MAX or self._server.backlog_full)
         )
-        self._read(not self._stalled and not full and not connection.finishing)
+        full = full or len(self._raw) > RAW_BYTES_MAX  # with fewer reading goes on, so that a client's end is seen
+        self._read(not (self._stalled or full or connection.finishing))
 
     def _none_waits(self) -> None:
-        self._server.backlog_bytes -= self._came_bytes
+        self._server.budget.backlog -= self._came_bytes
         self._came_bytes = 0
 
     def _read(self, on: bool) -> None:
         if on is self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = not on
             if on:
-                self._since = self._server.ticks
+                self._since = self._half_since = self._server.ticks
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
@@ -281,15 +370,20 @@ class RespProtocol(asyncio.Protocol):
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         if not self._scheduled:
             self._scheduled = True
-            loop = self._server.loop
-            if seconds:
-                loop.call_later(seconds, call)
-            else:
-                loop.call_soon(call)
+            self._server.loop.call_later(seconds, call)
+
+    def turn(self) -> None:
+        """Go on where the last turn ended; called by `Turns`."""
+        connection = self.connection
+        if self._raw and connection is not None and not self.ending and self._runs(connection):
+            raw, self._raw = self._raw, b""
+            self._take(connection, raw)
+        else:
+            self.advance()
 
     def _turn(self) -> None:
         self._scheduled = False
-        self.advance()
+        self.turn()
 
     def _poll(self) -> None:
         self._scheduled = False

@@ -21,6 +21,8 @@ from typing import Any
 
 import hiredis
 
+from standfast.ops.sidecar.resp.budget import ARGUMENT_BYTES
+
 COMMAND_DEFAULT_BYTES = 16 << 20
 ARGUMENTS_MAX = 99_999
 COUNT_DIGITS_MAX = 5  # arguments of a command
@@ -39,6 +41,7 @@ _CUT_BULK = re.compile(rb"(\$((0|[1-9]\d{0,%d})\r?)?)?" % (LENGTH_DIGITS_MAX - 1
 _HEADER_BYTES_MAX = LENGTH_DIGITS_MAX + 3
 _LONG = re.compile(rb"[*>~|%%]\d{%d}|\$\d{%d}" % (COUNT_DIGITS_MAX + 1, LENGTH_DIGITS_MAX + 1)).match
 _SENTINEL = b":1\r\n"
+SKIPPED = b"\0skipped"  # no command of a client has this name, and one that had would be refused as well
 _ONLY_LISTS = {list}
 _NO_ARRAY = "Protocol error: a request is an array of bulk strings"
 
@@ -61,6 +64,15 @@ class RequestReader:
     def partial(self) -> bool:
         """Whether a part of a command waits for its rest."""
         return self._flat.partial
+
+    @property
+    def held(self) -> int:
+        """The memory of that part."""
+        return self._flat.held
+
+    def skip(self) -> None:
+        """Hold no more of that part: once its rest has passed, the request SKIPPED stands in its place."""
+        self._flat.skip()
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """The requests that these bytes complete, in order. Raises BadRequest."""
@@ -155,7 +167,7 @@ class RequestReader:
 class _Flat:
     """Reads arrays of bulk strings, and nothing else, one element at a time; holds the part of one that came."""
 
-    __slots__ = ("_args", "_bulk", "_bytes", "_count", "_cut", "_length")
+    __slots__ = ("_args", "_bulk", "_bytes", "_count", "_cut", "_length", "_passing")
 
     def __init__(self) -> None:
         self._cut = b""  # of a header
@@ -164,11 +176,23 @@ class _Flat:
         self._bytes = 0  # their announced lengths so far
         self._bulk: bytearray | None = None  # of an argument of which not all came
         self._length = 0
+        self._passing: int | None = None  # bytes of an argument still to pass, where the request is not held
 
     @property
     def partial(self) -> bool:
         """Whether bytes are held."""
         return self._args is not None or bool(self._cut)
+
+    @property
+    def held(self) -> int:
+        """The memory of the bytes that are held."""
+        if self._args is None or self._passing is not None:
+            return len(self._cut)
+        whole = self._bytes + ARGUMENT_BYTES * len(self._args)
+        if self._bulk is None:
+            return whole
+        # The lengths count the argument whose bytes are coming; a bytearray takes an eighth more than it holds.
+        return whole - self._length + len(self._bulk) * 9 // 8
 
     @property
     def within(self) -> bool:
@@ -184,6 +208,8 @@ class _Flat:
     def next(self, data: bytes, at: int, arguments: int, command_bytes: int) -> tuple[list[bytes] | None, int]:
         """The next request of `data`, which is joined, and where it ends; None: all of `data` is held."""
         args, size = self._args, len(data)
+        if self._passing is not None:
+            return self._pass(data, at, self._passing, command_bytes)
         if args is None:
             head = _ARRAY(data, at)
             if head is None:
@@ -222,6 +248,36 @@ class _Flat:
             at = end + 2
         self._args = None
         return args, at
+
+    def skip(self) -> None:
+        """Hold no more of the request that is being read."""
+        if self._args is not None and self._passing is None:
+            self._passing = 0 if self._bulk is None else self._length + 2 - len(self._bulk)
+            self._count -= len(self._args) + (self._bulk is not None)  # arguments whose header is still to come
+            self._args, self._bulk = [], None
+
+    def _pass(self, data: bytes, at: int, left: int, command_bytes: int) -> tuple[list[bytes] | None, int]:
+        """Read over a request that is not held, within the same bounds; SKIPPED at its end."""
+        size = len(data)
+        while True:
+            end = min(at + left, size)
+            left -= end - at
+            at = end
+            self._passing = left
+            if left:
+                return None, size
+            if not self._count:
+                self._args = self._passing = None
+                return [SKIPPED], at
+            head = _BULK(data, at)
+            if head is None:
+                return self._hold(data, at, _CUT_BULK)
+            at, length = head.end(), int(head[1])
+            self._bytes += length
+            if self._bytes > command_bytes:
+                raise BadRequest(_too_large(command_bytes))
+            self._count -= 1
+            left = length + 2
 
     def _hold(self, data: bytes, at: int, may_become: Any) -> tuple[None, int]:
         """Keep the beginning of a header. Raises BadRequest for bytes that cannot become one."""

@@ -27,12 +27,14 @@ from standfast.ops.config.rules import SOCKET_PATH_MAX
 from standfast.ops.shared.error_codes import NOPERM
 from standfast.ops.shared.serve_files import Identity, identity, remove_own
 from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.resp.budget import Budget
 from standfast.ops.sidecar.resp.connection import USUAL, Authenticate, CallLimits, Connection, Offload, RespContext
 from standfast.ops.sidecar.resp.protocol import RespProtocol
 from standfast.ops.sidecar.resp.replies import error
 from standfast.ops.sidecar.resp.requests import COMMAND_DEFAULT_BYTES
 from standfast.ops.sidecar.resp.scans import Cursors, Scans
 from standfast.ops.sidecar.resp.table import Table
+from standfast.ops.sidecar.resp.turns import Turns
 from standfast.store.errors import Held, InvalidRequest
 from standfast.store.log import as_event, logger
 
@@ -40,6 +42,7 @@ THREADS = 4
 SCANS = THREADS - 1  # one is left for commits
 # Of all clients; each has a bound of its own in `protocol.py`.
 BACKLOG_BYTES_MAX = 64 << 20
+READ_BYTES = 32 << 10  # of one read: more would let a client that sends much keep the loop from others
 SWEEP_S = 1.0
 GRACE_S = 0.2  # to take replies, when there are too many
 LISTEN_BACKLOG = 512
@@ -52,8 +55,10 @@ class RespLimits:
     """Limits of the clients' use. `connections`: beyond, or beyond the process's open files, a client is refused.
 
     `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
-    after `stalled_s` seconds of that it is cut off. `outputs_bytes`: those of all clients together; beyond, the client
-    with most is cut off. `unfinished_s`: half a command may stand so long. `login_s`: so long until AUTH. `idle_s`: a
+    after `stalled_s` seconds of that it is cut off. `outputs_bytes`: those of all clients together, with the requests
+    of MULTIs and the commands that came in part (see `budget.py`); beyond, the client with most unread is cut off.
+    `unfinished_s`: half a command may stand so long. `multi_idle_s`: where that memory is scarce, a MULTI whose client
+    sends nothing is ended after so long. `login_s`: so long until AUTH. `idle_s`: a
     client without requests, and without part in its task's session, is closed after so long; 0: never. `calls`: step.
     """
 
@@ -65,6 +70,7 @@ class RespLimits:
     unfinished_s: int = 10
     login_s: int = 30
     idle_s: int = 0
+    multi_idle_s: int = 60
     calls: CallLimits = USUAL
 
 
@@ -84,8 +90,9 @@ class RespServer:
         self.engine = engine
         self.loop = loop
         self._limits = limits or RespLimits()
-        self.backlog_bytes = 0  # of requests that wait
-        self.output_bytes = 0  # replies since the unread ones were counted, and those
+        self.budget = Budget(self._limits.outputs_bytes)
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self.turns = Turns(loop, engine.clock)
         self._sheds = False
         self.ticks = 0  # seconds, as far as sweeps went
         self._uids = None if uids is None else frozenset(uids)
@@ -98,7 +105,11 @@ class RespServer:
         table = Table(engine.counters)
         shared = RespContext(engine, table.commands, table.find, self._offload, Cursors(), __version__)
         self._context = shared._replace(
-            authenticate=authenticate, revision=revision, limits=self._limits.calls, scans=Scans(SCANS)
+            authenticate=authenticate,
+            revision=revision,
+            limits=self._limits.calls,
+            scans=Scans(SCANS),
+            budget=self.budget,
         )
 
     async def open(self, path: Path, mode: int = 0o600) -> None:
@@ -178,13 +189,13 @@ class RespServer:
     @property
     def backlog_full(self) -> bool:
         """Whether waiting requests of all clients are so many bytes that none of these clients is read on."""
-        return self.backlog_bytes > BACKLOG_BYTES_MAX
+        return self.budget.backlog > BACKLOG_BYTES_MAX
 
     @property
     def output_full(self) -> bool:
         """Whether unread replies are too many, or must be counted, before anything more is answered."""
         # A reply adds to one number; the buffers of all clients are counted only once that passes the limit.
-        if self.output_bytes > self._limits.outputs_bytes and not self._sheds:
+        if self.budget.replies > self.budget.room and not self._sheds:
             self._sheds = True
             self.loop.call_soon(self._count)  # once the sockets took their share
         return self._sheds
@@ -192,8 +203,8 @@ class RespServer:
     def _count(self) -> None:
         """Count unread replies; if they are too many, readers have a moment to take theirs, in which none are added."""
         unread = {client: client.unread_bytes for client in self._clients}
-        self.output_bytes = sum(unread.values())
-        if self.output_bytes > self._limits.outputs_bytes:
+        self.budget.replies = sum(unread.values())
+        if self.budget.replies > self.budget.room:
             # A client that reads takes its replies meanwhile, and is cut off only if all of them read.
             self.loop.call_later(GRACE_S, self._shed, unread)
         else:
@@ -202,22 +213,23 @@ class RespServer:
     def _shed(self, before: dict[RespProtocol, int]) -> None:
         """Cut off the clients with most unread replies, until there is room: first those that took none meanwhile."""
         unread = {client: client.unread_bytes for client in self._clients}
-        self.output_bytes, most = sum(unread.values()), self._limits.outputs_bytes
+        budget = self.budget
+        budget.replies, most = sum(unread.values()), budget.room
         deafest = sorted(unread, key=lambda one: (unread[one] >= before.get(one, 0), unread[one]), reverse=True)
         for client in deafest:
             # With an eighth of room, so that the next reply does not count and cut off again.
-            if self.output_bytes <= most - most // 8:
+            if budget.replies <= most - most // 8:
                 break
             logger.warning(
                 "resp: clients have not read %d bytes of replies, near the limit of %d (limits.replies_max): "
                 "the client with %d of them is cut off",
-                *(self.output_bytes, most, unread[client]),
+                *(budget.replies, most, unread[client]),
                 extra=as_event(
-                    "resp_client_cut_off", bytes=unread[client], waiting_bytes=self.output_bytes, limit_bytes=most
+                    "resp_client_cut_off", bytes=unread[client], waiting_bytes=budget.replies, limit_bytes=most
                 ),
             )
             self._cut_off(client, "unread replies")
-            self.output_bytes -= unread[client]
+            budget.replies -= unread[client]
         self._sheds = False
 
     def _cut_off(self, client: RespProtocol, why: str) -> None:
@@ -276,6 +288,22 @@ class RespServer:
                 client.abort()
             if why is not None:
                 self.engine.counters.cut_off[why] += 1
+        if not self.budget.takes(self.budget.most // 8):
+            self._end_multis()
+
+    def _end_multis(self) -> None:
+        """End MULTIs whose clients send nothing, the oldest first, until there is room for others."""
+        silent = ((client.silent_in_multi(self.ticks), client) for client in self._clients)
+        idle = sorted(((s, c) for s, c in silent if s > self._limits.multi_idle_s), key=lambda one: -one[0])
+        for silent_s, client in idle:
+            if self.budget.takes(self.budget.most // 8) or client.connection is None:
+                break
+            client.connection.end_multi_early()
+            logger.warning(
+                "resp: a MULTI without requests for %d s is ended: the memory of limits.replies_max is full",
+                silent_s,
+                extra=as_event("resp_multi_ended", silent_s=silent_s),
+            )
 
     def _sweep(self) -> None:
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)

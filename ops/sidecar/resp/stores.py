@@ -11,13 +11,23 @@ default store may be another: between two runs a task may commit, close or lose 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from standfast.ops.shared.error_codes import BAD_NAME, BAD_REQUEST, NOPERM, Refused
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.engine.task import Binding, EngineTask
 from standfast.ops.sidecar.resp.arguments import name as checked_name
+from standfast.store import serde as serdes
+from standfast.store.types.key_ranges import number_order
+
+
+class Command(Protocol):
+    """The part of a command that its rights go by; see `connection.py`."""
+
+    name: str
+    kind: str
+    store: str
 
 
 class Grant(NamedTuple):
@@ -84,6 +94,21 @@ class Stores:
             what = "write" if write else "read"
             raise Refused(NOPERM, f"the token of {grant.name!r} may not {what} store {store!r}")
 
+    def check_queued(self, command: Command, args: list[bytes]) -> None:
+        """Raise Refused NOPERM for a command of a MULTI for which the token has no right."""
+        writes = command.kind == "write"
+        if command.store == "task" and writes and (len(args) > 1 or command.name != "SF.TIME"):  # which then only reads
+            self.check_may_write()
+        store = checked_name(args[1]) if command.store == "named" else self._binding.store
+        if command.store in ("named", "own") and store is not None:
+            self.check(store, write=writes)
+
+    def close(self) -> None:
+        """Let go of all stores; nothing is looked up again."""
+        self.forget()
+        # Those until now hold a function of this object, which would keep it for the collector.
+        self.reads = self.writes = Found(_closed)
+
     def check_may_write(self) -> None:
         """Raise Refused NOPERM for a token that only reads, before a command over the whole task."""
         if self.grant is not None and not self.grant.write:
@@ -106,8 +131,22 @@ class Stores:
         return of_kind(store, "keyvalue") if name is None else store
 
 
+def _closed(name: bytes | None) -> Any:
+    raise Refused(BAD_REQUEST, "the connection is closed")
+
+
 def of_kind(store: Any, kind: str) -> Any:
     """The store, if it is of that kind. Raises Refused."""
     if store.spec.kind != kind:
         raise Refused(BAD_REQUEST, f"store {store.name!r} is a {store.spec.kind} store: use the commands of that kind")
     return store
+
+
+def ordered(store: Any, given: Mapping[bytes, list[bytes]]) -> Any:
+    """The store, with ranges of keys in the order of the numbers that the option BY names. Raises Refused."""
+    if b"BY" not in given:
+        return store
+    serde = serdes.by_name(given[b"BY"][0].decode("ascii", "replace"))
+    if serde is None or number_order(serde) is None:
+        raise Refused(BAD_REQUEST, "BY takes int64 or float64: leave it out for the order of the keys' bytes")
+    return store.ranged_by(serde)

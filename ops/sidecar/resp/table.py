@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from standfast.ops.shared.error_codes import BAD_REQUEST, Refused
+from standfast.ops.shared.error_codes import BAD_REQUEST, LIMIT, Reason, Refused
 from standfast.ops.shared.kinds import MANY, OPS
 from standfast.ops.sidecar.engine.statistics import ServerCounters
 from standfast.ops.sidecar.resp import basics, browse, keyvalue, multi
 from standfast.ops.sidecar.resp import commit as commits
-from standfast.ops.sidecar.resp.connection import Answer, Command, Connection, Handler, Run
+from standfast.ops.sidecar.resp.connection import CROWDED, Answer, Command, Connection, Handler, Run
+from standfast.ops.sidecar.resp.requests import SKIPPED
 from standfast.ops.sidecar.resp.verbs import handler_of
 
 NAME_SHOWN_MAX = 32
@@ -74,6 +75,7 @@ COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
     ("SF.STATUS", commits.status, 1, 1, ""),
 )
 
+NAMING = frozenset(verb.name for ops in OPS.values() for verb in ops.verbs)
 RUNS: dict[str, Run] = {"SET": keyvalue.set_run}
 
 _EXPIRY = "keys do not expire one by one: retention is a property of window, session and versioned stores"
@@ -107,10 +109,13 @@ class Table:
     def __init__(self, counters: ServerCounters) -> None:
         self.commands: dict[bytes, Command] = {}
         for name, handler, least, most, kind in COMMANDS:
-            command = Command(name, handler, least, most, counters.method(name), kind, RUNS.get(name))
+            store = _store_of(name, kind)
+            command = Command(name, handler, least, most, counters.method(name), kind, RUNS.get(name), store)
             # Both spellings that clients send, so that finding a command is one look into a dict.
             self.commands[name.encode()] = self.commands[name.lower().encode()] = command
         self._other = counters.method("other")
+        crowded = _refusing(CROWDED, LIMIT)
+        self.commands[SKIPPED] = Command("other", crowded, 1, 1, self._other, "refused")
         self._refused = {name: why for why, names in REFUSED.items() for name in names.split()}
 
     def find(self, raw: bytes) -> Command:
@@ -128,8 +133,15 @@ class Table:
         return Command("other", _refusing(f"unknown command '{shown}'"), 1, 1 << 40, self._other, "refused")
 
 
-def _refusing(message: str) -> Callable[[Connection, list[bytes]], Answer]:
+def _store_of(name: str, kind: str) -> str:
+    """The store whose right a command needs; see Command."""
+    if kind not in ("read", "write") or name in ("PING", "ECHO"):
+        return ""
+    return "named" if name in NAMING else "task" if name in ("SF.COMMIT", "SF.TIME") else "own"
+
+
+def _refusing(message: str, reason: Reason = BAD_REQUEST) -> Callable[[Connection, list[bytes]], Answer]:
     def refuse(c: Connection, args: list[bytes]) -> Answer:
-        raise Refused(BAD_REQUEST, message)
+        raise Refused(reason, message)
 
     return refuse

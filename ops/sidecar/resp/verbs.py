@@ -17,7 +17,7 @@ from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection, Handler
 from standfast.ops.sidecar.resp.replies import OK, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import collect
-from standfast.ops.sidecar.resp.stores import of_kind
+from standfast.ops.sidecar.resp.stores import of_kind, ordered
 from standfast.store.results import PUT_NOT_VALID
 
 Given: TypeAlias = Mapping[bytes, list[bytes]]
@@ -51,7 +51,7 @@ def handler_of(kind: str, verb: Verb) -> Handler:
         if b"ASOF" in takes:
             named["as_of"] = _time(given, b"ASOF", None)
         values = [parse(raw) for parse, raw in zip(parsers, args[2:length], strict=False)]
-        return reply(c, call(store, *values, **named), given)
+        return reply(c, call(ordered(store, given), *values, **named), given)
 
     # COMMAND DOCS shows the first line of a handler's docstring.
     handle.__doc__ = verb.usage + "."

@@ -34,6 +34,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.child import ChildProcess, Restarts, Silence
+from standfast.store.timestamps import duration_text
 
 MODULE = "standfast.ops.sidecar.worker.worker"
 RESTART_MS_MAX = 2_000  # tasks that it is to restore wait for it, and are to open within 5 s
@@ -175,9 +176,9 @@ class StandbyWorker:
     def _later(self, now_ms: int, lived_ms: int, how: str) -> None:
         pause_ms = self._restarts.pause_ms(lived_ms)
         logger.warning(
-            "the standby worker ended (%s): it starts again in %d ms",
+            "the standby worker ended (%s): it starts again in %s",
             how,
-            pause_ms,
+            duration_text(pause_ms),
             extra=as_event("standby_worker_ended", restart_ms=pause_ms),
         )
         self._start_ms = now_ms + pause_ms

@@ -33,6 +33,8 @@ static PyMethodDef functions[] = {
      "merged_rows(spills, fold, segment, after, most) -> (keys, rows, last key or None)\n\nThe next rows of that merge, "
      "at most so many, above the key `after`; None for the first ones. A delete is None. None as the last key: there are "
      "no more."},
+    {"json_form", (PyCFunction)(void (*)(void))json_form, METH_FASTCALL,
+     "json_form(value, key) -> int\n\nSee `standfast.store.serde.json_form`."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,6 +9,7 @@
  *     merge.c    rows of spills and of a fold, the newest of each key, to files or to Python
  *     sst.c      sorted rows as a file of RocksDB
  *     put.c      a put into a store, in one call
+ *     json_form.c  whether JSON carries a value
  *     module.c   the module's table
  *
  * Rules of this module: everything that takes long runs without the interpreter's lock, so that no Python object is
@@ -263,6 +264,7 @@ int is_column(PyObject *given);
 Py_ssize_t cell_of(PyObject *column, Py_ssize_t at, char **bytes);
 PyObject *columns_of(PyObject *module, PyObject *args);
 PyObject *headed_rows(PyObject *module, PyObject *args);
+PyObject *json_form(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *putter(PyObject *module, PyObject *args);
 PyObject *part_of_columns(PyObject *module, PyObject *args);
 PyObject *part_of_draft(Draft *draft, PyObject *topic);

@@ -32,6 +32,7 @@ CLASSES: dict[str, str] = {
 
 OF_THE_TASK = "called by the task that has the store: its restore, commit and expiry"
 OF_RESULTS = "called by aggregations and joins on the rows of their stores, in the thread of the loop"
+OF_THE_DOORS = "called by readers that have serialised keys, in tests/unit/store/test_number_ranges.py"
 OF_THE_LOOP = "called by the loop of an application, which alone has the task or the context"
 OF_OPENING = "called by the session while it opens or closes a task, which no program has then"
 OF_A_FORK = "called by the hook of a fork in the child, which has no other thread"
@@ -56,6 +57,12 @@ METHODS: dict[str, str] = {
             "takes_family",
         )
     },
+    **{
+        f"{state}.ranged_by": OF_THE_DOORS
+        for state in ("KeyValueState", "WindowState", "SessionState", "VersionedState")
+    },
+    "KeyValueState.range_raw": OF_THE_DOORS,
+    "VersionedState.logical_rows_in_order": OF_THE_DOORS,
     "KeyValueState.rows_in_files": OF_THE_TASK,
     "KeyValueState.put_raw": OF_RESULTS,
     "KeyValueState.put_raw_all": OF_RESULTS,

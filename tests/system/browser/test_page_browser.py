@@ -154,6 +154,28 @@ def test_task_that_moves_to_another_instance_is_seen_to_move(bench: Bench, serve
         expect(tab.locator("nav")).to_contain_text("Placement")
 
 
+def test_rows_of_placement_are_whole_at_500_pixels(bench: Bench, serve: Serve, tab: Page) -> None:
+    cluster = Cluster(bench, standby_replicas=1)
+    first = cluster.start("a", tags={"rack": "east"})
+    cluster.rounds()
+    cluster.start("b")
+    cluster.rounds()
+    tab.set_viewport_size({"width": 500, "height": 900})
+    with serve(SessionInstance(first.session).page_status) as address:
+        tab.goto(address)
+        one = row(tab, "placement", "0_0")
+        one.scroll_into_view_if_needed()
+        expect(one).to_contain_text("why")
+        cut = one.evaluate(
+            """row => [row, ...row.querySelectorAll("th, td")].filter(one => one.offsetParent).filter(one => {
+                const at = one.getBoundingClientRect();
+                return at.left < 0 || at.right > innerWidth || one.scrollWidth > one.clientWidth + 1;
+            }).map(one => one.outerHTML)"""
+        )
+        assert cut == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 500
+
+
 def test_first_placement_appears_on_a_page_that_had_none(bench: Bench, serve: Serve, tab: Page) -> None:
     cluster = Cluster(bench)
     first = cluster.start("a")

@@ -267,7 +267,7 @@ def test_owner_whose_loop_makes_no_progress_stops_renewing_and_loses_nothing(lea
     leases.feed(10)
     until(leases.whole, "all is processed")
     assert set(leases.out().values()) == {1}
-    assert "no progress for 1000 ms (the application's loop)" in first.err.read_text()
+    assert "no progress for 1.0 s (the application's loop)" in first.err.read_text()
 
 
 @pytest.mark.slow

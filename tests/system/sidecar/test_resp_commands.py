@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import hiredis
 import pytest
 
+import standfast as sf
 from standfast.ops.sidecar.resp.connection import CallLimits
 from standfast.ops.sidecar.resp.scans import Scans
 from standfast.ops.sidecar.resp.stores import Grant
@@ -85,6 +87,34 @@ def test_ranges_are_in_key_order_with_both_ends(desk: Desk) -> None:
     assert talk("SF.RANGE", "kv", "d", "b") == []
     assert "LIMIT must be" in talk.refused("SF.RANGE", "kv", "", "", "LIMIT", 0)
     assert "is not an option" in talk.refused("SF.RANGE", "kv", "", "", "LIMIT", 1, "LIMIT", 1)
+
+
+def test_ranges_by_number_page_across_zero(desk: Desk) -> None:
+    talk = desk.talk()
+    serdes: list[Any] = [sf.serde.int64, sf.serde.float64]
+    for serde in serdes:
+        keys = [serde.serialize(number) for number in (-300, -5, -1, 0, 5, 300)]
+        for key in keys:
+            talk("SET", key, "v")
+            talk("SF.WPUT", "win", key, START_MS, "v")
+            talk("SF.SPUT", "ses", key, START_MS, START_MS, "v")
+        by = [b"BY", serde.name.encode()]
+        for order in ([], [b"REV"]):
+            expected, found = keys[1:5][:: -1 if order else 1], list[bytes]()
+            while page := talk(
+                "SF.RANGE", "kv", keys[1], keys[4], *order, *by, "LIMIT", 1, *([b"AFTER", found[-1]] if found else [])
+            ):
+                found += page[::2]
+            assert found == expected
+            assert talk("SF.WRANGE", "win", keys[1], keys[4], 0, START_MS, *order, *by)[::4] == expected
+            assert talk("SF.SRANGE", "ses", keys[1], keys[4], 0, START_MS, *by, *order)[::4] == expected
+        assert talk("SF.RANGE", "kv", keys[1], keys[4]) == []
+        for key in keys:
+            talk("DEL", key)
+            talk("SF.WDEL", "win", key, START_MS)
+            talk("SF.SDEL", "ses", key, START_MS, START_MS)
+    assert "BY takes int64 or float64" in talk.refused("SF.RANGE", "kv", "", "", "BY", "string")
+    assert "is 8 bytes, not 1" in talk.refused("SF.RANGE", "kv", "5", "", "BY", "int64")
 
 
 @pytest.mark.parametrize("reverse", [False, True])

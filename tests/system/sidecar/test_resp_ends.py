@@ -99,19 +99,19 @@ def test_client_that_floods_while_a_commit_runs_is_held_within_bounds(resp_bench
     client.socket.sendall(pack("SF.COMMIT"))
     assert commits.begun.wait(20)
     assert flood(client, 900_000) < 8 << 20
-    assert 0 < resp_bench.call(lambda: server.backlog_bytes) < 8 << 20
-    server.backlog_bytes += 64 << 20  # as if other clients had done so, too
+    assert 0 < resp_bench.call(lambda: server.budget.backlog) < 8 << 20
+    server.budget.backlog += 64 << 20  # as if other clients had done so, too
     assert flood(other, 100_000) < 3 << 20
     assert resp_bench.client()("SELECT", 1) == b"OK", "a client that waits for nothing is answered"
-    server.backlog_bytes -= 64 << 20
+    server.budget.backlog -= 64 << 20
     commits.free.set()
     assert client.reply()[1] is None
     for one in (client, other):
         one.socket.shutdown(socket.SHUT_WR)
-        assert set(ends(one)) == {b"OK"}
+    assert set(ends(other)) == {b"OK"} >= set(ends(client)), "of the large ones none came whole"
     while resp_bench.call(lambda: server.clients > 1):
         pass
-    assert resp_bench.call(lambda: server.backlog_bytes) == 0
+    assert resp_bench.call(lambda: server.budget.backlog) == 0
 
 
 def test_who_takes_part_in_a_session_is_not_idle(resp_bench: RespBench) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from standfast.ops.security.audit import Audit
+from standfast.ops.security.tokens import Tokens
 from standfast.ops.sidecar.resp.stores import Grant
-from standfast.ops.sidecar.security.audit import Audit
-from standfast.ops.sidecar.security.tokens import Tokens
 from standfast.ops.sidecar.serve_resp import authenticator
 from standfast.store.clock import ManualClock
 from support.resp import Desk, RespBench, Talk, open_session, pack
@@ -45,7 +45,7 @@ def test_repeat_is_answered_to_whom_sends_the_same_and_may_see_it(desk: Desk) ->
     assert first.exec(*batch) == [b"secret", [1, 5, 1]]
     assert as_(desk, "kv").exec(*batch) == first.exec(*batch) == [b"secret", [1, 5, 1]]
     for token in ("other", "read", "look"):
-        assert str(as_(desk, token).exec(*batch)).startswith("NOPERM"), token
+        assert "NOPERM" in str(as_(desk, token).exec(*batch)), token
     another = ("PING",), ("SF.COMMIT", "SEQ", 5)
     for token in ("other", "read", "all"):
         assert "secret" not in str(as_(desk, token).exec(*another))
@@ -98,3 +98,32 @@ def test_token_that_is_gone_ends_on_open_connections(resp_bench: RespBench, cloc
     assert after.refused("SF.GET", "other", "a").startswith("NOPERM"), "the new one may do less now"
     assert before("AUTH", "kv", new) == b"OK"
     assert before("GET", "a") == b"1"
+
+
+def test_rights_are_checked_when_a_command_is_queued(desk: Desk) -> None:
+    refused = [
+        ("look", ("SF.PUT", "kv", "a", "1"), "may not write store 'kv'"),
+        ("look", ("SF.WPUT", "win", "a", 0, "1"), "may not write store 'win'"),
+        ("look", ("SF.COMMIT", "SEQ", 1), "may not write"),
+        ("look", ("SF.TIME", 5), "may not write"),
+        ("kv", ("SF.GET", "other", "a"), "may not read store 'other'"),
+        ("kv", ("SF.DEL", "other", "a"), "may not write store 'other'"),
+        ("kv", ("SF.RANGE", "other", "", ""), "may not read store 'other'"),
+        ("kv", ("SF.GET", "../x", "a"), "store name"),
+    ]
+    for token, request, why in refused:
+        talk = as_(desk, token)
+        assert talk("MULTI") == b"OK" and talk("PING") == b"QUEUED"
+        assert why in talk.refused(*request), request
+        assert talk("PING") == b"QUEUED" and talk.refused("EXEC").startswith("EXECABORT"), request
+    allowed = [("look", ("SF.GET", "kv", "a")), ("look", ("SF.TIME",)), ("kv", ("SF.PUT", "kv", "a", "1"))]
+    for token, request in allowed:
+        assert len(as_(desk, token).exec(request)) == 1, request
+    assert desk.context.budget.queues == 0
+
+
+def test_command_of_the_own_store_is_checked_when_it_is_queued(desk: Desk) -> None:
+    talk = desk.talk(None)
+    assert talk("AUTH", "kv", "look") == b"OK" and talk("MULTI") == b"OK" and talk("GET", "a") == b"QUEUED"
+    assert "may not write store 'kv'" in talk.refused("SET", "a", "1")
+    assert talk.refused("EXEC").startswith("EXECABORT")

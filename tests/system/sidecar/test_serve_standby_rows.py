@@ -72,6 +72,17 @@ def test_standby_gives_rows_to_those_who_ask_for_a_standby_only(pair: Any) -> No
 
 
 @pytest.mark.slow
+def test_standby_refuses_no_rows_of_the_active_task_beside_it(pair: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, beside, _ = pair
+    assert [one["partition"] for one in beside.call("GET", "/v1/stores/kv/scan")["partitions"]] == [1]
+    absent = beside.call("GET", "/v1/stores/kv/get?key=k00007", status=404)
+    assert absent["message"].endswith("not read: the standbys of partitions 0, ask their active instances")
+    assert beside.call("GET", "/v1/stores/kv/get?key=k00007&stale=1", status=409)["reason"] == "NOT_ACTIVE"
+    assert main(["get", "kv", "k00007", "--run-dir", str(beside.run_dir)]) == 1
+    assert "not read: the standbys of partitions 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_rows_of_a_standby_come_in_pages(pair: Any) -> None:
     _, standby, _ = pair
     path, after, keys, pages = "/v1/stores/kv/scan?partition=0&stale=1&limit=9000", "", [], 0

@@ -31,7 +31,7 @@ AT_MS = 1_357_020_000_000
 MASKS = (
     (re.compile(r"(?<=instance )[0-9a-f]{12}"), "0123456789ab"),
     (re.compile(r"(?<=took )\d+(?= ms)"), "0"),
-    (re.compile(r"(?<=stream time lies )\d{6}(?= h)"), "123456"),
+    (re.compile(r"(?<=stream time lies )\d{4}(?:\.\d)?(?= d)"), "1234.5"),
     (re.compile(r"20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ"), "2013-01-01T08:00:00.000Z"),
 )
 

@@ -16,10 +16,12 @@ import pytest
 
 import standfast as sf
 from standfast.ops.cli.command_line import main
+from standfast.ops.cli.state.tasks import show_status
 from standfast.ops.http.server import OpsServer
 from standfast.ops.shared.error_codes import ERRORS, exit_code
 from standfast.ops.shared.extras import require
 from standfast.ops.shared.guard import guard
+from standfast.ops.shared.output import Output
 from standfast.ops.shared.run_file import RUN_FILE
 from standfast.replication.log import TopicPolicy
 from standfast.store import errors
@@ -132,6 +134,23 @@ def test_status_of_a_running_instance(run: Run, live: list[str]) -> None:
     code, text, _ = run("status", *live)
     assert code == 0
     assert "app on instance" in text and "READY" in text and "in/0@4" in text and "commits: 3 committed" in text
+
+
+def test_status_says_a_reason_once(capsys: pytest.CaptureFixture[str], live: list[str], run: Run) -> None:
+    status = document(run("status", *live, "--json"))
+    away = "the log: no answer within 60 s"
+    status |= {"ready": False, "missing": [f"task 0_{task}: no answer within 60 s" for task in range(2)] + ["other"]}
+    show_status(status | {"log_error": "no answer within 60 s", "log_read_ms_ago": 2_162_008}, Output())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(" NOT READY")
+    assert lines[1:4] == [
+        "- tasks 0_0, 0_1: no answer within 60 s",
+        "- other",
+        "- ends and lags are 36 min old: the log could not be read since",
+    ]
+    show_status(status | {"ready": True, "missing": [], "log_error": "no answer within 60 s"}, Output())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(" DEGRADED") and lines[1] == f"- {away}"
 
 
 def test_tasks_and_lag_of_a_running_instance(run: Run, live: list[str]) -> None:
@@ -414,8 +433,15 @@ def test_absent_log_is_unreachable_and_is_not_created(run: Run, tmp_path: Path) 
 def test_no_running_instance_is_unavailable(run: Run, session: sf.Session, bench: Bench) -> None:
     session.close()
     code, text, told = run("status", "--state-dir", str(bench.root / "state"), "--json")
-    assert code == 69 and "--offline" in told
+    path = bench.root / "state" / "app"
+    ended = f"no process runs on {path}: instance {session.instance_id} has closed it; start one"
+    assert code == 69 and ended in told and f"--offline {path}" in told
     assert json.loads(text)["exit_code"] == 69
+    # A killed process leaves its note in the lock's file.
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (path / "LOCK").write_text(f"pid {int(gone.stdout)}\n")
+    code, _, told = run("status", "--state-dir", str(bench.root / "state"))
+    assert code == 69 and f"process {int(gone.stdout)} of instance {session.instance_id} ended without" in told
 
 
 def test_stale_info_file_names_the_process_that_left_it(run: Run, session: sf.Session, bench: Bench) -> None:
@@ -427,7 +453,7 @@ def test_stale_info_file_names_the_process_that_left_it(run: Run, session: sf.Se
     path.write_text(json.dumps({**kept, "pid": int(gone.stdout)}))
     session.close()
     code, _, told = run("status", "--state-dir", str(bench.root / "state"))
-    assert code == 69 and f"pid {int(gone.stdout)}" in told
+    assert code == 69 and f"process {int(gone.stdout)} of instance {session.instance_id} ended without" in told
     path.write_text("{}")
     assert run("status", "--state-dir", str(bench.root / "state"))[0] == 2
 
@@ -435,8 +461,12 @@ def test_stale_info_file_names_the_process_that_left_it(run: Run, session: sf.Se
 def test_status_finds_an_application_that_opened_no_server(run: Run, session: sf.Session, bench: Bench) -> None:
     where = ["--state-dir", str(bench.root / "state")]
     code, text, told = run("status", *where)
-    assert code == 0 and f"app on instance {session.instance_id}" in text and "owned" in text and "in/0@4" in text
-    assert f"pid {os.getpid()}" in told and "OpsServer" in told
+    assert code == 0 and text.startswith(
+        f"app on instance {session.instance_id}: process {os.getpid()} runs on these files\n"
+    )
+    rows = [line.split()[:3] for line in text.splitlines()]
+    assert ["0_0", "-", "open"] in rows and "offline" not in text and "owned" not in text and "in/0@4" in text
+    assert f"pid {os.getpid()}" in told and "http_port=" in told
     found = document(run("tasks", *where, "--json"))
     assert [(task["task"], task["state"]) for task in found["tasks"]] == [("0_0", "owned"), ("0_1", "owned")]
     code, _, told = run("lag", *where)
@@ -491,6 +521,7 @@ def test_server_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.
 OWNER = """
 import sys, standfast as sf
 from standfast.ops.shared.guard import guard
+from standfast.ops.shared.output import Output
 def own():
     store = sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)
     with sf.Session("app", log=sys.argv[1], state_dir=sys.argv[2], stores=[store]):

@@ -168,3 +168,13 @@ def test_interval_of_commits_is_chosen_by_the_guarantee_where_the_file_says_auto
     for text, interval_ms in (('commit_interval = "auto"', None), ("", None), ('commit_interval = "50ms"', 50)):
         file.write_text(f"[app]\n{text}\n")
         assert load_settings(file, {}).commit_interval_ms == interval_ms
+
+
+def test_name_of_a_settings_file_cannot_write_to_a_terminal(tmp_path: Path) -> None:
+    for text in ("[http]\nport = 'x'\n", "no toml", '[http]\nport = "${NONE_OF_THIS_NAME}"\n'):
+        path = tmp_path / "a\x1b[2J\nerror: forged\u202e.toml"
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(BadConfig) as caught:
+            load_settings(path, {}, {})
+        for problem in caught.value.problems:
+            assert problem.isprintable() and "\\x1b[2J\\nerror" in problem, problem

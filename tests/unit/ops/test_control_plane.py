@@ -439,7 +439,9 @@ async def no_metrics() -> bytes:
     return b""
 
 
-def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp_path: Path) -> None:
+def test_active_partitions_are_read_and_stale_rows_are_refused_while_one_partition_cannot_be_read(
+    tmp_path: Path,
+) -> None:
     async def test(made: Plane) -> None:
         await made.assign(1, 0, 1)
         await made.ready()
@@ -449,8 +451,10 @@ def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp
         tasks = (Task(0, "active"), Task(1, "standby"))
         await made.call(lambda: made.plane.assign(Assignment(2, tasks)))
         await made.ready()
-        assert (await get(made, scan)).json()["reason"] == "NOT_ACTIVE"
-        assert (await get(made, "/v1/stores/kv/get?key=k")).status_code == 409
+        assert [one["partition"] for one in (await get(made, scan)).json()["partitions"]] == [0]
+        absent = await get(made, "/v1/stores/kv/get?key=k")
+        assert absent.status_code == 404
+        assert "not read: the standbys of partitions 1, ask their active instances" in absent.text
         assert (await get(made, scan + "?partition=0")).status_code == 200
         held = made.plane.session.held
         made.plane.session.held = lambda: replace(held(), tasks={0: held().tasks[0]})  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 import zipfile
 from argparse import Namespace
 from dataclasses import replace
@@ -203,6 +204,7 @@ def test_on_a_terminal_the_live_board_stands_above_the_bars() -> None:
         display.numbers(
             Numbers(total=10, fed=5, processed={"a": 3}, board=LiveBoard(1_234, 56, 7, 0, 70, "UA1 from JFK"))
         )
+    assert "Spark" not in out.getvalue()
     text = out.getvalue().partition("no flight yet")[2]  # the picture of the beginning
     text = text[text.index("Thu 01 Jan 00:00") :]
     assert text.index("1,234") < text.index("flights fed")
@@ -401,6 +403,36 @@ def test_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> N
     with pytest.raises(InvalidRequest, match="not an empty folder"):
         run(Namespace(data="sample", dir=tmp_path, json=True, limit=1, log=None, prefix=None))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_folder_of_a_demo_that_fails_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[BaseException | DemoResult] = [
+        Unavailable("no broker"),
+        replace(good_result(), kept_in="x"),
+        good_result(),
+        KeyboardInterrupt(),
+    ]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def runs(_: Namespace, folder: Path) -> DemoResult:
+        (folder / "log.db").write_text("rows")
+        end = ends.pop(0)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr("standfast.ops.demo.run.run_demo", runs)
+    arguments = Namespace(dir=None, json=True)
+    with pytest.raises(Unavailable):
+        run(arguments)
+    (kept,) = tmp_path.iterdir()
+    assert f"note: logs and state of the demo are kept in {kept}" in capsys.readouterr().err
+    run(arguments)
+    assert len(list(tmp_path.iterdir())) == 2, "with problems, or a folder that is to be kept"
+    assert (run(arguments), run(arguments)) == (0, 130)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.slow

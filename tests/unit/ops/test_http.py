@@ -61,7 +61,7 @@ def fill(session: sf.Session) -> None:
     for number in range(5):
         task.store("kv").put(f"k{number}", {"n": number}, timestamp=number)
     task.store("kv").put("other", [1, None, "é"], timestamp=9)
-    task.store("numbers").put(7, float("inf"))
+    task.store("numbers").put_all([(number, float("inf")) for number in (7, -5, 0, -300, 5)])
     task.store("raw").put(b"\x00\xff", b"text")
     task.store("own").put("a", "value")
     for start in (0, HOUR_MS, 2 * HOUR_MS):
@@ -176,6 +176,18 @@ def test_scan_goes_on_within_its_prefix_and_its_range(ask: Ask) -> None:
         whole = rows(ask(f"/v1/stores/kv/scan?{query}"))
         after = ask(f"/v1/stores/kv/scan?{query}&limit=2")[1]["after"]
         assert rows(ask(f"/v1/stores/kv/scan?{query}&after={after}")) == whole[2:]
+
+
+def test_scan_of_a_range_of_numbers_goes_by_number_over_its_pages(ask: Ask) -> None:
+    for query, keys in (("from=-5&to=5", [-5, 0, 5]), ("from=-300", [-300, -5, 0, 5, 7]), ("to=-1", [-300, -5])):
+        for limit in (1, 2, 100):
+            found, after = [], ""
+            while after is not None:
+                page = ask(f"/v1/stores/numbers/scan?{query}&limit={limit}" + (f"&after={after}" if after else ""))[1]
+                found += [row["key"] for row in page["rows"]]
+                after = page["after"]
+            assert found == keys, (query, limit)
+    assert [row["key"] for row in rows(ask("/v1/stores/numbers/scan"))] == [0, 5, 7, -300, -5]
 
 
 def test_scan_reads_every_kind(ask: Ask) -> None:
@@ -338,7 +350,7 @@ def test_line_that_is_not_http_is_refused_without_repeating_it(server: OpsServer
 
 def test_page_of_another_site_gets_nothing(server: OpsServer) -> None:
     status, body, _ = request(server, "/v1/status", Host="evil.example")
-    assert (status, json.loads(body)["error"]) == (403, "Forbidden")
+    assert (status, json.loads(body)["error"]) == (421, "BAD_HOST")
     assert request(server, "/v1/status", Host=f"localhost:{server.port}")[0] == 200
     assert request(server, "/v1/status", Host="[::1]:80")[0] == 200
 
@@ -351,7 +363,7 @@ def test_of_connections_beyond_the_bound_the_oldest_that_asked_nothing_ends_and_
         with socket.create_connection((server.host, server.port), timeout=10) as newest:
             assert idle[0].recv(1) == b""
             for client in (newest, *idle[1:]):
-                client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+                client.sendall(b"GET /livez HTTP/1.0\r\nHost: localhost\r\n\r\n")
                 assert b" 200 " in client.recv(200)
     finally:
         for client in idle:
@@ -387,7 +399,7 @@ def test_info_file_of_a_later_server_is_left_alone(session: sf.Session) -> None:
 
 
 def test_host_beyond_loopback_must_be_asked_for(session: sf.Session) -> None:
-    with pytest.raises(sf.BadConfig, match="no password"):
+    with pytest.raises(sf.BadConfig, match="reachable from other machines"):
         OpsServer(session, host="0.0.0.0")
     with OpsServer(session, host="0.0.0.0", allow_remote=True) as server:
         with closing(HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops.sidecar.security.audit import Audit
-from standfast.ops.sidecar.security.http_guard import Guard, GuardRules, Refusal, role_needed
-from standfast.ops.sidecar.security.peer_uid import uid_of_peer
-from standfast.ops.sidecar.security.tokens import OWNER, READER, Actor, Role, Tokens
+from standfast.ops.security.audit import Audit
+from standfast.ops.security.http_guard import Guard, GuardRules, Refusal, role_needed
+from standfast.ops.security.peer_uid import uid_of_peer
+from standfast.ops.security.tokens import OWNER, READER, Actor, Role, Tokens
 from standfast.store.clock import ManualClock
 
 HOST = (b"host", b"127.0.0.1:8080")
@@ -138,7 +138,12 @@ def test_host_of_this_machine_is_let_in(guard: Guard, host: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "hosts", [[b"evil.example"], [b""], [], [b"localhost", b"localhost"], [b"127.0.0.1.evil.example"]]
+    "hosts",
+    [
+        *([b"evil.example"], [b""], [], [b"localhost", b"localhost"], [b"127.0.0.1.evil.example"]),
+        *([b"[::1].evil.example"], [b"[::1]evil.example:80"], [b"[::1"], [b"::1"], [b"localhost:80:80"]),
+        *([b"localhost:80@evil.example"], [b"evil@localhost"], [b"localhost:evil"], [b"[localhost]"], [b"localhost/x"]),
+    ],
 )
 def test_name_of_another_machine_gets_nothing(clock: ManualClock, hosts: list[bytes]) -> None:
     server = Guard(nothing, GuardRules(hosts=frozenset({"ours.example"})), Tokens(), Audit(clock))

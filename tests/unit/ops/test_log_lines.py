@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from standfast.ops.security.audit import Audit
 from standfast.ops.shared import guard
 from standfast.ops.shared.log_lines import configure
-from standfast.ops.sidecar.security.audit import Audit
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store import log
 from standfast.store.clock import ManualClock

@@ -210,6 +210,11 @@ def test_rows_show_times_as_asked_for(terminal: int, capsys: pytest.CaptureFixtu
     assert {str(AT_MS), str(AT_MS + 3_600_000)} <= words(capsys.readouterr().out)
 
 
+def test_unknown_cell_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().table(("a", "b", "c"), [(None, "", 0)])
+    assert capsys.readouterr().out.splitlines()[1] == "-     0"
+
+
 # -- times ------------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +238,26 @@ def test_typed_times_are_milliseconds_or_iso(zone: None) -> None:
     assert parse_time("-5") == -5
     with pytest.raises(ValueError):
         parse_time("yesterday")
+
+
+def test_typed_time_with_two_readings_is_refused_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = {
+        "2013-11-03T01:30:00": ("comes twice", "2013-11-03T01:30:00-04:00 or 2013-11-03T01:30:00-05:00"),
+        "2013-03-10 02:30": ("comes never", "2013-03-10T01:30:00-05:00 or 2013-03-10T03:30:00-04:00"),
+        "20130101": ("may be the date 2013-01-01 or 1970-01-01T05:35:30.101Z", "milliseconds"),
+        "201301010800": ("2013-01-01T08:00:00 or 1976-", "milliseconds"),
+        "20130101080000": ("2013-01-01T08:00:00 or 2607-", "milliseconds"),
+    }
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        for text, said in readings.items():
+            with pytest.raises(ValueError) as caught:
+                parse_time(text)
+            assert all(one in str(caught.value) for one in said), caught.value
+        for text in ("2013-11-03T01:30:00-05:00", "2013-11-03T03:30", "20131301", "99999999", "1357020000000"):
+            parse_time(text)
+    time.tzset()
 
 
 @given(st.integers(-62_000_000_000_000, 253_000_000_000_000))

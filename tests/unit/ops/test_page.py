@@ -28,8 +28,8 @@ from standfast.ops.page.history import DONE_MS, RATE_MS, STEP_MS, STEPS, History
 from standfast.ops.page.html import changes, document, render, whole
 from standfast.ops.page.model import age, log_share, per_second, points
 from standfast.ops.page.page import FILES, OpsPage
+from standfast.ops.security.audit import Audit
 from standfast.ops.sidecar.page_status import page_status
-from standfast.ops.sidecar.security.audit import Audit
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Unavailable
 from standfast.stream.snapshots.counts import StoredSnapshot

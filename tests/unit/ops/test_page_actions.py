@@ -18,10 +18,10 @@ from standfast.ops.page.html import render
 from standfast.ops.page.model import percentile, restore_phases
 from standfast.ops.page.page import OpsPage
 from standfast.ops.page.peek import RECORDS_MAX, Look, look
+from standfast.ops.security.http_guard import is_admin, store_of
+from standfast.ops.security.tokens import OWNER, READER, Actor
 from standfast.ops.sidecar.control.events import Events
 from standfast.ops.sidecar.control.timers import Timers
-from standfast.ops.sidecar.security.http_guard import is_admin, store_of
-from standfast.ops.sidecar.security.tokens import OWNER, READER, Actor
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import UnknownStore
 

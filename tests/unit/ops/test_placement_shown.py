@@ -124,10 +124,12 @@ def test_commands_print_instances_owners_reasons_and_moves(bench: Bench, capsys:
     assert any(row[:4] == [a, "live,", "leader", "1"] for row in rows)
     assert any(row[:3] == [b, "live", "1"] for row in rows)
     assert f"{a} has more than its share" in out
+    shown = (*status["placement"]["tasks"], *status["placement"]["moves"][-10:])
+    assert {why: out.count(f": {why}\n") for why in {one["why"] for one in shown}} == {one["why"]: 1 for one in shown}
     assert any(row[1:5] == ["hand-over", "0_0", a, b] for row in rows if len(row) > 5)
     show_tasks(tasks_document(status), Output())
-    shown = capsys.readouterr().out
-    assert f"{b} (0)" in shown and "no instance has its rows" in shown
+    tasks = capsys.readouterr().out
+    assert f"{b} (0)" in tasks and "no instance has its rows" in tasks
 
 
 def test_page_shows_instances_tasks_and_moves_as_events(bench: Bench) -> None:

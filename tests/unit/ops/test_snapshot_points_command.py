@@ -100,7 +100,7 @@ def test_tables_say_what_was_restored(root: Path, capsys: pytest.CaptureFixture[
         (["-o", "{}/then", "--task", "0_0", "--to-offset", "other=2"], "has the changelogs of kv"),
         (["-o", "{}/then", "--task", "0_0", "--to-offset", "1"], "the nearest point above is kv=2"),
         (["-o", "{}/then", "--task", "0_0", "--to-offset", "4"], "beyond its end 3"),
-        (["-o", "{}/then", "--to-time", "noon"], "give ISO 8601"),
+        (["-o", "{}/then", "--to-time", "noon"], "'noon' is not a time"),
         (["-o", "{}/then", "--task", "0_7"], "has no whole snapshot of task 0_7"),
         (["-o", "{}/then", "--snapshot", "0_0/1-2", "--snapshot", "0_0/1-3"], "two snapshots of one task"),
         (["-o", "{}/then", "--task", "0_1", "--snapshot", "0_0/1-2"], "--snapshot names task 0_0"),

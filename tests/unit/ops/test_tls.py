@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from standfast.ops.sidecar.security.tls import ServerTls, guarded
+from standfast.ops.security.tls import ServerTls, guarded
 from standfast.store.errors import BadConfig
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops.sidecar.security.audit import KEPT_MAX, REFUSALS_MAX, REFUSALS_MS, Audit
-from standfast.ops.sidecar.security.tokens import OWNER, Actor, Role, Tokens, bearer
+from standfast.ops.security.audit import KEPT_MAX, REFUSALS_MAX, REFUSALS_MS, Audit
+from standfast.ops.security.tokens import OWNER, Actor, Role, Tokens, bearer
 from standfast.store.clock import ManualClock
 from standfast.store.errors import BadConfig
 

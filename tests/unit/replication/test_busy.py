@@ -132,7 +132,7 @@ def test_of_copies_that_have_caught_up_the_idle_one_takes_over() -> None:
     assert found.assignment.active == {T0: "c"}
     assert words(found.why[T0]) == (
         "gone is gone, and c, which lacks 90 records, can open it first: the standby on b has been busy with one "
-        "record for 3,000 ms"
+        "record for 3.0 s"
     )
 
 

@@ -64,7 +64,7 @@ def test_a_checkpoint_goes_through_the_groups_in_their_order_and_is_complete_onc
 @pytest.mark.parametrize(
     ("found", "now_ms", "why"),
     [
-        (reports(1, stopped=""), 1_001, "tasks 0_0 had not stopped within 1000 ms, so that all tasks go on"),
+        (reports(1, stopped=""), 1_001, "tasks 0_0 had not stopped within 1.0 s, so that all tasks go on"),
         (
             {TaskId(0, 0): PartReport(5, 1, failed={TaskId(0, 0): "the disk is full"})},
             5,
@@ -115,7 +115,7 @@ def test_readers_without_the_ends_in_force_end_the_pause_in_time() -> None:
     two.look(reports(1, stopped="0_0"), 1)
     two.ends({TopicPartition("x", 0): 0, TopicPartition("x", 1): 0}, 2)
     assert two.look(reports(1, stopped="0_0"), 1_001) is Do.PUBLISH
-    assert two.order.why == "the order of the next groups was not in force within 1000 ms, so that all tasks go on"
+    assert two.order.why == "the order of the next groups was not in force within 1.0 s, so that all tasks go on"
 
 
 def test_writers_go_on_only_once_readers_of_every_later_stage_keep_to_the_ends() -> None:
@@ -142,7 +142,7 @@ def test_time_to_reach_the_ends_is_no_pause_and_the_wait_for_others_there_is_one
     assert one.look(reports(3, stopped="0_0"), 30_000) is Do.WAIT
     assert one.look(reports(3, stopped="0_0 1_0"), 30_100) is Do.WAIT
     assert one.look(reports(3, stopped="0_0 1_0"), 31_001) is Do.PUBLISH
-    assert one.order.why == "tasks 1_1 had not stopped within 1000 ms, so that all tasks go on"
+    assert one.order.why == "tasks 1_1 had not stopped within 1.0 s, so that all tasks go on"
 
 
 def test_uploads_that_take_too_long_end_the_checkpoint() -> None:

@@ -79,6 +79,7 @@ def test_files_can_be_read_by_their_owner_only(log: EmbeddedLog, tmp_path: Path)
         ("sqlite:///", "names no file"),
         ("sqlite:///:memory:", "names no file"),
         ("sqllite:///log", "did you mean 'sqlite'"),
+        ("postgres://host/db", "unknown scheme 'postgres', known are sqlite, kafka: write"),
         ("sqlite:///log?synchronus=full", "did you mean 'synchronous'"),
         ("sqlite:///log?synchronous=off", "full or normal"),
     ],

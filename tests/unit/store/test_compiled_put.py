@@ -123,10 +123,18 @@ def test_a_put_refuses_in_the_words_of_the_python_method_and_changes_nothing(giv
 
 
 @pytest.mark.parametrize(
-    ("given", "named"), [((), {}), ((b"k",), {}), ((b"k", b"v", 1, 2), {}), ((b"k", b"v", 1), {"other": 1})]
+    ("given", "named", "error", "says"),
+    [
+        ((), {}, InvalidRequest, "KeyValueState.put: an argument is missing"),
+        ((b"k",), {}, InvalidRequest, "KeyValueState.put: an argument is missing"),
+        ((b"k", b"v", 1, 2), {}, TypeError, r"put\(\)"),
+        ((b"k", b"v", 1), {"other": 1}, InvalidRequest, "KeyValueState.put: there is no setting 'other'"),
+    ],
 )
-def test_a_wrong_call_raises_as_the_python_method_does(given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"put\(\)"):
+def test_a_wrong_call_raises_as_the_python_method_does(
+    given: tuple[Any, ...], named: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
         put_of(opened())(*given, **named)
 
 

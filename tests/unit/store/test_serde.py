@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.serde import Serde
@@ -137,6 +141,99 @@ def test_a_value_that_would_not_come_back_is_an_invalid_request(chosen: Serde[An
 def test_bytes_that_cannot_be_read_are_corruption(chosen: Serde[Any], raw: bytes) -> None:
     with pytest.raises(Corruption, match=rf"'delays'.*key serde '{chosen.name}' cannot deserialize"):
         serde.decode(chosen, raw, store="delays", part="key")
+
+
+NOT_GIVEN_BACK: list[tuple[Any, str]] = [
+    ({404: 1}, r"has the name 404 of type int.*str\(\.\.\.\).*serde.msgpack"),
+    ({"a": [0, {None: 1}]}, r"at \['a'\]\[1\] has the name None"),
+    ({(1, 2): 3}, "of type tuple"),
+    ({True: 3, "b": 1}, "of type bool"),
+    (OrderedDict({1.5: 3}), "of type float"),
+    ({"a": [math.inf]}, r"the number inf at \['a'\]\[0\]"),
+    (math.nan, "the number nan is not JSON"),
+    ("\ud83d\ude00", "both halves of a surrogate pair"),
+    ({"\ud83d\ude00": 1}, "both halves of a surrogate pair"),
+]
+
+
+@pytest.fixture(params=["compiled", "python"])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The serde with the compiled module, and without it."""
+    found = compiled()
+    assert found.module is not None, found.reason
+    serde.quicken(found.module if request.param == "compiled" else None)
+    yield request.param
+    serde.quicken(compiled().module)
+
+
+def test_json_refuses_what_it_would_give_back_as_something_else(path: str) -> None:
+    for value, why in NOT_GIVEN_BACK:
+        for chosen in (serde.json, serde.json.of_part("key"), serde.json_sorted):
+            with pytest.raises(InvalidRequest, match=why):
+                serde.encode(chosen, value, store="counts", part="value")
+    for value in ((1, 2), {"a": (1, 2)}, [{"a": [(1, 2)]}]):
+        with pytest.raises(InvalidRequest, match=r"a tuple.* comes back from JSON as a list"):
+            serde.encode(serde.json, value, store="counts", part="key")
+    assert serde.json.serialize({"a": (1, 2)}) == b'{"a":[1,2]}'  # of a value, as documented
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(InvalidRequest, match="Circular"):
+        serde.encode(serde.json, circle, store="counts", part="value")
+
+
+def test_json_reads_marks_and_halves_and_refuses_numbers_without_an_end(path: str) -> None:
+    assert serde.json.deserialize(b'\xef\xbb\xbf{"a":1}') == {"a": 1}
+    for half in ("a\ud83d", "\ude00\ud83d", "\\\ud800"):
+        raw = serde.json.serialize({half: half})
+        assert raw.isascii() and serde.json.deserialize(raw) == {half: half}
+    for raw in (b"1e999", b'{"a":[1,-1e999]}'):
+        with pytest.raises(Corruption, match="such as 1e999"):
+            serde.decode(serde.json, raw, store="counts", part="value")
+
+
+def test_equal_keys_have_equal_sorted_bytes(path: str) -> None:
+    cases: list[tuple[Any, Any, str]] = [
+        ({"b": 1.0, "a": {"d": -0.0, "c": [2.0]}}, {"a": {"c": [2], "d": 0}, "b": 1}, '{"a":{"c":[2],"d":0},"b":1}'),
+        (1.0, 1, "1"),
+        (1e20, 10**20, "1" + "0" * 20),
+        ({"é": 0.5, "e": True}, {"e": True, "é": 0.5}, '{"e":true,"é":0.5}'),
+        ("a b", "a b", '"a b"'),
+        (OrderedDict({"b": 1, "a": 2}), {"a": 2, "b": 1}, '{"a":2,"b":1}'),
+    ]
+    for one, other, text in cases:
+        assert serde.json_sorted.serialize(one) == serde.json_sorted.serialize(other) == text.encode(), one
+        assert serde.json_sorted.deserialize(text.encode()) == one
+
+
+def test_the_compiled_look_answers_as_the_python_one() -> None:
+    module = compiled().module
+    assert module is not None
+
+    class Text(str):
+        pass
+
+    class Number(float):
+        pass
+
+    rng = random.Random(1)
+    leaves = [None, True, 1, 1.0, 1.5, math.inf, math.nan, "a", "", Text("b"), Number(2.0), 10**30]
+    names = ["a", "b", Text("c"), *["d"] * 8, 1, None]
+
+    def made(depth: int) -> Any:
+        kind = rng.randrange(6) if depth else 0
+        if kind == 1:
+            return [made(depth - 1) for _ in range(rng.randrange(4))]
+        if kind == 2:
+            return tuple(made(depth - 1) for _ in range(rng.randrange(4)))
+        if kind > 2:
+            return (dict, OrderedDict)[kind == 5]({rng.choice(names): made(depth - 1) for _ in range(rng.randrange(4))})
+        return rng.choice(leaves)
+
+    for _ in range(3_000):
+        value, key = made(4), rng.random() < 0.5
+        assert module.json_form(value, key) == serde.json_form(value, key), (value, key)
+    with pytest.raises(TypeError):
+        module.json_form(1)
 
 
 def test_encode_and_decode_pass_good_values_through() -> None:

@@ -47,12 +47,12 @@ def side(request: pytest.FixtureRequest, tmp_path: Path, sidecars: Sidecars) -> 
     made.close()
 
 
-def open_side(name: str, root: Path, sidecars: Sidecars) -> Side:
+def open_side(name: str, root: Path, sidecars: Sidecars, stores: Callable[[], list[Any]] = four_stores) -> Side:
     if name == "embedded":
         log, state = f"sqlite:///{root}/embedded", root / "embedded-state"
-        return Side(lambda: sf.Session("app", log=log, state_dir=state, stores=four_stores(), partitions=1))
+        return Side(lambda: sf.Session("app", log=log, state_dir=state, stores=stores(), partitions=1))
     sidecar = sidecars.start(store__cache="64KiB")
-    return Side(lambda: sf.connect(sidecar.run_dir, stores=four_stores(), partitions=1))
+    return Side(lambda: sf.connect(sidecar.run_dir, stores=stores(), partitions=1))
 
 
 def test_rows_are_read_as_they_were_written_before_and_after_commit(side: Side) -> None:
@@ -108,6 +108,53 @@ def test_more_rows_than_a_page_come_in_order(side: Side) -> None:
     kv.put_all([(key, key) for key in keys], timestamp=START_MS)
     assert [key for key, _ in kv.all()] == keys
     assert [key for key, _ in kv.all(reverse=True)] == keys[::-1]
+
+
+NUMBERS: list[tuple[str, Any]] = [("int", sf.serde.int64), ("float", sf.serde.float64)]
+
+
+def number_stores() -> list[Any]:
+    made: list[Any] = []
+    for name, key in NUMBERS:
+        made.append(sf.KeyValueStore(f"kv-{name}", key, sf.serde.int64))
+        made.append(sf.WindowStore(f"win-{name}", key, sf.serde.int64, window_size_ms=1, retention_ms=DAY_MS))
+        made.append(sf.SessionStore(f"ses-{name}", key, sf.serde.int64, retention_ms=DAY_MS))
+    return made
+
+
+def test_ranges_over_numbers_go_by_number_and_all_by_bytes_also_over_pages(tmp_path: Path, sidecars: Sidecars) -> None:
+    for side in (open_side(name, tmp_path, sidecars, number_stores) for name in ("embedded", "sidecar")):
+        for name, serde in NUMBERS:
+            kv, win, ses = (side.task.store(f"{kind}-{name}") for kind in ("kv", "win", "ses"))
+            numbers = [serde.deserialize(serde.serialize(number)) for number in range(-1_500, 1_500)]
+            kv.put_all([(number, 1) for number in numbers], timestamp=START_MS)
+            some = numbers[1_490:1_510]
+            for number in some:
+                for time in (5, 10):
+                    win.put(number, 1, time)
+                    ses.put(number, time, time, 1)
+            for _ in range(2):
+                for step in (1, -1):
+                    reverse = step == -1
+                    assert [key for key, _ in kv.range(reverse=reverse)] == numbers[::step]
+                    assert [key for key, _ in kv.range(-7, 5, reverse=reverse)] == numbers[1_493:1_506][::step]
+                    in_bytes = sorted(numbers, key=serde.serialize)
+                    assert [key for key, _ in kv.all(reverse=reverse)] == in_bytes[::step]
+                    by_time = [(number, time) for number in some for time in (5, 10)]
+                    raw = sorted(by_time, key=lambda row: (serde.serialize(row[0]), row[1]))
+                    ranges = [win.fetch_key_range(-10, 9, 0, 20, reverse=reverse)]
+                    ranges.append(ses.find_sessions_key_range(-10, None, 0, 20, reverse=reverse))
+                    ranges.append(ses.fetch_key_range(None, 9, reverse=reverse))
+                    assert [[(key.key, key.start) for key, _ in rows] for rows in ranges] == [by_time[::step]] * 3
+                    alls = [win.all(reverse=reverse), win.fetch_all(0, 20, reverse=reverse), ses.all(reverse=reverse)]
+                    assert [[(key.key, key.start) for key, _ in rows] for rows in alls] == [raw[::step]] * 3
+                side.task.commit({("in", 0): 3})
+            if name == "float":
+                with pytest.raises(InvalidRequest, match="NaN"):
+                    kv.range(float("nan"))
+                with pytest.raises(InvalidRequest, match="NaN"):
+                    win.fetch_key_range(None, float("nan"), 0, 1)
+        side.close()
 
 
 def test_random_operations_give_the_same_answers_on_both_sides(tmp_path: Path, sidecars: Sidecars) -> None:

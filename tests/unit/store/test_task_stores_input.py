@@ -171,7 +171,7 @@ def test_record_that_no_log_takes_at_its_defaults_is_refused_though_key_and_valu
 def test_wrong_times_are_refused_and_change_nothing(four: TaskStores, wrong: Any) -> None:
     kv, win, ses, ver = (four.store(name) for name in ("kv", "win", "ses", "ver"))
     for call in (
-        *(lambda: kv.put("a", "x", wrong), lambda: kv.put_all([("a", "x")], wrong)),
+        lambda: kv.put("a", "x", wrong),
         *(lambda: win.put("a", "x", wrong), lambda: win.put("a", "x", 1, wrong), lambda: win.fetch("a", wrong)),
         *(
             lambda: ses.put("a", 0, wrong, "x"),
@@ -182,6 +182,10 @@ def test_wrong_times_are_refused_and_change_nothing(four: TaskStores, wrong: Any
     ):
         with pytest.raises(InvalidRequest, match="milliseconds since the epoch"):
             call()
+    no_number = "KeyValueState.put_all: timestamp must be a whole number"
+    says = "milliseconds since the epoch" if type(wrong) is int else no_number
+    with pytest.raises(InvalidRequest, match=says):
+        kv.put_all([("a", "x")], wrong)
     assert (four.buffer.size_bytes, four.buffer.rows) == (0, {})
     assert {store.rows.observed_ms for store in four.stores.values()} == {-1}
 

@@ -241,7 +241,7 @@ def test_a_task_that_cannot_stop_abandons_the_checkpoint_within_the_bound_and_th
     began_ms = bench.clock.monotonic_ms()
     order = cluster.made()
     assert order.state is OrderState.ABANDONED
-    assert "had not stopped within 2000 ms, so that all tasks go on" in order.why
+    assert "had not stopped within 2.0 s, so that all tasks go on" in order.why
     assert bench.clock.monotonic_ms() - began_ms < 5_000
     assert complete(cluster.storage) == []
     stuck._hold_back = hold_back  # type: ignore[method-assign]

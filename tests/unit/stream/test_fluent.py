@@ -94,6 +94,18 @@ def test_merge_joins_two_streams_of_one_task(drive: Drive) -> None:
     assert [record.key for record in driver.read("out")] == ["a", "b"]
 
 
+def test_stream_merged_with_itself_has_each_record_twice(drive: Drive) -> None:
+    """As in Kafka Streams, Flink and Spark."""
+    for step in (
+        lambda s: s.merge(s),
+        lambda s: s.filter(lambda key, value: True).merge(s.filter(lambda key, value: True)),
+        lambda s: s.peek(print).merge(s),
+    ):
+        found = through(drive, step, ("a", 1, 5), ("b", 2, 6))
+        assert found == plain(("a", 1, 5), ("a", 1, 5), ("b", 2, 6), ("b", 2, 6))
+    assert len(through(drive, lambda s: s.merge(s).merge(s), ("a", 1, 5))) == 3
+
+
 def test_process_runs_a_processor_with_its_stores(drive: Drive) -> None:
     class Sum(sf.Processor):
         def init(self, context: sf.Context) -> None:

@@ -430,9 +430,9 @@ def test_on_error_of_a_step_that_cannot_be_used_is_refused(step: Any, message: s
     assert app.builder.nodes == before
 
 
-def test_option_that_no_step_has_is_a_type_error() -> None:
+def test_option_that_no_step_has_is_refused() -> None:
     _, stream = counting()
-    with pytest.raises(TypeError, match="on_eror"):
+    with pytest.raises(sf.BadConfig, match="no setting 'on_eror': did you mean 'on_error'"):
         stream.peek(print, on_eror="skip")  # type: ignore[call-arg]
 
 

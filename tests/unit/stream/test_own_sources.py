@@ -344,7 +344,7 @@ def test_source_that_does_not_end_for_a_restart_ends_the_application_at_the_dead
     running.loop.poll_once()
     bench.clock.advance(1)
     with pytest.raises(
-        sf.InvalidRequest, match=r"not ended within 7000 ms: source 'numbers' of task 0_0: .*support/own_sou"
+        sf.InvalidRequest, match=r"not ended within 7\.0 s: source 'numbers' of task 0_0: .*support/own_sou"
     ):
         running.loop.poll_once()
     assert notes.most_at_work == 1
@@ -451,7 +451,7 @@ def test_source_of_a_task_that_moves_away_ends_the_application_at_the_deadline(
     bench.clock.advance(6_999)
     running.loop.poll_once()
     bench.clock.advance(1)
-    with pytest.raises(sf.InvalidRequest, match=r"not ended within 7000 ms: source 'numbers' of task 0_0"):
+    with pytest.raises(sf.InvalidRequest, match=r"not ended within 7\.0 s: source 'numbers' of task 0_0"):
         running.loop.poll_once()
     notes.release.set()
     until(lambda: not notes.at_work)

@@ -246,6 +246,6 @@ def test_option_of_a_table_that_cannot_be_used_is_refused() -> None:
     app = sf.App("app")
     with pytest.raises(sf.BadConfig, match="on_error must be one of"):
         app.table("prices", on_error="ignore")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="late"):
+    with pytest.raises(sf.BadConfig, match="no setting 'late'"):
         app.table("prices", late="late")  # type: ignore[call-arg]
     assert not app.builder.nodes

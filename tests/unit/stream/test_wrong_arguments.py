@@ -3,8 +3,8 @@
     WRONG      values of every sort that a caller passes by mistake
     a case     a call with one argument left open, and which of WRONG are right for it
 
-Rules of this file: each case is tried with every value of WRONG that is not right for it. Python itself refuses wrong
-names and numbers of arguments, except in settings that are passed on.
+Rules of this file: each case is tried with every value of WRONG that is not right for it. Wrong names of arguments, and
+wrong types of every public call, are in test_every_option.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def test_wait_for_no_number_of_seconds_is_refused(running: sf.Session) -> None:
 
 
 def test_partition_that_is_none_is_named_as_it_was_given(running: sf.Session) -> None:
-    with pytest.raises(sf.InvalidRequest, match="partition '0' does not exist"):
+    with pytest.raises(sf.InvalidRequest, match="partition must be a whole number, not '0'"):
         running.read("kv", "0")  # type: ignore[arg-type]
 
 

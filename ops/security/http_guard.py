@@ -1,4 +1,4 @@
-"""The HTTP API's guard: checks the requested Host, the page of origin, the token and its role.
+"""The guard of every HTTP server of standfast: checks the requested Host, the page of origin, the token and its role.
 
     request ──> Host is ours? ──> a change: Origin is ours or on the list? ──> token ──> role of this path ──> the API
                  421 BAD_HOST       403 BAD_ORIGIN                             401 NOAUTH   403 NOPERM
@@ -7,21 +7,22 @@
     stores, assignment, revoke, schedule     write           drain, wipe, verify, snapshots       admin
 
 Rules of this file: decides from method, path and headers, and answers refusals itself as JSON; an ASGI layer around any
-application. The caller stands in `scope["actor"]`. Every change and every refusal is audited, of a request only its
-method, the first two parts of its path, and the outcome.
+application, a sidecar's and a session's. The caller stands in `scope["actor"]`. Every change and every refusal is
+audited, of a request only its method, the first two parts of its path, and the outcome.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from standfast.ops.security.audit import Audit
+from standfast.ops.security.peer_uid import uid_of_peer
+from standfast.ops.security.tokens import OWNER, READER, Actor, Role, Tokens, bearer
 from standfast.ops.shared.loopback import is_loopback
-from standfast.ops.sidecar.security.audit import Audit
-from standfast.ops.sidecar.security.peer_uid import uid_of_peer
-from standfast.ops.sidecar.security.tokens import OWNER, READER, Actor, Role, Tokens, bearer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -34,6 +35,7 @@ SAFE = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/livez", "/startupz", "/readyz", "/metrics"})
 ADMIN_PATHS = ("/v1/drain", "/v1/wipe", "/v1/verify", "/v1/snapshots", "/drain", "/quitquitquit")
 QUIET_PATHS = frozenset({"/v1/heartbeat"})  # changes that come all the time
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@\s]+))(?::[0-9]{1,5})?").fullmatch
 STANDING = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -71,13 +73,17 @@ class GuardRules:
     """The rules. `hosts`: names of ours in the Host header; None: any (behind TLS names are the certificate's).
 
     `anyone`: the actor of a request without a token; None: there is none. `uids`: the users of this machine who get it
-    (every user can reach a port on loopback); None: all of them.
+    (every user can reach a port on loopback), called `users` in refusals; None: all of them. `stranger`: the actor of
+    any other request without a token, as far as its rights go; None: such a request is refused. `how`: the way out.
     """
 
     hosts: frozenset[str] | None = None
     origins: frozenset[str] = frozenset()
     anyone: Actor | None = OWNER
     uids: frozenset[int] | None = None
+    users: str = "in serve.uids"
+    stranger: Actor | None = None
+    how: str = "give a token, Authorization: Bearer TOKEN"
 
     def host_refusal(self, headers: Headers) -> Refusal | None:
         """Refuse a Host that is not ours: a page of another site may point its own name at us."""
@@ -103,22 +109,24 @@ class GuardRules:
             return None
         return Refusal(403, "BAD_ORIGIN", "a page of another origin may not change anything here: see http.origins")
 
-    def without_token(self, scope: Scope) -> Actor | Refusal:
+    def without_token(self, scope: Scope, needed: Role) -> Actor | Refusal:
         """The actor of a request without a token, or a refusal."""
-        if self.anyone is None:
-            return Refusal(401, "NOAUTH", "give a token: Authorization: Bearer TOKEN")
-        if self.uids is None:
+        why = self._unknown(scope)
+        if why is None and self.anyone is not None:
             return self.anyone
+        if self.stranger is not None and self.stranger.may(needed, store_of(scope["path"])):
+            return self.stranger
+        return Refusal(401, "NOAUTH", self.how if why is None else f"{why}: {self.how}")
+
+    def _unknown(self, scope: Scope) -> str | None:
+        """The reason for which the user of a connection is not let in by the machine's own word, or None."""
+        if self.anyone is None or self.uids is None:
+            return None
         client, server = scope.get("client"), scope.get("server")
         uid = uid_of_peer((client[0], client[1]), (server[0], server[1])) if client and server else None
-        if uid in self.uids:
-            return self.anyone
-        who = (
-            "the user of the connection is unknown"
-            if uid is None
-            else f"user {uid} of this machine is not in serve.uids"
-        )
-        return Refusal(401, "NOAUTH", f"{who}: give a token, Authorization: Bearer TOKEN")
+        if uid is None:
+            return "the user of the connection is unknown"
+        return None if uid in self.uids else f"user {uid} of this machine is not {self.users}"
 
 
 class Guard:
@@ -167,7 +175,7 @@ class Guard:
             # Probes and scrapes carry no token.
             if needed is None:
                 return READER
-            found = self._caller(scope)
+            found = self._caller(scope, needed)
             if isinstance(found, Actor) and found.may(needed, store_of(path)):
                 return found
             actor = found if isinstance(found, Actor) else None
@@ -184,10 +192,10 @@ class Guard:
         )
         return refusal
 
-    def _caller(self, scope: Scope) -> Actor | Refusal:
+    def _caller(self, scope: Scope, needed: Role) -> Actor | Refusal:
         token = bearer(scope["headers"])
         if token is None:
-            return self._rules.without_token(scope)
+            return self._rules.without_token(scope, needed)
         return self._tokens.find(token) or Refusal(401, "NOAUTH", "the token is unknown or was removed")
 
 
@@ -195,6 +203,12 @@ def is_admin(scope: Scope) -> bool:
     """Whether the caller, as a guard found it, has the rights of an administrator."""
     actor = scope.get("actor")
     return isinstance(actor, Actor) and actor.may(Role.ADMIN)
+
+
+def readable(scope: Scope) -> frozenset[str] | None:
+    """The stores whose rows the caller, as a guard found it, may read; None: all of them."""
+    actor = scope.get("actor")
+    return actor.stores if isinstance(actor, Actor) else frozenset()
 
 
 def _shown_path(path: str) -> str:
@@ -208,7 +222,8 @@ def _no_permission(needed: Role) -> Refusal:
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:
-    document = {"schema": ERROR_SCHEMA, "error": refusal.reason, "message": refusal.message}
+    reason = refusal.reason
+    document = {"schema": ERROR_SCHEMA, "error": reason, "reason": reason, "message": refusal.message}
     body = json.dumps(document).encode() + b"\n"
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *STANDING]
     if refusal.status == 401:
@@ -222,5 +237,8 @@ def _all(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
     return [value.decode("latin-1") for name, value in headers if name.lower() == wanted]
 
 
-def _bare_host(host: str) -> str:
-    return (host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]).lower()
+def _bare_host(host: str) -> str | None:
+    """The name of a Host header without its port; None for a text that is no name and port."""
+    # Read to its end: of "[::1].evil.example" a browser takes another machine than of the part in brackets.
+    found = _HOST(host)
+    return None if found is None else (found[1] or found[2]).lower()

@@ -17,10 +17,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import re
 import secrets
-import stat
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +26,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from standfast.ops.shared.secret_file import secret_bytes
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.names import check_name
+from standfast.store.names import check_name, printable
 
 FILE_BYTES_MAX = 256 << 10
 TOKENS_MAX = 1_000
@@ -76,10 +75,14 @@ class _Entry:
 
 
 class Tokens:
-    """The tokens of a file, and those that the process itself gave out; without a file only the latter."""
+    """The tokens of a file, and those that the process itself gave out; without a file only the latter.
 
-    def __init__(self, path: Path | None = None) -> None:
+    `alone`: the file holds one token on one line and nothing else, and this is its actor.
+    """
+
+    def __init__(self, path: Path | None = None, *, alone: Actor | None = None) -> None:
         self._path = path
+        self._alone = alone
         self._own: tuple[_Entry, ...] = ()
         self._of_file: tuple[_Entry, ...] = ()
         self.revision = 0  # grows whenever the file was read
@@ -103,7 +106,9 @@ class Tokens:
         """Read the file again. Raises BadConfig with every problem; then the tokens stay as they were."""
         if self._path is not None:
             # Read whole before it is swapped: a bad file leaves the old tokens.
-            self._of_file = tuple(_read(self._path))
+            raw = _secret(self._path)
+            alone = self._alone
+            self._of_file = tuple(_read(self._path, raw) if alone is None else [_only(self._path, raw, alone)])
             self.revision += 1
 
     def find(self, token: str | bytes) -> Actor | None:
@@ -121,35 +126,46 @@ def _digest(raw: bytes) -> bytes:
     return hashlib.sha256(raw).digest()
 
 
-def _read(path: Path) -> list[_Entry]:
+def _secret(path: Path) -> bytes:
+    raw = secret_bytes(path, FILE_BYTES_MAX)
+    if len(raw) > FILE_BYTES_MAX:
+        raise BadConfig([f"{printable(path)}: larger than {FILE_BYTES_MAX >> 10} KiB"])
+    return raw
+
+
+def _only(path: Path, raw: bytes, actor: Actor) -> _Entry:
+    token = raw.strip()  # editors end a file with a line break
+    # As the command line takes it from its own file, where a control character could end a header.
+    fits = TOKEN_CHARS_MIN <= len(token) <= TOKEN_BYTES_MAX // 4 and token.isascii() and token.decode().isprintable()
+    if not fits:
+        raise BadConfig(
+            [
+                f"{printable(path)}: holds no token: write one line of {TOKEN_CHARS_MIN} to {TOKEN_BYTES_MAX // 4} "
+                "ASCII characters"
+            ]
+        )
+    return _Entry(_digest(token), actor)
+
+
+def _read(path: Path, raw: bytes) -> list[_Entry]:
     try:
-        with path.open("rb") as file:
-            # Of the open file, and not of its path, which may name another one by then.
-            mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(FILE_BYTES_MAX + 1)
-        if mode & (stat.S_IRWXO | stat.S_IWGRP):
-            raise BadConfig([f"{path}: other users can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
-        if len(raw) > FILE_BYTES_MAX:
-            raise BadConfig([f"{path}: larger than {FILE_BYTES_MAX >> 10} KiB"])
         content = tomllib.loads(raw.decode())
-    except OSError as error:
-        raise BadConfig([f"{path}: cannot be read: {error.strerror or error}"]) from error
     except (ValueError, RecursionError):  # the reader's own message may repeat a token
-        raise BadConfig([f"{path}: not a TOML file of UTF-8 text"]) from None
+        raise BadConfig([f"{printable(path)}: not a TOML file of UTF-8 text"]) from None
     return _entries(path, content)
 
 
 def _entries(path: Path, content: dict[str, Any]) -> list[_Entry]:
     given = content.pop("tokens", [])
-    problems = [f"{path}: {name!r}: no such table: tokens are in [[tokens]]" for name in content]
+    problems = [f"{printable(path)}: {name!r}: no such table: tokens are in [[tokens]]" for name in content]
     if not isinstance(given, list) or len(given) > TOKENS_MAX:
-        raise BadConfig([*problems, f"{path}: tokens are in [[tokens]], {TOKENS_MAX} at most"])
+        raise BadConfig([*problems, f"{printable(path)}: tokens are in [[tokens]], {TOKENS_MAX} at most"])
     entries = []
     for number, one in enumerate(given, 1):
         try:
             entries.append(_entry(one))
         except (ValueError, InvalidRequest) as error:
-            problems.append(f"{path}: token {number}: {error}")
+            problems.append(f"{printable(path)}: token {number}: {error}")
     if problems:
         raise BadConfig(problems)
     return entries

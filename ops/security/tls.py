@@ -16,7 +16,7 @@ from typing import Any
 
 from standfast.store.errors import BadConfig
 from standfast.store.log import as_event, logger
-from standfast.store.names import few
+from standfast.store.names import few, printable
 
 PASSWORD_BYTES_MAX = 4_096
 # OpenSSL would ask on the terminal for the password of a key that has one.
@@ -75,7 +75,7 @@ class ServerTls:
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
-            files = ", ".join(str(path) for path in self._files if path is not None)
+            files = ", ".join(printable(path) for path in self._files if path is not None)
             raise BadConfig([f"TLS files cannot be used ({reason}): {files}"]) from error
         return context
 

@@ -1,0 +1,1 @@
+"""Callers of a server: guard, tokens, TLS, users, and the audit of their actions."""

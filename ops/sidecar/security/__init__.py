@@ -1,1 +1,0 @@
-"""Callers of the sidecar: tokens, TLS, users, and the audit of their actions."""
