@@ -72,9 +72,10 @@ class Rows:
                 f"a partition of store {name!r} left this instance, or was opened again, while its rows were read: ask "
                 "again, or ask another instance"
             ) from error
+        left = self._unread(name, found) if request.partition is None else frozenset()
         if verb == "get" and not answer.rows:
-            raise NotFound(f"store {name!r} has no row of this key in the partitions read here{self._unread(found)}")
-        return document(self._session.app, request, found, answer)
+            raise NotFound(f"store {name!r} has no row of this key in the partitions read here{unread(left)}")
+        return document(self._session.app, request, found, answer, left)
 
     def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
         """The partitions of the store to read. A partition that cannot be read now fails the whole answer."""
@@ -109,11 +110,11 @@ class Rows:
             raise NotAssigned(str(error)) from error
         return live_part(view.store, partition, view.role, view.lag_records)
 
-    def _unread(self, found: list[Part]) -> str:
-        """The standbys here that were not read: the key's row may be at their active instances."""
-        read_here = {part.partition for part in found}
-        left = {one.partition for one, task in self._session.all_tasks().items() if _is_standby(task)} - read_here
-        return unread(left)
+    def _unread(self, store: str, found: list[Part]) -> frozenset[int]:
+        """The store's partitions that stand by here and were not read: their rows are at their active instances."""
+        held = self._session.all_tasks().items()
+        standbys = {one.partition for one, task in held if store in task.stores.specs and _is_standby(task)}
+        return frozenset(standbys - {part.partition for part in found})
 
     def _spec(self, name: str) -> StoreSpec:
         for spec in self._session.specs:
@@ -124,7 +125,7 @@ class Rows:
 
 
 def unread(standbys: Collection[int]) -> str:
-    """The end of an error about an absent row: partitions that stand by here, where the row may be at the active."""
+    """The end of an error about an absent row, of partitions that stand by here: their active instances may have it."""
     return f"; not read: the standbys of partitions {few(sorted(standbys))}, ask their active instances" * bool(
         standbys
     )

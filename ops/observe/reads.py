@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -124,8 +124,10 @@ def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYT
     return Answer(rows)
 
 
-def document(app: str, request: ReadRequest, parts: Iterable[Part], answer: Answer) -> JsonRow:
-    """The answer as one JSON document."""
+def document(
+    app: str, request: ReadRequest, parts: Iterable[Part], answer: Answer, not_read: Collection[int] = ()
+) -> JsonRow:
+    """The answer as one JSON document. `not_read`: the partitions that stand by here and were not asked for."""
     parts = list(parts)
     return {
         "schema": SCHEMA,
@@ -135,6 +137,7 @@ def document(app: str, request: ReadRequest, parts: Iterable[Part], answer: Answ
         "partitions": [
             {"partition": part.partition, "role": part.role, "lag_records": part.lag_records} for part in parts
         ],
+        "not_read": sorted(not_read),
         "rows": answer.rows,
         "truncated": answer.truncated,
         "after": answer.after,

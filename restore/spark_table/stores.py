@@ -30,7 +30,7 @@ from standfast.store.errors import BadConfig, InternalError, InvalidRequest, Not
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import INGESTING_KEY, decode_ingesting
 from standfast.store.traits import KeyTimes
-from standfast.store.types.key_ranges import key_spans
+from standfast.store.types.key_ranges import EVERY_KEY, key_spans
 from standfast.store.types.keyvalue import after_prefix
 from standfast.store.types.kinds import definition_spec
 from standfast.store.value_timestamp import TIMESTAMP
@@ -121,7 +121,8 @@ def filters_of(given: Given, spec: StoreSpec) -> Filters:
         for name in ("keyFrom", "keyTo", "keyPrefix")
     )
     try:
-        keys = key_spans(spec.key, low, high, store=spec.name)
+        # Without an end it is a read of all keys, in which NaN is one of them.
+        keys = [EVERY_KEY] if low is None and high is None else key_spans(spec.key, low, high, store=spec.name)
     except InvalidRequest as error:
         raise BadConfig([str(error)]) from error
     return Filters(

@@ -74,11 +74,17 @@ def show_rows(document: Json, out: Output) -> None:
     """Rows of a store."""
     from standfast.ops.shared.text import shown
     from standfast.ops.shared.times import TIME_FIELDS
+    from standfast.store.names import few
 
     rows = document["rows"]
     lagging = [part for part in document["partitions"] if part["lag_records"]]
     if lagging:
         out.note("; ".join(f"partition {part['partition']} lacks {part['lag_records']} records" for part in lagging))
+    if document.get("not_read"):  # absent in an answer of an earlier version
+        out.note(
+            f"not read: the standbys of partitions {few(document['not_read'])}; ask their active instances, or "
+            "give --stale"
+        )
     columns = list(rows[0]) if rows else ["partition", "key", "value"]
     cells = [[out.time(row.get(one)) if one in TIME_FIELDS else shown(row.get(one)) for one in columns] for row in rows]
     out.table(columns, cells, right=("partition", *TIME_FIELDS), fold=("key", "value"))

@@ -215,10 +215,12 @@ class ControlRoutes:
             every = wanted.tasks if stale else wanted.active or wanted.tasks
             asked = every if partition is None else frozenset({partition})
             self._check_whole(asked, stale)
+            left = wanted.tasks - asked if partition is None else frozenset()
             try:
                 found = reads.document(target, query)
             except NotFound as absent:  # the session of the server has no standby: a worker has them
-                raise NotFound(f"{absent}{unread(wanted.tasks - asked if partition is None else ())}") from None
+                raise NotFound(f"{absent}{unread(left)}") from None
+            found["not_read"] = sorted(left)
             # A task may close between the check and the read: the answer would be silently short.
             if asked - {one["partition"] for one in found["partitions"]}:
                 raise Refused(RESTORING, "a partition was closed while its rows were read: ask again")

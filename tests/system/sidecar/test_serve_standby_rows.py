@@ -103,7 +103,11 @@ def test_command_that_is_refused_at_a_sidecar_names_the_flags_that_read_a_standb
 ) -> None:
     _, standby, _ = pair
     where = ["--run-dir", str(standby.run_dir)]
-    for flags in ([], ["--stale"], ["--partition", "0"]):
+    assert main(["scan", "kv", "--limit", "1", *where]) == 0  # of the active task beside the standby
+    assert (
+        "not read: the standbys of partitions 0; ask their active instances, or give --stale" in capsys.readouterr().err
+    )
+    for flags in (["--stale"], ["--partition", "0"]):
         assert main(["scan", "kv", "--limit", "1", *where, *flags]) == 1, flags
         told = capsys.readouterr().err.partition("; as flags of this command: ")[2]
         assert ("--partition P" in told) == ("--partition" not in flags), told

@@ -6,6 +6,7 @@ live store, or with a model in a few lines.
 
 from __future__ import annotations
 
+import math
 import random
 import runpy
 from collections.abc import Iterator
@@ -273,6 +274,7 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
     task.store("js").put(8, {"airport": None}, 6)
     task.store("mp").put(["a", 1], {"flights": 3, "delay": 40}, 0, 1)
     task.store("fl").put(2.5, "x")
+    task.store("fl").put(math.nan, "no number")
     task.commit()
     session.close()
     path = str(bench.root / "a")
@@ -290,8 +292,10 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
         {"value": {"delay": 40, "flights": 3}, "window_start": 0}
     ]
     assert direct(spark, path=path, storeName="mp", decode=True)[0].key == '["a",1]'
-    (row,) = direct(spark, path=path, storeName="fl", decode=True)
+    (row,) = direct(spark, path=path, storeName="fl", decode=True, keyFrom="-0.0")
     assert row.asDict() == {"partition": 0, "key": 2.5, "value": "x"}
+    # A read of all rows has those whose key is NaN, which no range takes.
+    assert [row.value for row in direct(spark, path=path, storeName="fl", decode=True)] == ["x", "no number"]
     with pytest.raises(Corruption, match=r"the key of key .* is no json that reads as list"):
         direct(spark, path=path, storeName="mp", decode=True, keySchema="array<string>")  # 1 is no string
     with pytest.raises(PySparkException, match=r"the value of key 0{15}8 is no int64"):

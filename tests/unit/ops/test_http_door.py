@@ -233,7 +233,7 @@ def test_server_with_tls_files_speaks_tls_and_no_plain_http(session: sf.Session,
                 plain.getresponse()
 
 
-def test_app_and_asyncio_session_and_replica_have_the_same_guard(tmp_path: Path) -> None:
+def test_session_and_replica_have_the_same_guard(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"log": f"sqlite:///{tmp_path}/log", "state_dir": tmp_path / "state", "http_port": 0}
     store = sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)
     with sf.Session("app", stores=[store], **settings) as opened:
