@@ -8,9 +8,11 @@ follows from their names; in the slow lane each has a stage of its own, for SEED
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ def attacked(names: list[str]) -> list[tuple[str, str]]:
     driven = ("testing.Driver", "Context", "SourceContext")
     pairs = [(attack, name) for attack in ATTACKS for name in names]
     return [one for one in pairs if not (one[0] in TWO_THREADS and one[1].startswith(driven))]
+
+
+@pytest.fixture(autouse=True)
+def earlier_objects_stay() -> Iterator[None]:
+    """A forked child collects garbage. That of all earlier tests in this process is a gigabyte, which the child would
+    copy, page by page, to look at it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
