@@ -59,6 +59,8 @@ class Progress:
         """Look now."""
         text, holder, program = _seen(self._path)
         now_ms = _clock.monotonic_ms()
+        if program is None:  # by the look before: our lock changes hands all the time while its holders wait for one
+            program = self._program
         if text != self._text or holder is None:
             self._text, self._text_ms = text, now_ms
         if program != self._program:
@@ -125,8 +127,11 @@ def own_text() -> bytes:
     return (b"%d %d %d" % (os.getpid(), _clock.wall_ms(), _clock.monotonic_ms())).ljust(TEXT_BYTES)
 
 
-def _seen(path: str) -> tuple[bytes, LockHolder | None, int]:
-    """The lock's text, its holder, and SQLite's writer if that is a process of another program."""
+def _seen(path: str) -> tuple[bytes, LockHolder | None, int | None]:
+    """The lock's text, its holder, and SQLite's writer if that is a process of another program.
+
+    No writer, None, if the lock changed hands between the looks at holder and writer: it may be one of ours.
+    """
     try:
         fd = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -138,9 +143,9 @@ def _seen(path: str) -> tuple[bytes, LockHolder | None, int]:
         holder = _holder(fd, after, None if locks is None else locks.holder)
     finally:
         os.close(fd)
-    # The lock may have changed hands between the looks at holder and writer: then the writer may be one of ours.
-    sure = locks is not None and locks.writer is not None and text == after
-    writer = locks.writer if locks is not None and sure and locks.writer is not None else 0
+    writer = (locks and locks.writer) or 0
+    if writer and text != after:
+        return after, holder, None
     return after, holder, 0 if holder is not None and writer == holder.pid else writer
 
 

@@ -64,7 +64,7 @@ class Plane:
     async def assign(self, generation: int, *active: int, **more: Any) -> None:
         tasks = [{"partition": one, "role": "active"} for one in active]
         # A test without heartbeats is not about the lease of the application, which ends after 10 s by default.
-        body = {"generation": generation, "tasks": tasks, "lease_ms": 60_000, **more}
+        body = {"generation": generation, "tasks": tasks, "lease_ms": 600_000, **more}
         await self.call(lambda: self.plane.assign(fit(body, Assignment)))
 
     async def revoke(self, **body: Any) -> dict[int, dict[str, int]]:

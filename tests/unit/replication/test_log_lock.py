@@ -26,11 +26,15 @@ from standfast.ops.observe.metrics_values import session_samples
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import statistics_of
 from standfast.ops.observe.verdict import verdict
+from standfast.replication.embedded import holder as holder_module
+from standfast.replication.embedded.holder import Progress, own_text
 from standfast.replication.embedded.lock import SOON, LogLock
 from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.embedded.watch import KernelLocks, kernel_locks
 from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.store.errors import Unavailable
 from standfast.store.failpoint import VARIABLE
+from support.away import stopped
 from support.embedded import T0, contents, put
 from support.processes import is_stopped
 from support.serve import wait_for
@@ -235,6 +239,26 @@ def test_a_wait_for_the_lock_raises_what_a_signal_handler_raised_wherever_it_cam
             pass  # the interrupted wait has released it
     assert ("start", "c_return") in places, "no wait was broken off as its thread began"
     assert ("done", "call") in places, "no wait was broken off after its thread had begun"
+
+
+def test_program_stays_named_while_our_lock_goes_round_among_processes_that_wait_for_it(
+    log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Path(f"{log.path}.lock")
+
+    def looked_at(where: str) -> KernelLocks | None:
+        lock.write_bytes(own_text()[:-1] + bytes([ord("a") + next(turns)]))  # another process has it by now
+        return kernel_locks(where)
+
+    turns = iter(range(20))
+    with stopped(Path(log.path), "program") as program:
+        progress = Progress(str(log.path))
+        assert progress.look().program == program.pid
+        monkeypatch.setattr(holder_module, "kernel_locks", looked_at)
+        assert [progress.look().program for _ in range(5)] == [program.pid] * 5
+        assert next(turns) == 5
+    monkeypatch.undo()
+    assert progress.look().program == 0
 
 
 def test_holder_is_shown_for_people() -> None:
