@@ -23,7 +23,7 @@ from support.crash.moves_load import HttpScanner, Known, Owner, Refusal, RespSca
 from support.crash.moves_look import look, restored
 from support.crash.moves_model import STORES
 from support.crash.moves_node import PARTITIONS, STUCK_S, CrashedNode, Plan, Watch
-from support.crash.moves_time import Beats
+from support.crash.time_had import Beats
 from support.serve import Sidecars
 
 PREFILL = 1_200

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from support.crash.moves_load import ANSWER_S, Broken, Known, Refusal, Wire
 from support.crash.moves_model import STORES
-from support.crash.moves_time import Beats, Patience
+from support.crash.time_had import Beats, Patience
 from support.serve import Sidecar
 
 PARTITIONS = 4

@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from support.processes import descendants
 
 LOOK_S = 0.02
 LATE_S = 0.05
@@ -75,6 +77,25 @@ class Patience:
         """Seconds without those lost: here, or in the sidecar's processes, which wait for each other."""
         lost_s = max(self._beats.lost_s(self._since_s), sum(self._waited.values()))
         return max(0.0, self.raw_s - lost_s)
+
+
+@contextmanager
+def patience(path: Path) -> Iterator[Callable[[], float]]:
+    """The seconds since the begin of the block that this process's descendants had: instances, and the broker of their
+    log. `path`: a file for the beats."""
+    beats = Beats(path)
+    beats.start()
+    try:
+        had = Patience(beats)
+        had.look(descendants(os.getpid()))
+
+        def spent_s() -> float:
+            had.look(descendants(os.getpid()))
+            return had.spent_s
+
+        yield spent_s
+    finally:
+        beats.stop()
 
 
 def waited_ns(pid: int) -> dict[int, int]:
