@@ -32,11 +32,11 @@ RUN = SparkRun("equal", "Spark 4.0.0", 4, 1_000, 200, 0, 16, 16, 200, 9_000, 4_0
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_demo_ends_with_all_stores_rebuilt_and_verified_on_spark(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     command = [sys.executable, "-P", "-m", "standfast", "demo", "--limit", "1500", "--dir", str(folder), "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=660, check=False, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
     ran = document["spark"]
