@@ -90,9 +90,9 @@ test: $(VENV)/.dev ## every test but the expensive ones of test-slow, in JOBS=4 
 	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests; those on Kafka fetch it, the first time only"
 	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not long" --durations=25 $(ARGS)
 
-test-slow: $(VENV)/.dev ## the expensive tests that `test` leaves out, named in tests/README.md
+test-slow: $(VENV)/.dev ## the expensive tests that `test` leaves out, named in tests/README.md, but those of `crash`
 	@echo "==> test-slow: whole demos, benches, brokers and drivers that are killed, a million records"
-	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m long --durations=25 $(ARGS)
+	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "long and not crash" --durations=25 $(ARGS)
 
 coverage: $(VENV)/.dev ## branch coverage of the quick tests, by room and of the pure modules, of which 95 % must be reached
 	@echo "==> coverage: tests of units, contracts, scenarios and models, under coverage"

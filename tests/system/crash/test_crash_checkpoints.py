@@ -331,6 +331,7 @@ def kill_workers_and_restore(cluster: CheckpointCluster, capsys: pytest.CaptureF
 
 @pytest.mark.crash
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_workers_killed_in_checkpoints_leave_consistent_ones_and_a_restore_counts_each_record_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

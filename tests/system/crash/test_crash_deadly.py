@@ -92,6 +92,7 @@ def test_two_instances_count_together_although_one_lost_its_state_directory(make
     settled(deadly)
 
 
+@pytest.mark.long
 def test_task_whose_record_ends_processes_is_given_up_alone_and_goes_on_by_the_command(make: Make) -> None:
     deadly = make()
     deadly.feed(0, "a", "segv", "c")
@@ -141,6 +142,7 @@ def noted(deadly: Deadly, number: int) -> bool:
     return len(found) == number
 
 
+@pytest.mark.long
 def test_record_that_ends_its_process_in_a_serde_is_found_among_those_decoded_with_it(make: Make) -> None:
     deadly = make(**SKIP)
     deadly.feed(0, "a", "b", "serde", "c")

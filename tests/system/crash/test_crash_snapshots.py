@@ -29,7 +29,7 @@ from support.crash.seeds import seed_of_run
 from support.crash.snapshot_child import APP, STORE, session_of
 from support.places import SUPPORT
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_SNAPSHOT_RUNS", "2"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_SNAPSHOT_RUNS", "1"))
 CHANGELOG = TopicPartition(f"{APP}-{STORE}-changelog", 0)
 WITHIN_S = 60
 UPLOADS = ("snapshot.intent", "snapshot.file", "snapshot.files", "snapshot.manifest")
