@@ -186,7 +186,7 @@ class CallStep:
 CALL: ContextVar[Call | None] = ContextVar("standfast_call", default=None)
 
 
-@checked(InvalidRequest)
+@checked(InvalidRequest, "pass_on")
 class AsyncContext(Context):
     """The context of a processor whose `process` is `async def`.
 
