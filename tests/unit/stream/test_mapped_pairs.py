@@ -1,7 +1,7 @@
 """Key and value of a mapped record are a tuple of exactly two; anything else that has two parts is refused.
 
 Rules of this file: each wrong result is tried with `map`, its asynchronous form, and as one of the results of
-`flat_map`; what a step lets through is in the output, what it refuses is an error that names the step.
+`flat_map`; results that a step passes on are in the output, the others are errors that name the step.
 """
 
 from __future__ import annotations
