@@ -64,6 +64,8 @@ RETRY_MS = 20
 FIRST_ANSWER_MS = 3_000  # wait for the admin client; then a new one asks
 ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved machine it may be late
 GROWING_MS = 200
+TROUBLED_MS = 30_000  # for so long after trouble a broker may answer that has not joined its cluster again
+LIVE_S = 1.0
 KNOWN_MS = 1_000  # how long a partition that was found counts as present
 INTERNAL = "__"  # Kafka's own topics
 QUEUE_SETTING = "queued.max.messages.kbytes"
@@ -142,6 +144,7 @@ class Cluster:
         self._mutex = threading.Lock()
         self._logged_in = False
         self._complaint: KafkaError | None = None
+        self._troubled_ms = -TROUBLED_MS  # when a client last complained, or a question had no answer
         self.admin: AdminClient = self._make(AdminClient, options_of(self._options) | _ADMIN)
         self.askers = Askers(self._asker, self.release)
         self._retired: list[tuple[int, AdminClient]] = []
@@ -262,6 +265,7 @@ class Cluster:
 
     def _note(self, error: KafkaError) -> None:
         with self._mutex:
+            self._troubled_ms = self._clock.monotonic_ms()
             # A refused login is the cause, and later complaints (no broker reached) are only its consequences.
             # With tokens it passes by itself, so that a later complaint is the one that counts.
             last = self._complaint
@@ -326,6 +330,8 @@ class Cluster:
                     return call(max(end_ms - self._clock.monotonic_ms(), 1) / 1_000)
             except KafkaException as error:
                 code, now_ms = error_of(error).code(), self._clock.monotonic_ms()
+                if code in NO_ANSWER:
+                    self._troubled_ms = now_ms
                 silent = code == KafkaError._TIMED_OUT or (code in NO_ANSWER and now_ms >= first_ms)
                 if renews and silent and now_ms < deadline_ms and not self._login_refused():
                     renews = False
@@ -517,9 +523,7 @@ class Cluster:
             return {}
         answers = self.answers(
             "describing permissions",
-            lambda left_s: self.admin.describe_topics(
-                TopicCollection(wanted), include_authorized_operations=True, request_timeout=left_s
-            ),
+            lambda left_s: self._describing(wanted, left_s, include_authorized_operations=True),
         )
         found: dict[str, frozenset[str] | None] = {}
         for name, answer in answers.items():
@@ -555,10 +559,33 @@ class Cluster:
         if not asked:
             return {}
         with client_errors():
-            answer: dict[str, Future[Any]] = self.admin.describe_topics(
-                TopicCollection(asked), request_timeout=timeout_s or self.timeout_s
-            )
-        return answer
+            return self._describing(asked, timeout_s or self.timeout_s)
+
+    def _describing(self, topics: list[str], timeout_s: float, **options: Any) -> dict[str, Future[Any]]:
+        """`describe_topics` of the admin client; each future fails at once while brokers answer without a live one.
+
+        Just after a restart a broker knows of none, and librdkafka 2.16 takes such an answer for a result that it has
+        not made: its assertion ends the process. So metadata are asked first for a while after any trouble.
+        """
+        if self._clock.monotonic_ms() - self._troubled_ms < TROUBLED_MS:
+            try:
+                self.live_brokers(min(timeout_s, LIVE_S))
+            except KafkaException:
+                failed: Future[Any] = Future()
+                failed.set_exception(KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE)))
+                return dict.fromkeys(topics, failed)
+        found: dict[str, Future[Any]] = self.admin.describe_topics(
+            TopicCollection(topics), request_timeout=timeout_s, **options
+        )
+        return found
+
+    def live_brokers(self, timeout_s: float) -> Iterable[int]:
+        """Ids of the live brokers. Raises the client's error, also for an answer that names none."""
+        with client_errors():
+            found = self.admin.list_topics(topic=INTERNAL, timeout=timeout_s).brokers
+        if not found:
+            raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
+        return found
 
     def names(self) -> list[str]:
         """Names of all topics except Kafka's own."""

@@ -10,13 +10,12 @@ can still be reported.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka import admin as _admin
 
-from standfast.replication.kafka.cluster import INTERNAL, Cluster
+from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.permissions import GROUP, TOPIC, Need
@@ -31,9 +30,8 @@ _MAPPED = frozenset({CLEANUP, RETENTION, DELETE_RETENTION, MIN_LAG})
 def survey(cluster: Cluster, names: Iterable[str]) -> LogSurvey:
     """Brokers and topics; None for a topic that does not exist."""
     wanted = list(dict.fromkeys(names))
-    # Not `describe_cluster`: where brokers answer without any live broker, as just after a stall, librdkafka 2.16 takes
-    # that for a result that it has not made, and its assertion ends the process (`rd_kafka_admin_response_parse`).
-    brokers = tuple(sorted(cluster.reading("describing the cluster", partial(_brokers, cluster), renews=True)))
+    # Not `describe_cluster`, which ends the process where brokers answer without a live one (`Cluster._describing`).
+    brokers = tuple(sorted(cluster.reading("describing the cluster", cluster.live_brokers, renews=True)))
     found = surveyed(cluster, wanted)
     return LogSurvey(brokers, _broker_settings(cluster, brokers), {name: found.get(name) for name in wanted})
 
@@ -89,15 +87,6 @@ def consumers(cluster: Cluster, group: str) -> tuple[str, ...]:
             return ()
         raise cluster.translate(answer, what, Need(GROUP, group, "DESCRIBE")) from answer
     return tuple(sorted(f"{one.client_id} at {one.host.lstrip('/')}" for one in answer.members))
-
-
-def _brokers(cluster: Cluster, timeout_s: float) -> Iterable[int]:
-    """Ids of the live brokers. Just after a stall a broker that answers knows of none, which is no answer."""
-    with client_errors():
-        found = cluster.admin.list_topics(topic=INTERNAL, timeout=timeout_s).brokers
-    if not found:
-        raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
-    return found
 
 
 def _configs(cluster: Cluster, asked: list[Any], what: str) -> dict[Any, Any]:

@@ -139,6 +139,34 @@ def test_read_ends_with_its_time_and_says_so(
     assert 1 < broken.calls < 60  # with pauses
 
 
+@pytest.mark.parametrize("read", ["topic", "permissions"])
+def test_topics_are_not_described_before_a_broker_that_came_back_names_a_live_one(
+    log: KafkaLog, at: TopicPartition, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    asked: list[str] = []
+    describe, metadata = AdminClient.describe_topics, AdminClient.list_topics
+
+    def list_topics(client: AdminClient, *given: Any, **named: Any) -> Any:
+        asked.append("metadata")
+        found = metadata(client, *given, **named)
+        if len(asked) <= BROKEN:
+            found.brokers = {}  # the answer of a broker that has not joined its cluster again
+        return found
+
+    def describe_topics(client: AdminClient, *given: Any, **named: Any) -> Any:
+        asked.append("topics")
+        return describe(client, *given, **named)
+
+    monkeypatch.setattr(AdminClient, "list_topics", list_topics)
+    monkeypatch.setattr(AdminClient, "describe_topics", describe_topics)
+    assert READS[read][1](log, at) == READS[read][2]
+    assert "metadata" not in asked[: asked.index("topics")]  # no trouble so far: no further request
+    asked.clear()
+    log._cluster._note(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    assert READS[read][1](log, at) == READS[read][2]
+    assert asked[: asked.index("topics")] == ["metadata"] * (BROKEN + 1)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_change_whose_connection_breaks_is_not_repeated_and_its_error_says_that_it_may_have_been_made(
     log: KafkaLog, at: TopicPartition, monkeypatch: pytest.MonkeyPatch, change: str
