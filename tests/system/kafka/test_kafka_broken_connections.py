@@ -139,12 +139,18 @@ def test_read_ends_with_its_time_and_says_so(
     assert 1 < broken.calls < 60  # with pauses
 
 
-@pytest.mark.parametrize("read", ["topic", "permissions"])
+@pytest.mark.parametrize(
+    "describe",
+    [
+        lambda log, name: log.admin.describe_topic(name),
+        lambda log, name: not log.admin.lacking([Need(TOPIC, name, "READ")]),
+    ],
+)
 def test_topics_are_not_described_before_a_broker_that_came_back_names_a_live_one(
-    log: KafkaLog, at: TopicPartition, monkeypatch: pytest.MonkeyPatch, read: str
+    log: KafkaLog, at: TopicPartition, monkeypatch: pytest.MonkeyPatch, describe: Callable[[KafkaLog, str], Any]
 ) -> None:
     asked: list[str] = []
-    describe, metadata = AdminClient.describe_topics, AdminClient.list_topics
+    topics, metadata = AdminClient.describe_topics, AdminClient.list_topics
 
     def list_topics(client: AdminClient, *given: Any, **named: Any) -> Any:
         asked.append("metadata")
@@ -155,15 +161,15 @@ def test_topics_are_not_described_before_a_broker_that_came_back_names_a_live_on
 
     def describe_topics(client: AdminClient, *given: Any, **named: Any) -> Any:
         asked.append("topics")
-        return describe(client, *given, **named)
+        return topics(client, *given, **named)
 
     monkeypatch.setattr(AdminClient, "list_topics", list_topics)
     monkeypatch.setattr(AdminClient, "describe_topics", describe_topics)
-    assert READS[read][1](log, at) == READS[read][2]
+    assert describe(log, at.topic)
     assert "metadata" not in asked[: asked.index("topics")]  # no trouble so far: no further request
     asked.clear()
     log._cluster._note(KafkaError(KafkaError._ALL_BROKERS_DOWN))
-    assert READS[read][1](log, at) == READS[read][2]
+    assert describe(log, at.topic)
     assert asked[: asked.index("topics")] == ["metadata"] * (BROKEN + 1)
 
 
