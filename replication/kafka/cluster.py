@@ -65,7 +65,7 @@ FIRST_ANSWER_MS = 3_000  # wait for the admin client; then a new one asks
 ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved machine it may be late
 GROWING_MS = 200
 TROUBLED_MS = 30_000  # for so long after trouble a broker may answer that has not joined its cluster again
-LIVE_S = 1.0
+LIVE_S = 0.5
 KNOWN_MS = 1_000  # how long a partition that was found counts as present
 INTERNAL = "__"  # Kafka's own topics
 QUEUE_SETTING = "queued.max.messages.kbytes"
@@ -569,7 +569,7 @@ class Cluster:
         """
         if self._clock.monotonic_ms() - self._troubled_ms < TROUBLED_MS:
             try:
-                self.live_brokers(min(timeout_s, LIVE_S))
+                self.live_brokers(LIVE_S)
             except KafkaException:
                 failed: Future[Any] = Future()
                 failed.set_exception(KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE)))
