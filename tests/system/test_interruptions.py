@@ -22,7 +22,7 @@ from support import alarmed_child, interrupted_child
 pytestmark = pytest.mark.slow
 
 CALLS = ("open", "assign", "put", "commit", "reopen", "reader", "close")
-SAMPLE = 300
+SAMPLE = 140
 GUARANTEES = ("exactly_once", "at_least_once")
 
 
