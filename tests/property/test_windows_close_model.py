@@ -100,7 +100,7 @@ def check_late(app: sf.App, driver: sf.testing.Driver, plan: Plan, model: Model,
     "through", [pytest.param(False, id="direct"), pytest.param(True, id="through", marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize(
-    "kind", ["hopping", "session", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sliding", "tumbling"))]
+    "kind", ["session", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hopping", "sliding", "tumbling"))]
 )
 @given(st.data())
 @settings(max_examples=25)

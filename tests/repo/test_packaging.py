@@ -162,6 +162,7 @@ def test_compiled_module_of_the_wheel_is_hardened_and_has_no_folder_and_no_debug
         assert str(folder).encode() not in module.read_bytes()
 
 
+@pytest.mark.long
 def test_compiled_module_is_hardened_whatever_the_flags_of_its_builder(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

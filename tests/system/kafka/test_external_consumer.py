@@ -212,7 +212,7 @@ def complete(first: Member, second: Member) -> bool:
     [
         pytest.param("eager", "exactly_once", marks=pytest.mark.long),
         pytest.param("cooperative", "exactly_once", marks=pytest.mark.long),
-        ("cooperative", "at_least_once"),
+        pytest.param("cooperative", "at_least_once", marks=pytest.mark.long),
         ("consumer", "exactly_once"),
     ],
 )
@@ -382,7 +382,9 @@ def test_embedded_log_has_no_consumers(tmp_path: Path) -> None:
         session.consumer_settings()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=() if one == "consumer" else pytest.mark.long) for one in PROTOCOLS]
+)
 def test_client_complains_of_no_assignment(kafka_address: str, tmp_path: Path, protocol: str) -> None:
     """Measured before: under eager assignors a warning `assign() call failed` at assignments."""
     app, said = f"app-{uuid.uuid4().hex[:8]}", list[str]()

@@ -166,6 +166,7 @@ def test_example_killed_in_the_middle_and_started_again_counts_each_record_once(
     assert application.counted() == application.fed
 
 
+@pytest.mark.long
 def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(application: Application) -> None:
     application.feed(300)
     first = application.start("external_consumer", "a")

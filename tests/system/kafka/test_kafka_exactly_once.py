@@ -108,7 +108,9 @@ def ended(bench: KafkaBench, process: subprocess.Popen[bytes], lines: Callable[[
     return lines()[1:]
 
 
-@pytest.mark.parametrize("place", ["before", "within", "after"])
+@pytest.mark.parametrize(
+    "place", ["within", *(pytest.param(place, marks=pytest.mark.long) for place in ("before", "after"))]
+)
 def test_writes_of_a_zombie_never_show_and_it_gives_the_task_up(bench: KafkaBench, place: str) -> None:
     with child(bench, place, count=10) as (process, lines):
         owner = bench.active("new")
@@ -243,7 +245,7 @@ def test_after_a_time_out_each_record_counts_once(
 # -- aborted records --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("role", ["active", "standby"])
 def test_rows_of_a_commit_whose_end_cannot_be_read_yet_are_kept(bench: KafkaBench, role: str, before: int) -> None:
     """The brokers acknowledge a commit first and then write its end: rows above the stable end are not lost."""

@@ -82,7 +82,7 @@ def test_empty_topic_is_whole_at_once(bench: KafkaBench) -> None:
     assert (rows(session), position(session)) == ({}, 0)
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def test_tail_of_a_commit_is_reached_whatever_is_its_last_offset(bench: KafkaBench, guarantee: str) -> None:
     """Exactly once the last offset holds a marker; at least once a record."""
     first = bench.active("a", guarantee=guarantee)
@@ -294,7 +294,7 @@ def removed(bench: KafkaBench, before: int) -> bool:
     return bounds(bench).begin == before
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def test_only_compacted_log_that_lost_its_head_is_refused_where_no_rows_have_seen_it(
     bench: KafkaBench, guarantee: str
 ) -> None:

@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 WAIT_S = 40.0
 TEXT = sf.serde.string
-GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+GUARANTEES = pytest.mark.parametrize(
+    "guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)]
+)
 NAMES = tuple(f"s{number}" for number in range(12))
 
 

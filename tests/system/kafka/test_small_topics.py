@@ -34,7 +34,7 @@ def secured(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield made
 
 
-@pytest.fixture(params=["compiled", "python"])
+@pytest.fixture(params=["compiled", pytest.param("python", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, secured: Secured, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Both producers, one after the other."""
     if request.param == "python":

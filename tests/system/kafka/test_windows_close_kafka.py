@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 @pytest.mark.parametrize(
     ("shape", "through", "marks", "silence"),
     [
-        (Shape("tumbling", 4, 4, 1), True, True, False),
+        pytest.param(Shape("tumbling", 4, 4, 1), True, True, False, marks=pytest.mark.long),
         pytest.param(Shape("hopping", 5, 2, 0), False, True, True, marks=pytest.mark.long),
         pytest.param(Shape("sliding", 3, 3, 1), False, False, True, marks=pytest.mark.long),
         (Shape("session", 3, 3, 1), True, True, True),

@@ -120,6 +120,7 @@ def test_page_on_tables_writes_a_store(spark: Any, bench: Bench, repo_root: Path
     assert sum(one.entries for one in read_manifest(tmp_path / "totals").partitions) == 1
 
 
+@pytest.mark.long
 def test_structs_become_json_and_read_back(spark: Any, tmp_path: Path) -> None:
     frame = spark.sql("SELECT 'JFK' AS key, struct(3 AS flights, array(1.5D) AS delays) AS value, 5L AS timestamp")
     options = TOTALS | {"valueSerde": "json", "partitionCount": 1}
@@ -131,6 +132,7 @@ def test_structs_become_json_and_read_back(spark: Any, tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.long
 def test_windows_past_retention_are_left_out_as_a_restore_leaves_them_out(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(0, 100, 1, 4).select(
         F.lit("k").alias("key"),

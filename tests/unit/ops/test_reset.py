@@ -210,7 +210,10 @@ class Place:
         return {at.partition: found.offset for at, found in committed.items() if at.topic == self.source}
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])])
+KAFKA = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[*KAFKA, pytest.mark.long])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "kafka":
         address = f"kafka://{request.getfixturevalue('kafka_address')}"
@@ -230,6 +233,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
+@pytest.mark.parametrize("place", ["embedded", pytest.param("kafka", marks=KAFKA)], indirect=True)
 def test_reset_application_processes_everything_again(place: Place, run: Run) -> None:
     place.run({"a": 1, "b": 1})
     assert place.offsets() == {0: 2, 1: 0}

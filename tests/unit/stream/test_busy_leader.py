@@ -73,6 +73,7 @@ def test_busy_leader_keeps_the_lead_as_long_as_no_decision_waits(bench: Bench) -
     assert cluster.leader() == ["a"]
 
 
+@pytest.mark.long
 def test_records_of_three_seconds_on_all_instances_for_ten_minutes_change_no_leader(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
