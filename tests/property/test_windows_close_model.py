@@ -103,7 +103,7 @@ def check_late(app: sf.App, driver: sf.testing.Driver, plan: Plan, model: Model,
     "kind", ["session", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hopping", "sliding", "tumbling"))]
 )
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_each_window_is_given_once_when_time_has_passed_it(kind: str, through: bool, data: st.DataObject) -> None:
     marks, silence = data.draw(WAYS)
     plan = Plan(

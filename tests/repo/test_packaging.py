@@ -124,6 +124,7 @@ def test_installed_command_tells_its_version_and_its_client_of_kafka(installed: 
     ]
 
 
+@pytest.mark.long
 def test_wheel_serves_every_python_and_a_pure_one_every_system(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,9 @@
 
 Rules of this file: `standfast.__all__` decides which calls are attacked; a call without an entry, and without a reason
 for that, fails. In `make test` the calls of a class are made one after the other on one stage, from a seed that
-follows from their names, for a quarter of the pairs of attack and class; in the slow lane the others are, too, and each has a stage of its own, for SEEDS new seeds. Seeds are printed, and
-`STANDFAST_ATTACK_SEED` repeats one, and STANDFAST_ATTACK_SEEDS=3 tries three of each call.
+follows from their names, for a sixth of the pairs of attack and class; in the slow lane for the others, too, and each
+call has a stage of its own, for SEEDS new seeds. Seeds are printed, and `STANDFAST_ATTACK_SEED` repeats one, and
+STANDFAST_ATTACK_SEEDS=3 tries three of each call.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from support.attacks.surface import public_calls
 
 SEEDS = int(os.environ.get("STANDFAST_ATTACK_SEEDS", "1"))  # of each call
 DISK_MIB = 64
-SHARE = 4
+SHARE = 6
 ALL = {**ENTRIES, **PROGRAMS, **DRIVEN}
 CLASS_OF = public_calls()
 # A forked child would copy the garbage of all earlier tests, page by page, to look at it.
@@ -44,7 +45,7 @@ def attacked(names: list[str]) -> list[tuple[str, str]]:
 
 
 def sampled(pairs: list[tuple[str, str]]) -> list[Any]:
-    """Each attack with every fourth class, and each class under every fourth attack; the slow lane has the others."""
+    """Each attack with every sixth class, and each class under one attack or two; the slow lane has the others."""
     attacks = list(ATTACKS)
     owners = sorted({owner for _, owner in pairs})
     return [

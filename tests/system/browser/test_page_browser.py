@@ -307,6 +307,7 @@ def stop(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
+@pytest.mark.long
 def test_stream_comes_back_after_the_server_was_killed(tab: Page) -> None:
     child, port = start(0, 1)
     try:
@@ -474,6 +475,7 @@ def test_keys_are_not_looked_up_unless_the_settings_say_so(sidecars: Sidecars, t
         assert tab.locator("#lookup, #to-lookup").count() == 0
 
 
+@pytest.mark.long
 def test_only_who_may_is_shown_buttons(sidecars: Sidecars, chromium: Browser, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     both = (("reader", "read"), ("boss", "admin"))

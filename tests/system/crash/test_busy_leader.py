@@ -133,6 +133,7 @@ def trio(request: pytest.FixtureRequest, tmp_path: Path, address: str) -> Iterat
         yield cluster
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("address", LOGS, indirect=True)
 def test_killed_instance_is_replaced_in_time_beside_a_leader_whose_interpreter_is_held(trio: Trio) -> None:
     with closing(trio.begin()) as placed:
@@ -144,10 +145,9 @@ def test_killed_instance_is_replaced_in_time_beside_a_leader_whose_interpreter_i
         assert set(tasks["b"]) <= set(placed.tasks()["c"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("address", LOGS, indirect=True)
-@pytest.mark.parametrize(
-    "trio", [pytest.param({"sleeps": True}, marks=pytest.mark.long), {"sleeps": True, "workers": 2}], indirect=True
-)
+@pytest.mark.parametrize("trio", [{"sleeps": True}, {"sleeps": True, "workers": 2}], indirect=True)
 def test_idle_standby_replaces_a_killed_instance_beside_one_with_a_long_record(trio: Trio) -> None:
     with closing(trio.begin()) as placed:
         tasks = placed.tasks()

@@ -352,7 +352,8 @@ def test_offsets_set_by_kafkas_tools_later_need_consent_or_our_own_command(shop:
     shop.count(10)
 
 
-@pytest.mark.parametrize("page", [pytest.param("faust", marks=pytest.mark.long), "quix"])
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["faust", "quix"])
 def test_page_imports_rows_with_the_old_groups_offsets_and_the_application_goes_on(shop: Shop, page: str) -> None:
     """As the program of docs/migrate/faust.md, which that of Quix names: a session commits rows and offsets."""
     shop.feed(10)

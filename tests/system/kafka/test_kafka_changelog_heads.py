@@ -114,7 +114,8 @@ def follow(standby: sf.Session, owner: sf.Session) -> None:
         standby.poll_once()
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_replay_of_old_events_restores_every_row_and_keeps_the_topics_small(
     replays: Replays, guarantee: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -179,7 +179,8 @@ def stand_still(pid: int) -> None:
     until(lambda: {state_of(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")} == {"T"}, "it stands still")
 
 
-@pytest.mark.parametrize("place", [pytest.param("records", marks=pytest.mark.long), "commit"])
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["records", "commit"])
 def test_after_a_time_out_each_record_counts_once(
     stopped_broker: Broker, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

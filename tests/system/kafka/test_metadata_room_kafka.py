@@ -88,6 +88,7 @@ def test_a_cold_start_has_every_number_of_a_large_commit(application: Applicatio
         assert session.task(0).source_offsets() == {at: 2}
 
 
+@pytest.mark.long
 @GUARANTEES
 def test_an_external_consumer_commits_many_numbers_and_finds_them_again(
     application: Application, guarantee: Any
@@ -122,6 +123,7 @@ def test_an_external_consumer_commits_many_numbers_and_finds_them_again(
     assert any(is_part(one.metadata) for one in found.values())
 
 
+@pytest.mark.long
 @GUARANTEES
 def test_commits_that_a_write_ahead_log_lost_are_refused(application: Application, guarantee: str) -> None:
     stores = [sf.KeyValueStore("kv", TEXT, TEXT), sf.KeyValueStore("plain", TEXT, TEXT, logging=False)]

@@ -119,6 +119,7 @@ def test_table_of_each_kind_holds_the_rows_of_the_store(spark: Any, filled: Fill
     assert tuples(frame, "partition", *KEYS[name]) == filled.rows[name]
 
 
+@pytest.mark.long
 def test_raw_bytes_are_the_default_and_hash_to_the_digest_of_the_store(spark: Any, filled: Filled) -> None:
     frame = table(spark, filled.path, storeName="kv")
     assert dict(frame.dtypes) == {"partition": "int", "key": "binary", "value": "binary", "timestamp": "bigint"}

@@ -204,6 +204,7 @@ def test_what_cannot_be_a_store_is_refused_and_leaves_nothing(spark: Any, bench:
         assert not (tmp_path / "out").exists(), said
 
 
+@pytest.mark.long
 def test_spark_says_what_was_refused_and_removes_what_tasks_wrote(spark: Any, tmp_path: Path) -> None:
     register(spark)
     same = spark.range(0, 4, 1, 4).selectExpr("'same' key", "id value", "1L timestamp")

@@ -80,8 +80,9 @@ def rebuilt(
     )
 
 
-@pytest.mark.parametrize("split_bytes", [None, pytest.param(40, marks=pytest.mark.long)])
-@pytest.mark.parametrize("source", [SOURCES[0], pytest.param(SOURCES[1], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("split_bytes", [None, 40])
+@pytest.mark.parametrize("source", SOURCES)
 def test_both_sources_leave_aborted_records_out_and_see_empty_partitions(
     spark: Any, log: KafkaLog, app: str, tmp_path: Path, source: SourceName, split_bytes: int | None
 ) -> None:

@@ -318,6 +318,7 @@ def files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.suffix not in (".lock",) and "log" not in path.name}
 
 
+@pytest.mark.long
 def test_truncated_log_is_refused_with_65_unless_it_is_accepted(
     spark: Any, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

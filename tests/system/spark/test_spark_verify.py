@@ -244,6 +244,7 @@ def test_truncated_and_recreated_logs_are_inconclusive(spark: Any, bench: Bench)
     assert only(verify(spark, bench, "kv")).reason == "topic-missing"
 
 
+@pytest.mark.long
 def test_sample_and_digest_only(spark: Any, bench: Bench) -> None:
     filled(bench, 5_000)
     verdict = only(verify(spark, bench, "kv", sample=0.1))

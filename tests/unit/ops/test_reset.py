@@ -233,7 +233,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-@pytest.mark.parametrize("place", ["embedded", pytest.param("kafka", marks=KAFKA)], indirect=True)
 def test_reset_application_processes_everything_again(place: Place, run: Run) -> None:
     place.run({"a": 1, "b": 1})
     assert place.offsets() == {0: 2, 1: 0}
@@ -260,6 +259,7 @@ def test_reset_application_processes_everything_again(place: Place, run: Run) ->
     place.run({"a": 2, "b": 1}, "elsewhere")
 
 
+@pytest.mark.parametrize("place", ["embedded", pytest.param("kafka", marks=KAFKA)], indirect=True)
 def test_reset_to_the_end_forgets_what_was_processed(place: Place, run: Run) -> None:
     place.run({"a": 1, "b": 1})
     flags = ["reset", *place.flags, "--state-dir", str(place.state), "--local", "remove", "--to", "latest", "--yes"]

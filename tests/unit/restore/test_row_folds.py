@@ -52,7 +52,7 @@ def found(fold: RowFold, *, drop_deletes: bool) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.none() | keys, times, st.integers(0, 5), st.integers(0, 9), values), max_size=60),
     size=st.integers(1, 30),

@@ -54,6 +54,7 @@ def test_tasks_of_a_dead_instance_run_elsewhere_in_time_beside_a_leader_whose_in
     assert sorted(task for tasks in cluster.active().values() for task in tasks) == list(range(TASKS))
 
 
+@pytest.mark.long
 def test_instance_that_joins_gets_its_tasks_beside_a_leader_whose_interpreter_is_held(bench: Bench) -> None:
     cluster = three(bench)
     cluster.hold("a")
