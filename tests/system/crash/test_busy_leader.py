@@ -156,6 +156,7 @@ def test_idle_standby_replaces_a_killed_instance_beside_one_with_a_long_record(t
         assert trio.results_after_kill(victim, tasks[victim]) <= LEASE_MS / 1_000 + LATE_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("address", LOGS, indirect=True)
 def test_leader_that_stands_still_in_the_middle_of_a_publish_loses_the_lead_and_publishes_nothing(
     tmp_path: Path, address: str

@@ -184,6 +184,7 @@ def test_a_local_batch_that_is_lost_is_reported(tmp_path: Path, guarantee: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_a_lost_race_ends_is_reported(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 7, "exactly_once", stores=TWO)
     with pytest.raises(AssertionError, match=f"ended by itself with {EXIT_FENCED}"):
@@ -205,6 +206,7 @@ def test_owners_that_are_replaced_in_the_middle_of_their_commits_keep_whole_batc
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_file_is_known_by_its_store_and_a_flip_is_turned_back(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 8, "exactly_once", stores=[COUNTS, "window", "memory-window", "scratch", "scratch-window"])
     crash.kill_once("writer", "a", "commit.local=kill:20", within_s=PATIENCE_S)

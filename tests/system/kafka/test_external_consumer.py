@@ -281,6 +281,7 @@ class Slow(sf.Listener):
         time.sleep(0.35)  # 20 batches: longer than the poll interval
 
 
+@pytest.mark.long
 def test_member_that_stalled_commits_nothing_of_what_others_own_by_then(group: Group) -> None:
     group.feed(400)
     first = group.member("a", consumer={"max.poll.interval.ms": 2_500})

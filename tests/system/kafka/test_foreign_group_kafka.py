@@ -171,6 +171,7 @@ def test_records_that_another_consumer_of_the_group_has_read_are_not_skipped_in_
     shop.count(20)
 
 
+@pytest.mark.long
 @BOTH
 def test_consent_goes_on_from_the_other_consumers_offset(shop: Shop, guarantee: Any) -> None:
     skipped_by_a_consumer(shop)
@@ -338,6 +339,7 @@ def test_offsets_set_by_kafkas_tools_before_the_first_start_are_followed(shop: S
     shop.count(4)
 
 
+@pytest.mark.long
 def test_offsets_set_by_kafkas_tools_later_need_consent_or_our_own_command(shop: Shop) -> None:
     shop.feed(10)
     shop.count(10)

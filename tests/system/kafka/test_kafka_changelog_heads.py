@@ -160,6 +160,7 @@ def test_rows_of_a_topic_with_the_settings_of_an_earlier_version_are_lost_and_th
     assert owner.task(0).stores.cut.heads["win"].first == 0  # not by the owner
 
 
+@pytest.mark.long
 def test_owner_that_was_fenced_and_owner_of_a_topic_made_again_remove_nothing(replays: Replays) -> None:
     old = replays.active()
     replays.write(old, 0, 240)

@@ -87,7 +87,7 @@ def place(kafka_address: str, tmp_path: Path) -> Place:
     ("start", "first"),
     [
         pytest.param("earliest", 0, marks=pytest.mark.long),
-        ("latest", 10),
+        pytest.param("latest", 10, marks=pytest.mark.long),
         (104, 4),
         pytest.param(500, 10, marks=pytest.mark.long),
     ],

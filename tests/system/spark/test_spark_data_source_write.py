@@ -83,6 +83,7 @@ def test_rows_of_every_kind_go_to_a_table_and_back_into_an_instance(spark: Any, 
     assert {reason for _, _, reason in opened.statistics().counters.restored_records} <= {"resume"}
 
 
+@pytest.mark.long
 def test_table_of_totals_becomes_a_store_that_goes_on(spark: Any, bench: Bench, tmp_path: Path) -> None:
     counts = spark.range(1_000).select(F.concat(F.lit("k"), F.col("id")).alias("key"), F.col("id").alias("value"))
     frame = counts.withColumn("timestamp", F.lit(7).cast("bigint"))
