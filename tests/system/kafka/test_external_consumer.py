@@ -27,7 +27,7 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.takeover import MemberPlan, plans
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 WAIT_S = 60.0
 COUNTS = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)

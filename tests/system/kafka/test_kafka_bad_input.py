@@ -143,7 +143,14 @@ def windows(bench: KafkaBench) -> sf.WindowStore:
     return store
 
 
-@pytest.mark.parametrize("how", ["the same directory", "another directory", "standby", "bulk"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("the same directory", "another directory")),
+        "standby",
+        "bulk",
+    ],
+)
 def test_record_without_a_key_is_skipped_and_counted_by_whoever_restores(bench: KafkaBench, how: str) -> None:
     store = windows(bench)
     spoil(bench, None, b"v")

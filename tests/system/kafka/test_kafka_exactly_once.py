@@ -129,6 +129,7 @@ def test_writes_of_a_zombie_never_show_and_it_gives_the_task_up(bench: KafkaBenc
     assert rows(again) == dict(expected)
 
 
+@pytest.mark.long
 def test_standby_takes_over_from_a_stopped_owner_when_its_lease_has_run_out(bench: KafkaBench) -> None:
     with child(bench, "within", count=10, lease_ms=1_500) as (process, lines):
         standby = bench.session("new", background=True, lease_ms=1_500)

@@ -24,7 +24,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import Need
 from support.sessions import HOUR_MS, four_stores
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 WAIT_S = 40.0
 NAMES = ("kv", "win", "ses", "ver")

@@ -255,7 +255,8 @@ def test_a_killed_restore_under_another_name_is_completed_by_the_same_command_be
     assert f"{copy}-standfast-restoring" not in kafka_log.admin.topic_names()
 
 
-@pytest.mark.parametrize("kind", ["kafka", pytest.param("embedded", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["kafka", "embedded"])
 def test_of_two_commands_at_once_one_completes_the_restore_and_the_other_says_why_not(
     kafka_address: str, tmp_path: Path, kind: str
 ) -> None:

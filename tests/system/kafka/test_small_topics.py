@@ -22,7 +22,7 @@ from standfast.replication.permissions import TOPIC, TRANSACTIONAL_ID, Need
 from standfast.replication.record_limits import MESSAGE_BYTES, RecordRefused, alone_bytes
 from support.secured import WAIT_S, Secured, secured_broker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 LIMIT = 10_000
 CALLS = ("append", "transact")

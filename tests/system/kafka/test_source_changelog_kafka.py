@@ -331,7 +331,7 @@ def test_table_of_an_application_is_restored_from_its_topic_alone(prices: Prices
     assert names == [f"{prices.app}-prices", f"{prices.app}-standfast-placement"]  # no changelog of its own
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+@pytest.mark.parametrize("commit", [True, pytest.param(False, marks=pytest.mark.long)], ids=["committed", "aborted"])
 def test_restore_waits_for_an_open_transaction_below_the_committed_offset(prices: Prices, commit: bool) -> None:
     prices.topic(COMPACT)
     prices.produce(3)

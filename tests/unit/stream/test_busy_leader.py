@@ -95,6 +95,7 @@ def test_records_of_three_seconds_on_all_instances_for_ten_minutes_change_no_lea
     assert placement_of(cluster.held["a"]).leads
 
 
+@pytest.mark.long
 def test_busy_standby_is_not_the_one_that_takes_over(bench: Bench) -> None:
     for busy, idle in (("b", "c"), ("c", "b")):
         cluster = Cluster(Bench(bench.root / busy, bench.clock), **SHARED)
