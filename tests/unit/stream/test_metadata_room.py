@@ -192,18 +192,17 @@ def windowed(bench: Bench, count: int, directory: str = "a", guarantee: Any = "e
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
-def test_sixty_windowed_aggregations_commit_and_go_on_without_local_state(bench: Bench, guarantee: str) -> None:
+def test_eighty_windowed_aggregations_commit_and_go_on_without_local_state(bench: Bench, guarantee: str) -> None:
     create(bench, 1, "in")
     write(bench, "in", ("a", "x", 5), ("b", "y", 3 * HOUR_MS))
-    running = windowed(bench, 60, guarantee=guarantee)
+    running = windowed(bench, 80, guarantee=guarantee)
     running.run()
     running.commit()
     (task,) = running.session.tasks().values()
     kept = dict(task.progress)
-    assert len(kept) >= 120
-    assert any(is_part(one.metadata) for one in committed(bench).values())
+    assert len(kept) >= 160
     running.close()
-    again = windowed(bench, 61, "cold", guarantee)
+    again = windowed(bench, 81, "cold", guarantee)
     (task,) = again.session.tasks().values()
     assert task.progress == kept
     write(bench, "in", ("a", "x", 7 * HOUR_MS))
