@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -89,6 +90,15 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def earlier_objects_stay() -> Iterator[None]:
+    """Keep the garbage collector from all objects of earlier tests in this process, up to a gigabyte, for tests that
+    collect, or whose forked children do."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

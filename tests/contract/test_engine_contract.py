@@ -68,7 +68,7 @@ def test_ranges_include_their_start_and_exclude_their_end(engine: Engine, start:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_writes_and_scans_agree_with_a_dictionary(engine: Engine, data: st.DataObject) -> None:
     keys = st.binary(max_size=3)

@@ -219,7 +219,7 @@ class RespMachine(RuleBasedStateMachine):
 
 
 TestResp = pytest.mark.slow(RespMachine.TestCase)
-TestResp.settings = settings(max_examples=40, stateful_step_count=40)
+TestResp.settings = settings(max_examples=20, stateful_step_count=40)
 
 NAMES = [row[0].encode() for row in COMMANDS] + [name.encode() for names in REFUSED.values() for name in names.split()]
 WORDS = st.one_of(

@@ -137,4 +137,4 @@ class KeyValueMachine(StoreMachine):
 
 
 TestKeyValueMachine = KeyValueMachine.TestCase
-TestKeyValueMachine.settings = machine_settings(max_examples=40, steps=40)
+TestKeyValueMachine.settings = machine_settings(max_examples=16, steps=40)

@@ -161,4 +161,4 @@ class SessionMachine(StoreMachine):
 
 
 TestSessionMachine = SessionMachine.TestCase
-TestSessionMachine.settings = machine_settings(max_examples=40, steps=40)
+TestSessionMachine.settings = machine_settings(max_examples=16, steps=40)

@@ -149,4 +149,4 @@ class VersionedMachine(StoreMachine):
 
 
 TestVersionedMachine = VersionedMachine.TestCase
-TestVersionedMachine.settings = machine_settings(max_examples=40, steps=50)
+TestVersionedMachine.settings = machine_settings(max_examples=16, steps=50)

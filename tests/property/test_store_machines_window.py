@@ -170,4 +170,4 @@ class WindowMachine(StoreMachine):
 
 
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = machine_settings(max_examples=40, steps=40)
+TestWindowMachine.settings = machine_settings(max_examples=16, steps=40)

@@ -263,7 +263,7 @@ def assert_at_once(found: list[Result], before: Rows, after: Rows, number: int) 
 )
 @pytest.mark.parametrize("caching", [pytest.param(False, marks=pytest.mark.long), True])
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_results_on_update_are_those_of_the_definition(kind: str, caching: bool, data: st.DataObject) -> None:
     play(data.draw(WINDOWS[kind]), ON_WINDOW_UPDATE, caching, data.draw(STEPS), open_windows.LIMIT_ENTRIES)
 
@@ -273,7 +273,7 @@ def test_results_on_update_are_those_of_the_definition(kind: str, caching: bool,
     "kind", ["sliding", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hopping", "session", "tumbling"))]
 )
 @given(st.data(), st.sampled_from([1, 2, 5, open_windows.LIMIT_ENTRIES]))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_results_on_close_are_those_of_the_definition(kind: str, data: st.DataObject, limit: int) -> None:
     play(data.draw(WINDOWS[kind]), ON_WINDOW_CLOSE, data.draw(st.booleans()), data.draw(STEPS), limit)
 

@@ -21,7 +21,9 @@ START_MS = 1_700_000_000_000
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("through", [pytest.param(False, id="direct"), pytest.param(True, id="through")])
+@pytest.mark.parametrize(
+    "through", [pytest.param(False, id="direct", marks=pytest.mark.long), pytest.param(True, id="through")]
+)
 @pytest.mark.parametrize("kind", sorted(SHAPES))
 def test_each_window_is_given_once_over_crashes_and_take_overs(
     tmp_path: Path, kind: str, through: bool, seed: int

@@ -200,5 +200,5 @@ class Workers(RuleBasedStateMachine):
         assert self.orders.facts()[0] == active
 
 
-Workers.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Workers.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 TestWorkers = Workers.TestCase

@@ -19,6 +19,7 @@ from support.pages import Block, blocks, commands
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = list(blocks(ROOT))
 PAGES = sorted({one.page for one in BLOCKS if one.mark not in ("no-run", "tested-by")})
+DEAR = ("docs/operate/instances.md", "docs/operate/snapshots.md")  # several processes each
 NO_RUN_MAX = 15
 BLOCK_S_MAX = 280  # within the time of a page's test; ten seconds on a quiet machine
 
@@ -77,7 +78,7 @@ def run_console(block: Block, folder: Path, env: dict[str, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.long if page in DEAR else ()) for page in PAGES])
 def test_blocks_of_the_page_run_and_print_what_it_says(page: str, tmp_path: Path) -> None:
     scripts = str(Path(sys.executable).parent)
     env = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "TZ": "UTC"}

@@ -124,6 +124,7 @@ def test_installed_command_tells_its_version_and_its_client_of_kafka(installed: 
     ]
 
 
+@pytest.mark.long
 def test_wheel_serves_every_python_and_a_pure_one_every_system(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_compiled_module_of_the_wheel_is_hardened_and_has_no_folder_and_no_debug
         assert str(folder).encode() not in module.read_bytes()
 
 
+@pytest.mark.long
 def test_compiled_module_is_hardened_whatever_the_flags_of_its_builder(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

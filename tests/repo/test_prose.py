@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("sources")  # one process reads the sources
 COMMENT_SHARE = 0.05  # comment lines beside lines of code, at least
 
 
-@pytest.mark.parametrize("room", LIMITS)
+@pytest.mark.parametrize("room", [*ROOMS, "docs", pytest.param("tests", marks=pytest.mark.long)])
 def test_prose_of_a_room_hides_its_subject_no_more_often_than_before(room: str) -> None:
     found, counted = [], 0
     for path in sorted((ROOT / room).rglob("*.py")):

@@ -69,7 +69,7 @@ class Oracle(Protocol):
 def machine_settings(max_examples: int, steps: int) -> settings:
     """Few examples with many steps: opening RocksDB is costly. The thorough profile multiplies the examples."""
     current = settings.get_current_profile_name()
-    factor = 1 if current == "default" else 25
+    factor = 1 if current == "default" else 60
     return settings(max_examples=max_examples * factor, stateful_step_count=steps, phases=PHASES)
 
 

@@ -73,7 +73,7 @@ def test_call_that_is_broken_off_within_the_standard_library_beneath_it(tmp_path
 @pytest.mark.kafka
 def test_calls_on_kafka_that_a_signal_handler_breaks_off(tmp_path: Path, kafka_address: str) -> None:
     app = f"interrupted{random.randrange(2**32)}"
-    broken_off(tmp_path, f"kafka://{kafka_address}", 110, runs=10, calls=CALLS, app=app)
+    broken_off(tmp_path, f"kafka://{kafka_address}", 110, runs=3, calls=CALLS, app=app)
 
 
 @pytest.mark.kafka

@@ -52,6 +52,7 @@ def row(tab: Page, table: str, key: str) -> Any:
     return tab.locator(f'tbody[data-table="{table}"] tr[data-key="{key}"]')
 
 
+@pytest.mark.long
 def test_bars_move_and_reach_a_hundred_during_a_real_restore(
     bench: Bench, small_batches: None, serve: Serve, tab: Page
 ) -> None:
@@ -113,6 +114,7 @@ def test_snapshots_are_listed_and_a_failed_attempt_is_seen_until_the_next_one(
         expect(row(tab, "snapshots", "0_0/1-3800")).to_contain_text("● stored")
 
 
+@pytest.mark.long
 def test_lag_of_a_standby_moves_both_ways(bench: Bench, serve: Serve, tab: Page) -> None:
     writer = bench.active("a", partitions=(0,))
     standby = bench.session("b")
@@ -154,6 +156,7 @@ def test_task_that_moves_to_another_instance_is_seen_to_move(bench: Bench, serve
         expect(tab.locator("nav")).to_contain_text("Placement")
 
 
+@pytest.mark.long
 def test_rows_of_placement_are_whole_at_500_pixels(bench: Bench, serve: Serve, tab: Page) -> None:
     cluster = Cluster(bench, standby_replicas=1)
     first = cluster.start("a", tags={"rack": "east"})
@@ -304,6 +307,7 @@ def stop(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
+@pytest.mark.long
 def test_stream_comes_back_after_the_server_was_killed(tab: Page) -> None:
     child, port = start(0, 1)
     try:
@@ -471,6 +475,7 @@ def test_keys_are_not_looked_up_unless_the_settings_say_so(sidecars: Sidecars, t
         assert tab.locator("#lookup, #to-lookup").count() == 0
 
 
+@pytest.mark.long
 def test_only_who_may_is_shown_buttons(sidecars: Sidecars, chromium: Browser, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     both = (("reader", "read"), ("boss", "admin"))

@@ -133,6 +133,7 @@ def trio(request: pytest.FixtureRequest, tmp_path: Path, address: str) -> Iterat
         yield cluster
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("address", LOGS, indirect=True)
 def test_killed_instance_is_replaced_in_time_beside_a_leader_whose_interpreter_is_held(trio: Trio) -> None:
     with closing(trio.begin()) as placed:
@@ -144,6 +145,7 @@ def test_killed_instance_is_replaced_in_time_beside_a_leader_whose_interpreter_i
         assert set(tasks["b"]) <= set(placed.tasks()["c"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("address", LOGS, indirect=True)
 @pytest.mark.parametrize("trio", [{"sleeps": True}, {"sleeps": True, "workers": 2}], indirect=True)
 def test_idle_standby_replaces_a_killed_instance_beside_one_with_a_long_record(trio: Trio) -> None:
@@ -154,6 +156,7 @@ def test_idle_standby_replaces_a_killed_instance_beside_one_with_a_long_record(t
         assert trio.results_after_kill(victim, tasks[victim]) <= LEASE_MS / 1_000 + LATE_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("address", LOGS, indirect=True)
 def test_leader_that_stands_still_in_the_middle_of_a_publish_loses_the_lead_and_publishes_nothing(
     tmp_path: Path, address: str

@@ -39,7 +39,7 @@ def busy_processes() -> Iterator[None]:
             loop.wait()
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka(2))])
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka(2), pytest.mark.long])])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     embedded = f"sqlite:///{tmp_path}/log?synchronous=normal"
     address = embedded if request.param == "embedded" else f"kafka://{request.getfixturevalue('kafka_address')}"

@@ -60,7 +60,7 @@ def test_state_equals_the_log_after_kills(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def test_kill_between_log_and_local_batch_leaves_the_log_ahead_and_is_replayed(tmp_path: Path, guarantee: str) -> None:
     crash = Crash(tmp_path, 1, guarantee)
     crash.kill_once("writer", "a", "commit.logged=kill:12", within_s=PATIENCE_S)
@@ -166,7 +166,7 @@ def test_a_wiped_unlogged_store_a_changed_neighbour_and_a_mixed_store_are_report
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def test_a_local_batch_that_is_lost_is_reported(tmp_path: Path, guarantee: str) -> None:
     """The newest batch is gone as a whole, rows and offset: for logged stores, the log is ahead."""
     crash = Crash(tmp_path, 6, guarantee, stores=TWO)
@@ -184,6 +184,7 @@ def test_a_local_batch_that_is_lost_is_reported(tmp_path: Path, guarantee: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_a_lost_race_ends_is_reported(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 7, "exactly_once", stores=TWO)
     with pytest.raises(AssertionError, match=f"ended by itself with {EXIT_FENCED}"):
@@ -192,7 +193,7 @@ def test_a_process_that_a_lost_race_ends_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def test_owners_that_are_replaced_in_the_middle_of_their_commits_keep_whole_batches(
     tmp_path: Path, guarantee: str
 ) -> None:
@@ -205,6 +206,7 @@ def test_owners_that_are_replaced_in_the_middle_of_their_commits_keep_whole_batc
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_file_is_known_by_its_store_and_a_flip_is_turned_back(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 8, "exactly_once", stores=[COUNTS, "window", "memory-window", "scratch", "scratch-window"])
     crash.kill_once("writer", "a", "commit.local=kill:20", within_s=PATIENCE_S)
@@ -246,7 +248,10 @@ def test_wrong_consequences_of_a_damage_are_reported(store: str, lines: list[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dropping", "adding"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("dropping", "adding"),
+    [pytest.param(1, 1, marks=pytest.mark.long), (1, 2), pytest.param(2, 1, marks=pytest.mark.long)],
+)
 def test_rows_of_a_dropped_store_never_come_back(tmp_path: Path, dropping: int, adding: int) -> None:
     def opened(*names: str) -> dict[str, Any]:
         return {"role": "opener", "directory": str(tmp_path / "0_0"), "names": names}

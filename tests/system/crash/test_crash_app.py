@@ -214,7 +214,9 @@ def test_run_as_expected_is_not_reported(expected: Expected) -> None:
         assert planted(expected, guarantee, lambda outputs, stores: None) == []
 
 
-@pytest.mark.parametrize("topic", EXACT)
+@pytest.mark.parametrize(
+    "topic", [pytest.param(one, marks=() if one in ("dead", "finals") else pytest.mark.long) for one in EXACT]
+)
 def test_missing_doubled_changed_or_swapped_result_is_reported(expected: Expected, topic: str) -> None:
     def drop(outputs: Outputs, _stores: Stores) -> None:
         del outputs[topic, 1][2]
@@ -252,7 +254,14 @@ def test_stale_doubled_or_unordered_update_is_reported(expected: Expected) -> No
     assert len(planted(expected, "at_least_once", last_gone)) == 1
 
 
-@pytest.mark.parametrize("name", ["hops", "sessions", "seen", "watcher-timers", "board", "totals"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hops",
+        "totals",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("sessions", "seen", "watcher-timers", "board")),
+    ],
+)
 def test_lost_changed_or_left_over_row_is_reported(expected: Expected, name: str) -> None:
     def lose(_outputs: Outputs, stores: Stores) -> None:
         rows = stores[name, 0]

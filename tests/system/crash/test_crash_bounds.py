@@ -33,7 +33,7 @@ BOUND = 5
 PLACES = 2 * BOUND  # of two instances
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka(2))])
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka(2), pytest.mark.long])])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Address of a log, and the name of an application."""
     if request.param == "embedded":
@@ -59,6 +59,7 @@ def run_now(cluster: Cluster, tasks: int, missing: int) -> bool:
     return (states["running"], states["waiting"], seen.slots_missing) == (tasks, missing, missing)
 
 
+@pytest.mark.long
 def test_tasks_of_a_killed_instance_take_the_places_that_are_left_and_all_run_once_it_is_back(
     where: tuple[str, str], tmp_path: Path
 ) -> None:

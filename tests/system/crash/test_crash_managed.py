@@ -93,6 +93,7 @@ def test_killed_and_stopped_workers_and_instances_count_each_record_once_on_kafk
 @pytest.mark.crash
 @pytest.mark.kafka(2)
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(KAFKA_RUNS))
 def test_killed_and_stopped_managed_instances_count_each_record_once_on_kafka(
     tmp_path: Path, number: int, kafka_address: str

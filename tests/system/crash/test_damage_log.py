@@ -181,7 +181,7 @@ def test_file_that_is_cut_removed_or_anothers_is_named_or_right(
         assert found == {"a": "right", "cold": "right"}
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("name", ["log", "log-wal"])
 def test_flipped_byte_is_never_served(grounds: Any, tmp_path: Path, name: str, seed: int) -> None:
     rng = random.Random(f"{name} {seed}")

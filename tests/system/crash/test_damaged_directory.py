@@ -38,7 +38,7 @@ OWN_FILES: dict[str, Callable[[Path], None]] = {
 RECORD: list[Path] = []
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", OWN_FILES)
 def test_damage_of_the_directory_itself_restores_what_has_a_log_and_copies_what_has_none(
     bench: Bench, how: str, guarantee: str
@@ -69,7 +69,7 @@ MARKER: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("role", ["active", "standby"])
+@pytest.mark.parametrize("role", ["active", pytest.param("standby", marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", MARKER)
 def test_damaged_marker_of_a_task_whose_stores_are_all_logged_costs_a_restore(
     bench: Bench, how: str, role: str
@@ -157,7 +157,7 @@ def test_refused_task_whose_directory_cannot_be_opened_stays_closed_and_stops_no
 HARMLESS = ("IDENTITY", "OPTIONS-*", "rocksdict-config.json", "LOCK", "LOG", "SEAL", "STORES", "*.log")
 
 
-@pytest.mark.parametrize("how", ["flipped", "emptied", "removed"])
+@pytest.mark.parametrize("how", ["flipped", pytest.param("emptied", marks=pytest.mark.long), "removed"])
 @pytest.mark.parametrize("pattern", HARMLESS)
 def test_file_that_holds_no_rows_may_be_damaged(bench: Bench, pattern: str, how: str) -> None:
     """After a clean close the write-ahead log holds none either."""

@@ -122,7 +122,7 @@ def read_through(bench: Bench, session: sf.Session) -> None:
     raise AssertionError("still damaged")
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_file_of_a_store_costs_that_store_a_restore_and_its_neighbours_nothing(
     bench: Bench, how: str, guarantee: str

@@ -125,7 +125,7 @@ def test_damage_that_a_read_of_a_running_task_finds_is_mended_from_a_snapshot(
     assert restores(again) == {"store": 1}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[2:])])
 def test_every_kind_of_store_comes_back_as_from_the_log(bench: Bench, policy: sf.SnapshotPolicy, name: str) -> None:
     rng = random.Random(4711)
     first = bench.active(snapshots=policy)

@@ -25,7 +25,7 @@ from support.sessions import HOUR_MS
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-@pytest.fixture(params=["1", "0"], ids=["compiled", "python"])
+@pytest.fixture(params=["1", pytest.param("0", marks=pytest.mark.long)], ids=["compiled", "python"])
 def sessions(
     tmp_path: Path, kafka_address: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Sessions]:

@@ -178,6 +178,7 @@ def test_transactions_of_several_tasks_are_open_at_the_same_time(place: Place, m
     assert set(Counter(place.keys_out()).values()) == {1}
 
 
+@pytest.mark.long
 def test_records_count_once_when_the_process_is_killed_in_the_middle_of_several_transactions(place: Place) -> None:
     arguments = json.dumps([place.name, place.address, str(place.root / "a")])
     command = [sys.executable, "-c", PROGRAM, arguments]

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 ROWS = 2_000
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.long
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_reopened_right_after_damage_and_refused_with_the_former_id(
     kafka_address: str, tmp_path: Path, guarantee: Any
 ) -> None:

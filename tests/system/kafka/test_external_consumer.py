@@ -27,7 +27,7 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.takeover import MemberPlan, plans
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 WAIT_S = 60.0
 COUNTS = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
@@ -212,7 +212,7 @@ def complete(first: Member, second: Member) -> bool:
     [
         pytest.param("eager", "exactly_once", marks=pytest.mark.long),
         pytest.param("cooperative", "exactly_once", marks=pytest.mark.long),
-        ("cooperative", "at_least_once"),
+        pytest.param("cooperative", "at_least_once", marks=pytest.mark.long),
         ("consumer", "exactly_once"),
     ],
 )
@@ -281,6 +281,7 @@ class Slow(sf.Listener):
         time.sleep(0.35)  # 20 batches: longer than the poll interval
 
 
+@pytest.mark.long
 def test_member_that_stalled_commits_nothing_of_what_others_own_by_then(group: Group) -> None:
     group.feed(400)
     first = group.member("a", consumer={"max.poll.interval.ms": 2_500})
@@ -382,7 +383,9 @@ def test_embedded_log_has_no_consumers(tmp_path: Path) -> None:
         session.consumer_settings()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=() if one == "consumer" else pytest.mark.long) for one in PROTOCOLS]
+)
 def test_client_complains_of_no_assignment(kafka_address: str, tmp_path: Path, protocol: str) -> None:
     """Measured before: under eager assignors a warning `assign() call failed` at assignments."""
     app, said = f"app-{uuid.uuid4().hex[:8]}", list[str]()

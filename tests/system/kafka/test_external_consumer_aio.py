@@ -81,7 +81,7 @@ def counted(session: sf.aio.Session) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_each_record_counts_once_whose_commit_is_cancelled(topic: Topic, guarantee: str) -> None:
     async def run() -> None:
         async with topic.session(guarantee=guarantee) as session:

@@ -149,7 +149,8 @@ def test_readme_shows_the_example_as_it_is(repo_root: Path) -> None:
     assert "examples/external_consumer.py counts kafka://" in page  # as the tests below start it
 
 
-@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
 def test_example_killed_in_the_middle_and_started_again_counts_each_record_once(
     application: Application, name: str
 ) -> None:
@@ -166,6 +167,7 @@ def test_example_killed_in_the_middle_and_started_again_counts_each_record_once(
     assert application.counted() == application.fed
 
 
+@pytest.mark.long
 def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(application: Application) -> None:
     application.feed(300)
     first = application.start("external_consumer", "a")

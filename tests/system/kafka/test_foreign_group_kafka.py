@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
 
 WAIT_S = 40.0
 TEXT, INT = sf.serde.string, sf.serde.int64
-BOTH = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+BOTH = pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 
 
 class Shop:
@@ -171,6 +171,7 @@ def test_records_that_another_consumer_of_the_group_has_read_are_not_skipped_in_
     shop.count(20)
 
 
+@pytest.mark.long
 @BOTH
 def test_consent_goes_on_from_the_other_consumers_offset(shop: Shop, guarantee: Any) -> None:
     skipped_by_a_consumer(shop)
@@ -182,6 +183,7 @@ def test_consent_goes_on_from_the_other_consumers_offset(shop: Shop, guarantee: 
     shop.count(12, guarantee=guarantee)  # without consent: the commit is ours again
 
 
+@pytest.mark.long
 def test_worker_processes_end_with_the_refusal_and_go_on_with_consent(shop: Shop, tmp_path: Path) -> None:
     skipped_by_a_consumer(shop)
     program = tmp_path / "program.py"
@@ -265,6 +267,7 @@ def test_running_application_warns_of_a_live_consumer(
         thread.join()
 
 
+@pytest.mark.long
 def test_group_that_the_user_may_not_describe_counts_as_unknown(kafka_files: None, tmp_path: Path) -> None:
     with secured_broker(tmp_path) as secured:
         user = secured.new_user()
@@ -318,6 +321,7 @@ def test_page_moves_from_kafka_streams_with_its_offsets_into_an_empty_directory(
     shop.count(11, guarantee=guarantee)
 
 
+@pytest.mark.long
 def test_page_moves_back_and_forth_with_an_empty_directory_each_time(shop: Shop) -> None:
     shop.feed(10)
     shop.count(10)
@@ -335,6 +339,7 @@ def test_offsets_set_by_kafkas_tools_before_the_first_start_are_followed(shop: S
     shop.count(4)
 
 
+@pytest.mark.long
 def test_offsets_set_by_kafkas_tools_later_need_consent_or_our_own_command(shop: Shop) -> None:
     shop.feed(10)
     shop.count(10)
@@ -349,6 +354,7 @@ def test_offsets_set_by_kafkas_tools_later_need_consent_or_our_own_command(shop:
     shop.count(10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", ["faust", "quix"])
 def test_page_imports_rows_with_the_old_groups_offsets_and_the_application_goes_on(shop: Shop, page: str) -> None:
     """As the program of docs/migrate/faust.md, which that of Quix names: a session commits rows and offsets."""

@@ -11,6 +11,7 @@ from support.forking import answer, program
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["exit", "with"])
 def test_all_that_a_child_inherited_is_closed_in_it_and_its_end_changes_nothing(
     tmp_path: Path, kafka_address: str, how: str

@@ -143,7 +143,14 @@ def windows(bench: KafkaBench) -> sf.WindowStore:
     return store
 
 
-@pytest.mark.parametrize("how", ["the same directory", "another directory", "standby", "bulk"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("the same directory", "another directory")),
+        "standby",
+        "bulk",
+    ],
+)
 def test_record_without_a_key_is_skipped_and_counted_by_whoever_restores(bench: KafkaBench, how: str) -> None:
     store = windows(bench)
     spoil(bench, None, b"v")
@@ -191,7 +198,7 @@ def test_record_of_an_unknown_format_fails_the_restore_naming_its_offset(bench: 
 # -- on the way out ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_value_over_the_topics_limit_fails_the_commit_whole_and_is_named(bench: KafkaBench, guarantee: str) -> None:
     stores = [sf.KeyValueStore("kv", TEXT, TEXT, changelog={"max.message.bytes": "20000"})]
     active = bench.active("a", stores=stores, guarantee=guarantee)
@@ -221,7 +228,7 @@ def test_value_over_the_sessions_limit_is_refused_at_the_put_and_the_task_goes_o
     assert active.task(0).source_offsets() == {TopicPartition(*bench.source): 2}
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_timestamp_0_is_refused_where_it_is_given_and_costs_no_commit(bench: KafkaBench, guarantee: str) -> None:
     session = bench.active(guarantee=guarantee)
     task = session.task(0)

@@ -114,6 +114,7 @@ def follow(standby: sf.Session, owner: sf.Session) -> None:
         standby.poll_once()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_replay_of_old_events_restores_every_row_and_keeps_the_topics_small(
     replays: Replays, guarantee: str, caplog: pytest.LogCaptureFixture
@@ -159,6 +160,7 @@ def test_rows_of_a_topic_with_the_settings_of_an_earlier_version_are_lost_and_th
     assert owner.task(0).stores.cut.heads["win"].first == 0  # not by the owner
 
 
+@pytest.mark.long
 def test_owner_that_was_fenced_and_owner_of_a_topic_made_again_remove_nothing(replays: Replays) -> None:
     old = replays.active()
     replays.write(old, 0, 240)

@@ -139,7 +139,7 @@ def test_offsets_alone_are_taken_of_the_present_member_and_of_nobody_else(joined
     assert joined.found() == 5
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("guarantee", [pytest.param("at_least_once", marks=pytest.mark.long), "exactly_once"])
 def test_commit_over_the_resp_server_is_fenced_once_its_consumer_is_replaced(
     sidecars: Sidecars, kafka_address: str, guarantee: str
 ) -> None:

@@ -108,7 +108,9 @@ def ended(bench: KafkaBench, process: subprocess.Popen[bytes], lines: Callable[[
     return lines()[1:]
 
 
-@pytest.mark.parametrize("place", ["before", "within", "after"])
+@pytest.mark.parametrize(
+    "place", ["within", *(pytest.param(place, marks=pytest.mark.long) for place in ("before", "after"))]
+)
 def test_writes_of_a_zombie_never_show_and_it_gives_the_task_up(bench: KafkaBench, place: str) -> None:
     with child(bench, place, count=10) as (process, lines):
         owner = bench.active("new")
@@ -127,6 +129,7 @@ def test_writes_of_a_zombie_never_show_and_it_gives_the_task_up(bench: KafkaBenc
     assert rows(again) == dict(expected)
 
 
+@pytest.mark.long
 def test_standby_takes_over_from_a_stopped_owner_when_its_lease_has_run_out(bench: KafkaBench) -> None:
     with child(bench, "within", count=10, lease_ms=1_500) as (process, lines):
         standby = bench.session("new", background=True, lease_ms=1_500)
@@ -177,7 +180,8 @@ def stand_still(pid: int) -> None:
     until(lambda: {state_of(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")} == {"T"}, "it stands still")
 
 
-@pytest.mark.parametrize("place", [pytest.param("records", marks=pytest.mark.long), "commit"])
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["records", "commit"])
 def test_after_a_time_out_each_record_counts_once(
     stopped_broker: Broker, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +247,7 @@ def test_after_a_time_out_each_record_counts_once(
 # -- aborted records --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("role", ["active", "standby"])
 def test_rows_of_a_commit_whose_end_cannot_be_read_yet_are_kept(bench: KafkaBench, role: str, before: int) -> None:
     """The brokers acknowledge a commit first and then write its end: rows above the stable end are not lost."""

@@ -84,6 +84,7 @@ def until_error(lane: object) -> None:
         lane.fetch(1, 50)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_pipeline_closes_within_its_deadline_without_the_broker_and_leaves_no_thread(
     restartable_broker: Broker,
 ) -> None:

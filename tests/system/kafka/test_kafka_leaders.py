@@ -34,7 +34,7 @@ from support.kafka_bench import until
 pytestmark = pytest.mark.kafka
 
 Source = tuple[str, int]
-QUESTIONS = 300
+QUESTIONS = 100
 CHURN = """
 import sys, threading
 from standfast.replication.kafka.log import KafkaLog

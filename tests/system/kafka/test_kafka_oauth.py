@@ -21,7 +21,7 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from support.bulk import BULK, loader
 from support.oauth import Tokens, oauth_broker, settings
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 TEXT, INT = sf.serde.string, sf.serde.int64
 WAIT_S = 60.0

@@ -121,6 +121,7 @@ def test_snapshot_with_the_hidden_rows_lets_its_task_go_on(bench: KafkaBench) ->
     assert rows(bench.active("late")) == kept | {"k6": "good"}
 
 
+@pytest.mark.long
 def test_task_whose_offsets_are_in_an_open_transaction_keeps_no_other_from_running(
     bench: KafkaBench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,11 +61,15 @@ ALL = [
         if part != OF_OWN_CONSUMER
     ),
 ]
+# Topics of the application itself, with the permissions of a changelog.
+LIKE_A_CHANGELOG = {"between", "members", "placement"}
 # Permissions in constant use; the others are needed at a start, or when a topic is created.
 WHILE_RUNNING = [
     *(("source", "READ"), ("output", "WRITE"), ("changelog", "WRITE"), ("between", "READ"), ("between", "WRITE")),
     *(("members", "READ"), ("members", "WRITE"), ("group", "READ")),
 ]
+
+TAKEN = [("group", "READ")]  # away in `make test`, too
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +170,7 @@ def said(secured: Secured, need: Need, user: str) -> str:
     return re.escape(lack(need, f"User:{user}", secured.address))
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_application_with_the_permissions_of_the_table_runs(
     secured: Secured, tmp_path: Path, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,8 +188,11 @@ def test_application_with_the_permissions_of_the_table_runs(
     assert application.ended == [None]
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-@pytest.mark.parametrize(("part", "operation"), ALL)
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("part", "operation"),
+    [pytest.param(*one, marks=pytest.mark.long if one[0] in LIKE_A_CHANGELOG else ()) for one in ALL],
+)
 def test_permission_left_out_is_named_at_once(
     secured: Secured, tmp_path: Path, part: str, operation: str, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +212,7 @@ def test_permission_left_out_is_named_at_once(
 
 @pytest.mark.parametrize(
     ("part", "operation", "guarantee"),
-    [(*one, "at_least_once") for one in WHILE_RUNNING]
+    [pytest.param(*one, "at_least_once", marks=() if one in TAKEN else pytest.mark.long) for one in WHILE_RUNNING]
     + [pytest.param(*one, "exactly_once", marks=pytest.mark.long) for one in WHILE_RUNNING]
     + [("writer", "WRITE", "exactly_once")],
 )
@@ -348,7 +355,7 @@ def read_one(log: KafkaLog, topic: str) -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_permissions_by_prefix_are_enough_for_a_consumer_of_ones_own(
     secured: Secured, tmp_path: Path, guarantee: Any
 ) -> None:

@@ -24,7 +24,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import Need
 from support.sessions import HOUR_MS, four_stores
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 WAIT_S = 40.0
 NAMES = ("kv", "win", "ses", "ver")
@@ -109,7 +109,7 @@ def until(reached: Callable[[], bool], what: str, *sessions: sf.Session) -> None
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_commit_survives_a_reopen_and_uncommitted_writes_do_not(sessions: Sessions, guarantee: str) -> None:
     first = sessions.active(guarantee=guarantee)
     sessions.fill(first, 0)
@@ -124,7 +124,7 @@ def test_commit_survives_a_reopen_and_uncommitted_writes_do_not(sessions: Sessio
     assert again.statistics() is not None
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_cold_restore_has_equal_rows_stream_time_and_source_offsets(sessions: Sessions, guarantee: str) -> None:
     first = sessions.active(guarantee=guarantee)
     sessions.fill(first, 0, 60)
@@ -163,7 +163,7 @@ def test_newer_owner_fences_the_older_which_gives_the_task_up(sessions: Sessions
     assert cold.task(0).source_offsets() == {sessions.at(): 40}
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_standby_follows_and_takes_over_when_the_owner_leaves(sessions: Sessions, guarantee: str) -> None:
     first = sessions.active("a", guarantee=guarantee)
     standby = sessions.open("b", guarantee=guarantee)

@@ -82,7 +82,7 @@ def test_empty_topic_is_whole_at_once(bench: KafkaBench) -> None:
     assert (rows(session), position(session)) == ({}, 0)
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def test_tail_of_a_commit_is_reached_whatever_is_its_last_offset(bench: KafkaBench, guarantee: str) -> None:
     """Exactly once the last offset holds a marker; at least once a record."""
     first = bench.active("a", guarantee=guarantee)
@@ -117,6 +117,7 @@ def test_compacted_log_with_gaps_restores_to_its_end(bench: KafkaBench) -> None:
     assert rows(restored(bench, **settings)) == wanted
 
 
+@pytest.mark.long
 def test_log_compacted_to_nothing_but_markers_restores_to_its_end(bench: KafkaBench) -> None:
     settings = logged(**COMPACT_NOW, **{"delete.retention.ms": "0"})
     first = bench.active("a", **settings)
@@ -194,6 +195,7 @@ def window_keys(session: sf.Session) -> str:
     return "".join(window.key for window, _ in session.read("kv", 0, allow_stale=True).store.all())
 
 
+@pytest.mark.long
 def test_head_deleted_beyond_the_position_is_read_from_the_new_beginning_with_its_reason(bench: KafkaBench) -> None:
     first = bench.active("a", stores=[WINDOW])
     behind = bench.session("b", stores=[WINDOW], take_over=False)
@@ -247,6 +249,7 @@ def test_log_emptied_beside_rows_that_have_not_seen_it_all_is_refused_until_acce
     assert (window_keys(kept), kept.counters.wipes) == ("ab", {})
 
 
+@pytest.mark.long
 def test_standby_of_an_owner_whose_log_was_emptied_up_to_its_marker_goes_on(bench: KafkaBench) -> None:
     first = bench.active("a", stores=[WINDOW])
     fill_windows(bench, first, "a")
@@ -294,7 +297,7 @@ def removed(bench: KafkaBench, before: int) -> bool:
     return bounds(bench).begin == before
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def test_only_compacted_log_that_lost_its_head_is_refused_where_no_rows_have_seen_it(
     bench: KafkaBench, guarantee: str
 ) -> None:
@@ -326,6 +329,7 @@ def test_only_compacted_log_that_lost_its_head_is_refused_where_no_rows_have_see
     assert [one.begin for one in read_accepted(accepted.state_path)] == [last]
 
 
+@pytest.mark.long
 def test_snapshot_that_has_the_removed_head_is_used_by_itself(bench: KafkaBench) -> None:
     policy = sf.SnapshotPolicy(to=str(bench.root / "snaps"))
     first = bench.active("a", snapshots=policy)

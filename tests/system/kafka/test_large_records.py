@@ -116,14 +116,14 @@ def results(log: KafkaLog, topic: str, count: int) -> Counter[bytes | None]:
     return found
 
 
-@pytest.fixture(params=["compiled", "python"])
+@pytest.fixture(params=["compiled", pytest.param("python", marks=pytest.mark.long)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both producers, one after the other."""
     if request.param == "python":
         monkeypatch.setenv(SWITCH, "0")
 
 
-@pytest.fixture(params=GUARANTEES)
+@pytest.fixture(params=[GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, kafka_log: KafkaLog, tmp_path: Path) -> Iterator[Place]:
     made = Place(kafka_log, tmp_path, request.param)
     yield made
@@ -215,8 +215,8 @@ def test_dead_letter_above_the_limit_of_its_topic_is_cut_and_says_the_size(place
 # -- deaths between two parts of a write ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-@pytest.mark.parametrize("part", [1, 7])
+@pytest.mark.parametrize("guarantee", [GUARANTEES[0], pytest.param(GUARANTEES[1], marks=pytest.mark.long)])
+@pytest.mark.parametrize("part", [pytest.param(1, marks=pytest.mark.long), 7])
 def test_process_killed_between_two_parts_of_a_commit_leaves_no_result_out(
     kafka_log: KafkaLog, tmp_path: Path, guarantee: str, part: int
 ) -> None:

@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 WAIT_S = 40.0
 TEXT = sf.serde.string
-GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+GUARANTEES = pytest.mark.parametrize(
+    "guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)]
+)
 NAMES = tuple(f"s{number}" for number in range(12))
 
 
@@ -86,6 +88,7 @@ def test_a_cold_start_has_every_number_of_a_large_commit(application: Applicatio
         assert session.task(0).source_offsets() == {at: 2}
 
 
+@pytest.mark.long
 @GUARANTEES
 def test_an_external_consumer_commits_many_numbers_and_finds_them_again(
     application: Application, guarantee: Any
@@ -120,6 +123,7 @@ def test_an_external_consumer_commits_many_numbers_and_finds_them_again(
     assert any(is_part(one.metadata) for one in found.values())
 
 
+@pytest.mark.long
 @GUARANTEES
 def test_commits_that_a_write_ahead_log_lost_are_refused(application: Application, guarantee: str) -> None:
     stores = [sf.KeyValueStore("kv", TEXT, TEXT), sf.KeyValueStore("plain", TEXT, TEXT, logging=False)]

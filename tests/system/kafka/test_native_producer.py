@@ -386,6 +386,7 @@ def test_members_topic_that_is_recreated_is_not_taken_for_the_old_one(
 # -- opening and closing ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_hundred_opens_and_closes_leave_no_memory_thread_or_handle(kafka_address: str, part: TopicPartition) -> None:
     left, files, threads = left_by_opens("Producer", options_of(kafka_address), part.topic)
     assert left < 16 << 20, "each gave a megabyte"

@@ -63,6 +63,7 @@ def app(address: str, tmp_path: Path) -> str:
     return name
 
 
+@pytest.mark.long
 def test_page_reads_the_stores_of_an_application(app: str, address: str, repo_root: Path, tmp_path: Path) -> None:
     found = [one for one in blocks(repo_root) if one.page == PAGE]
     assert [one.kind for one in found] == ["console", "python"]

@@ -37,7 +37,8 @@ def bench(tmp_path: Path, kafka_address: str) -> Iterator[KafkaBench]:
     made.close()
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.long
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_threads_on_one_task_lose_no_row_and_count_each_record_once(bench: KafkaBench, guarantee: str) -> None:
     stores = [sf.KeyValueStore("sums", TEXT, INT), sf.KeyValueStore("rows", TEXT, TEXT)]
     out, sources = f"{bench.app}-out", [(f"{bench.app}-in{number}", 0) for number in range(3)]

@@ -22,7 +22,7 @@ from standfast.replication.permissions import TOPIC, TRANSACTIONAL_ID, Need
 from standfast.replication.record_limits import MESSAGE_BYTES, RecordRefused, alone_bytes
 from support.secured import WAIT_S, Secured, secured_broker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 LIMIT = 10_000
 CALLS = ("append", "transact")
@@ -34,7 +34,7 @@ def secured(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield made
 
 
-@pytest.fixture(params=["compiled", "python"])
+@pytest.fixture(params=["compiled", pytest.param("python", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, secured: Secured, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Both producers, one after the other."""
     if request.param == "python":

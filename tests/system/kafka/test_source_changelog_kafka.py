@@ -29,7 +29,9 @@ COMPACT = TopicPolicy(
     frozenset({"compact"}),
     extra={"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"},
 )
-GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+GUARANTEES = pytest.mark.parametrize(
+    "guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)]
+)
 
 
 class Prices:
@@ -208,7 +210,7 @@ def test_cold_restore_of_a_transactional_topic_stops_at_the_committed_offset(pri
     assert rows(cold) == prices.expected(prices.end())
 
 
-@pytest.mark.parametrize("stop", [20, 21, 22, 26, 27, 28])
+@pytest.mark.parametrize("stop", [21, 27, *(pytest.param(one, marks=pytest.mark.long) for one in (20, 22, 26, 28))])
 def test_restore_ends_at_a_limit_on_or_beside_a_marker_or_an_aborted_record(prices: Prices, stop: int) -> None:
     prices.topic(TopicPolicy(frozenset({"compact"})))
     prices.transaction(20)  # marker at 20
@@ -329,7 +331,7 @@ def test_table_of_an_application_is_restored_from_its_topic_alone(prices: Prices
     assert names == [f"{prices.app}-prices", f"{prices.app}-standfast-placement"]  # no changelog of its own
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+@pytest.mark.parametrize("commit", [True, pytest.param(False, marks=pytest.mark.long)], ids=["committed", "aborted"])
 def test_restore_waits_for_an_open_transaction_below_the_committed_offset(prices: Prices, commit: bool) -> None:
     prices.topic(COMPACT)
     prices.produce(3)

@@ -83,7 +83,15 @@ def place(kafka_address: str, tmp_path: Path) -> Place:
     return Place(kafka_address, tmp_path)
 
 
-@pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("latest", 10), (104, 4), (500, 10)])
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        pytest.param("earliest", 0, marks=pytest.mark.long),
+        pytest.param("latest", 10, marks=pytest.mark.long),
+        (104, 4),
+        pytest.param(500, 10, marks=pytest.mark.long),
+    ],
+)
 def test_first_run_begins_at_the_start_and_later_ones_at_the_committed_offset(
     place: Place, start: Any, first: int
 ) -> None:
@@ -104,7 +112,7 @@ def test_first_run_begins_at_the_start_and_later_ones_at_the_committed_offset(
     assert place.seen == [str(base_ms + 50)]
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_position_of_a_source_is_the_groups_offset_of_a_topic_without_records(place: Place, guarantee: Any) -> None:
     at = TopicPartition(f"{place.name}-numbers-source-offsets", 0)
 

@@ -15,12 +15,13 @@ from support.closing_runs import Run
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "through", "marks", "silence"),
     [
         (Shape("tumbling", 4, 4, 1), True, True, False),
-        pytest.param(Shape("hopping", 5, 2, 0), False, True, True, marks=pytest.mark.long),
-        pytest.param(Shape("sliding", 3, 3, 1), False, False, True, marks=pytest.mark.long),
+        (Shape("hopping", 5, 2, 0), False, True, True),
+        (Shape("sliding", 3, 3, 1), False, False, True),
         (Shape("session", 3, 3, 1), True, True, True),
     ],
     ids=lambda value: value.kind if isinstance(value, Shape) else str(value),

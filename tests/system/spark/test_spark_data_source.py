@@ -119,6 +119,7 @@ def test_table_of_each_kind_holds_the_rows_of_the_store(spark: Any, filled: Fill
     assert tuples(frame, "partition", *KEYS[name]) == filled.rows[name]
 
 
+@pytest.mark.long
 def test_raw_bytes_are_the_default_and_hash_to_the_digest_of_the_store(spark: Any, filled: Filled) -> None:
     frame = table(spark, filled.path, storeName="kv")
     assert dict(frame.dtypes) == {"partition": "int", "key": "binary", "value": "binary", "timestamp": "bigint"}
@@ -141,7 +142,9 @@ def test_rebuilt_folder_is_the_same_table(spark: Any, filled: Filled, tmp_path: 
     assert sum((Digest.from_hex(row.digest) for row in rows), Digest()) == filled.digests["kv"]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "win"), "win"]
+)
 def test_bounds_give_the_rows_that_a_filter_gives(spark: Any, filled: Filled, name: str) -> None:
     whole = direct(spark, path=filled.path, storeName=name, decode=True)
     time = {"kv": "timestamp", "win": "window_start", "ses": "session_end", "ver": "valid_from"}[name]
@@ -331,6 +334,7 @@ def test_page_on_tables_counts_late_flights_straight_from_a_store(
     ]
 
 
+@pytest.mark.long
 def test_sql_reads_it_as_a_view(spark: Any, filled: Filled) -> None:
     register(spark)
     options = f"path '{filled.path}', storeName 'kv', decode 'true'"

@@ -83,6 +83,7 @@ def test_rows_of_every_kind_go_to_a_table_and_back_into_an_instance(spark: Any, 
     assert {reason for _, _, reason in opened.statistics().counters.restored_records} <= {"resume"}
 
 
+@pytest.mark.long
 def test_table_of_totals_becomes_a_store_that_goes_on(spark: Any, bench: Bench, tmp_path: Path) -> None:
     counts = spark.range(1_000).select(F.concat(F.lit("k"), F.col("id")).alias("key"), F.col("id").alias("value"))
     frame = counts.withColumn("timestamp", F.lit(7).cast("bigint"))
@@ -120,6 +121,7 @@ def test_page_on_tables_writes_a_store(spark: Any, bench: Bench, repo_root: Path
     assert sum(one.entries for one in read_manifest(tmp_path / "totals").partitions) == 1
 
 
+@pytest.mark.long
 def test_structs_become_json_and_read_back(spark: Any, tmp_path: Path) -> None:
     frame = spark.sql("SELECT 'JFK' AS key, struct(3 AS flights, array(1.5D) AS delays) AS value, 5L AS timestamp")
     options = TOTALS | {"valueSerde": "json", "partitionCount": 1}
@@ -131,6 +133,7 @@ def test_structs_become_json_and_read_back(spark: Any, tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.long
 def test_windows_past_retention_are_left_out_as_a_restore_leaves_them_out(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(0, 100, 1, 4).select(
         F.lit("k").alias("key"),
@@ -202,6 +205,7 @@ def test_what_cannot_be_a_store_is_refused_and_leaves_nothing(spark: Any, bench:
         assert not (tmp_path / "out").exists(), said
 
 
+@pytest.mark.long
 def test_spark_says_what_was_refused_and_removes_what_tasks_wrote(spark: Any, tmp_path: Path) -> None:
     register(spark)
     same = spark.range(0, 4, 1, 4).selectExpr("'same' key", "id value", "1L timestamp")

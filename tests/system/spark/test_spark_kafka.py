@@ -80,8 +80,9 @@ def rebuilt(
     )
 
 
-@pytest.mark.parametrize("split_bytes", [None, pytest.param(40, marks=pytest.mark.long)])
-@pytest.mark.parametrize("source", [SOURCES[0], pytest.param(SOURCES[1], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("split_bytes", [None, 40])
+@pytest.mark.parametrize("source", SOURCES)
 def test_both_sources_leave_aborted_records_out_and_see_empty_partitions(
     spark: Any, log: KafkaLog, app: str, tmp_path: Path, source: SourceName, split_bytes: int | None
 ) -> None:
@@ -113,7 +114,7 @@ def test_both_sources_leave_aborted_records_out_and_see_empty_partitions(
     assert [one.verdict for one in seen.verdicts] == ["equal"] * 3
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [SOURCES[0], pytest.param(SOURCES[1], marks=pytest.mark.long)])
 def test_what_was_deleted_under_the_job_is_an_error_and_not_skipped(
     spark: Any, log: KafkaLog, app: str, tmp_path: Path, source: SourceName
 ) -> None:

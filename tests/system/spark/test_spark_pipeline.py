@@ -175,6 +175,7 @@ def test_log_alone_is_enough_and_what_it_gave_is_a_snapshot(spark: Any, bench: B
     assert by_store(summary, "same_position")["kv"] == [1]
 
 
+@pytest.mark.long
 def test_store_whose_topic_is_gone_is_inconclusive_and_fails_no_other(
     spark: Any, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +318,7 @@ def files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.suffix not in (".lock",) and "log" not in path.name}
 
 
+@pytest.mark.long
 def test_truncated_log_is_refused_with_65_unless_it_is_accepted(
     spark: Any, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

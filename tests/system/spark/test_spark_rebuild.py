@@ -72,6 +72,7 @@ def test_digest_of_rebuilt_restored_and_live_rows_is_one(spark: Any, bench: Benc
     assert live_digests(restored.task(0)) == live
 
 
+@pytest.mark.long
 def test_instance_tails_on_from_taken_in_files(spark: Any, bench: Bench, tmp_path: Path) -> None:
     session = bench.active(partitions=(0,))
     operate(session.task(0), random.Random(2), 200)

@@ -65,6 +65,7 @@ def run(command: Any, spark: Any, words: list[str]) -> int:
     return guard(lambda: command(args, Output(as_json=True), own), lambda _error: None)
 
 
+@pytest.mark.long
 def test_a_table_has_the_rows_of_the_snapshot_and_not_those_of_later(spark: Any, bench: Bench) -> None:
     to, rows, name = stored(bench)
     latest = table(spark, to, snapshot="latest", storeName="kv")
@@ -101,6 +102,7 @@ def test_a_snapshot_equals_its_changelogs_folded_to_its_position(
             assert one["position"] == kept[one["task"]].cut.positions[one["store"]].offset <= one["end"]
 
 
+@pytest.mark.long
 def test_a_damaged_file_of_a_snapshot_is_an_error_and_no_verdict(
     spark: Any, bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_damaged_file_of_a_snapshot_is_an_error_and_no_verdict(
     assert "damaged" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_snapshot_is_the_base_of_a_pipeline(spark: Any, bench: Bench, tmp_path: Path) -> None:
     to, _, _ = stored(bench)
     out = tmp_path / "out"

@@ -145,6 +145,7 @@ def test_first_and_last_key_and_one_of_many_are_found(spark: Any, bench: Bench) 
     assert (verdict.verdict, verdict.matched, verdict.records) == ("different", 29_997, 30_000)
 
 
+@pytest.mark.long
 def test_extra_row_of_a_partition_without_records_is_found(spark: Any, bench: Bench) -> None:
     session = bench.active(partitions=(0, 1))
     session.task(0).store("kv").put("k", "v", START_MS)
@@ -155,6 +156,7 @@ def test_extra_row_of_a_partition_without_records_is_found(spark: Any, bench: Be
     assert (first.verdict, second.verdict, second.extra) == ("equal", "different", 1)
 
 
+@pytest.mark.long
 def test_delete_that_was_not_applied_is_stale(spark: Any, bench: Bench) -> None:
     session = bench.active(partitions=(0,))
     store = session.task(0).store("kv")
@@ -166,6 +168,7 @@ def test_delete_that_was_not_applied_is_stale(spark: Any, bench: Bench) -> None:
     assert only(verify(spark, bench, "kv")).stale == 1
 
 
+@pytest.mark.long
 def test_version_in_the_middle_of_a_history_is_found(spark: Any, bench: Bench) -> None:
     session = bench.active(partitions=(0,))
     for hour in range(5):
@@ -189,6 +192,7 @@ def test_version_in_the_middle_of_a_history_is_found(spark: Any, bench: Bench) -
     )
 
 
+@pytest.mark.long
 def test_window_row_at_the_border_of_retention_counts_and_the_one_before_does_not(spark: Any, bench: Bench) -> None:
     session = bench.active(partitions=(0,))
     store = session.task(0).store("win")
@@ -211,6 +215,7 @@ def test_window_row_at_the_border_of_retention_counts_and_the_one_before_does_no
     assert (verdict.missing, verdict.matched) == (1, 1)
 
 
+@pytest.mark.long
 def test_rows_whose_records_were_compacted_away_are_indeterminate_and_no_error(spark: Any, bench: Bench) -> None:
     session = bench.active(partitions=(0,))
     store = session.task(0).store("kv")
@@ -228,6 +233,7 @@ def test_rows_whose_records_were_compacted_away_are_indeterminate_and_no_error(s
     assert only(verify(spark, bench, "kv")).reason == "compacted"
 
 
+@pytest.mark.long
 def test_truncated_and_recreated_logs_are_inconclusive(spark: Any, bench: Bench) -> None:
     filled(bench, 20)
     source = TopicPartition("app-kv-changelog", 0)
@@ -238,6 +244,7 @@ def test_truncated_and_recreated_logs_are_inconclusive(spark: Any, bench: Bench)
     assert only(verify(spark, bench, "kv")).reason == "topic-missing"
 
 
+@pytest.mark.long
 def test_sample_and_digest_only(spark: Any, bench: Bench) -> None:
     filled(bench, 5_000)
     verdict = only(verify(spark, bench, "kv", sample=0.1))
@@ -305,6 +312,7 @@ def reported(spark: Any, bench: Bench, tmp_path: Path, **given: Any) -> tuple[in
     return code, json.loads((folder / SUMMARY).read_text()), (folder / PAGE).read_text()
 
 
+@pytest.mark.long
 def test_sample_is_told_on_the_terminal(
     spark: Any, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

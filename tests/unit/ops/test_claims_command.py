@@ -56,7 +56,10 @@ class Place:
         group.close()
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])])
+KAFKA = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[*KAFKA, pytest.mark.long])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "kafka":
         address = f"kafka://{request.getfixturevalue('kafka_address')}"
@@ -92,6 +95,7 @@ def test_the_doctor_says_whose_topic_it_is_and_that_one_is_not_claimed(
     assert place.shared in found["where"] and place.other in found["why"]
 
 
+@pytest.mark.parametrize("place", ["embedded", pytest.param("kafka", marks=KAFKA)], indirect=True)
 def test_a_released_topic_is_claimed_by_the_application_that_starts_next(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:

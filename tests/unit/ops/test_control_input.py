@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standfast.ops.shared.control_stores import Conflict, declare, shape_of, spec_of
@@ -53,6 +53,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.sampled_from(sorted(ALL)), st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_body_is_an_object_of_the_schema_or_a_clear_refusal(name: str, body: bytes) -> None:
     try:

@@ -210,7 +210,10 @@ class Place:
         return {at.partition: found.offset for at, found in committed.items() if at.topic == self.source}
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])])
+KAFKA = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[*KAFKA, pytest.mark.long])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "kafka":
         address = f"kafka://{request.getfixturevalue('kafka_address')}"
@@ -256,6 +259,7 @@ def test_reset_application_processes_everything_again(place: Place, run: Run) ->
     place.run({"a": 2, "b": 1}, "elsewhere")
 
 
+@pytest.mark.parametrize("place", ["embedded", pytest.param("kafka", marks=KAFKA)], indirect=True)
 def test_reset_to_the_end_forgets_what_was_processed(place: Place, run: Run) -> None:
     place.run({"a": 1, "b": 1})
     flags = ["reset", *place.flags, "--state-dir", str(place.state), "--local", "remove", "--to", "latest", "--yes"]

@@ -9,7 +9,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standfast.ops.security.audit import KEPT_MAX, REFUSALS_MAX, REFUSALS_MS, Audit
@@ -97,6 +97,7 @@ def test_problem_of_a_token_is_told_without_the_token(tmp_path: Path, text: str,
     assert problem in str(caught.value) and SECRET not in str(caught.value)
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(raw=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: f"[[tokens]]\n{text}".encode())))
 def test_any_bytes_are_tokens_or_problems(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.toml"

@@ -208,7 +208,7 @@ def test_tombstones_are_kept_for_ever_if_so_set(log: EmbeddedLog, clock: ManualC
     assert pairs(log) == [(0, b"a", None)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     batches=st.lists(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=30), max_size=6),
     chunk=st.integers(1, 7),

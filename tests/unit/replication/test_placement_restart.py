@@ -65,7 +65,7 @@ class Course:
         return Counter(name for names in self.cluster.previous.standbys.values() for name in names)
 
 
-@pytest.mark.parametrize("pause_ticks", [10, 20, 40])
+@pytest.mark.parametrize("pause_ticks", [10, *(pytest.param(one, marks=pytest.mark.long) for one in (20, 40))])
 def test_each_task_leaves_for_its_own_instance_s_restart_alone_and_comes_back(pause_ticks: int) -> None:
     for seed in range(10):
         course = Course(seed)

@@ -205,7 +205,7 @@ def test_a_folder_is_never_replaced(bench: Bench) -> None:
     assert record_at(folder) == before
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_a_point_of_every_kind_of_store_is_the_fold_of_its_changelog(bench: Bench, seed: int) -> None:
     session = running(bench, four_stores())
     task, chance = session.task(0), Random(seed)

@@ -91,7 +91,7 @@ def rows(session: sf.Session, task: int = 0) -> dict[str, str]:
         return dict(found)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_every_kind_of_store_is_whole_from_its_files_and_from_its_changelogs_alone(bench: Bench, seed: int) -> None:
     session = running(bench, stores=four_stores())
     operate(session.task(0), Random(seed), 200)
@@ -347,7 +347,11 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize(
-    "place", ["clone.marked", "clone.topics", "clone.rows", "clone.written", "clone.whole", "clone.placed"]
+    "place",
+    [
+        *("clone.rows", "clone.placed"),
+        *(pytest.param(f"clone.{place}", marks=pytest.mark.long) for place in ("marked", "topics", "written", "whole")),
+    ],
 )
 def test_a_broken_run_lets_nothing_start_and_the_same_run_completes_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str
@@ -385,7 +389,10 @@ def test_a_broken_run_lets_nothing_start_and_the_same_run_completes_it(
         new.close()
 
 
-@pytest.mark.parametrize("place", ["clone.marked", "clone.rows", "clone.placed"])
+@pytest.mark.parametrize(
+    "place",
+    ["clone.rows", *(pytest.param(place, marks=pytest.mark.long) for place in ("clone.marked", "clone.placed"))],
+)
 def test_an_interrupt_says_what_is_left_and_the_same_command_completes_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
@@ -475,7 +482,13 @@ def test_a_first_run_that_still_lives_is_fenced_by_the_second(bench: Bench, monk
     assert rows(opened(bench, "cold")) == {"a": "2"}
 
 
-@pytest.mark.parametrize("place", ["marked", "topics", "rows", "written", "whole", "placed"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("rows", "placed"),
+        *(pytest.param(place, marks=pytest.mark.long) for place in ("marked", "topics", "written", "whole")),
+    ],
+)
 def test_a_run_that_another_one_overtakes_says_that_it_has_completed_the_restore(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:

@@ -52,7 +52,7 @@ def found(fold: RowFold, *, drop_deletes: bool) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.none() | keys, times, st.integers(0, 5), st.integers(0, 9), values), max_size=60),
     size=st.integers(1, 30),
@@ -149,7 +149,9 @@ def numbered_keys(count: int) -> list[bytes]:
         lambda count: [b"8bytes--" + b"a" * 40 + b"%d" % at for at in range(count)] + [b"8bytes--", b"7bytes-"],
     ],
 )
-@pytest.mark.parametrize("count", [MANY - 1, MANY, MANY + 1])
+@pytest.mark.parametrize(
+    "count", [pytest.param(MANY - 1, marks=pytest.mark.long), pytest.param(MANY, marks=pytest.mark.long), MANY + 1]
+)
 def test_many_rows_are_in_key_order(keys_of: Callable[[int], list[bytes]], count: int) -> None:
     made = list(dict.fromkeys(keys_of(count)))
     random.Random(1).shuffle(made)

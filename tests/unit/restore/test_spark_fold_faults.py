@@ -123,7 +123,7 @@ def told_and_wanted(case: Case) -> tuple[Outcome, dict[str, list[bytes]]]:
     return outcome, wanted
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(st.randoms(use_true_random=True))
 def test_every_fault_that_the_log_can_speak_of_is_found_and_nothing_else(rng: random.Random) -> None:
     outcome, wanted = told_and_wanted(drawn(rng))

@@ -86,7 +86,7 @@ def worked(
     return answer, replace(total, found=[]), sorted(found, key=lambda one: one.key)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(KIND, DRAWS, CUTS, st.lists(st.integers(0, 59), max_size=4), st.integers(0, 120), st.integers(0, 2**32))
 def test_partition_in_parts_has_the_rows_counts_and_verdicts_of_the_whole(
     kind: str, draws: list[tuple[int, int, bool]], cuts: list[int], chosen: list[int], limit: int, seed: int

@@ -74,7 +74,7 @@ def open_files(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.tuples(st.none() | keys, times, st.integers(0, 5), values), max_size=60)
     | st.lists(st.tuples(keys | long_keys, times, st.integers(0, 5), values), max_size=30),

@@ -66,7 +66,7 @@ def family_of(engine: RocksEngine, store: str) -> str:
     return next(name for name in engine.families() if name == store or name.startswith(f"{store}@"))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("caching", [True, False])
 def test_stores_are_equal_after_random_operations(bench: Bench, seed: int, caching: bool) -> None:
     session = bench.active(cache_max_bytes=10 << 20 if caching else 0)

@@ -69,7 +69,7 @@ def reads(stores: TaskStores) -> list[Any]:
     return [*found, list(kv.all()), list(win.all())]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rounds=ROUNDS, keep=st.sampled_from([2_000, 1 << 20]))
 def test_reads_are_those_of_the_database_whatever_comes_between(rounds: list[Any], keep: int) -> None:
     play(rounds, keep)

@@ -48,7 +48,7 @@ def contents(session: sf.Session) -> list[list[object]]:
             list(views["ver"].range("k", 0, 10**15))]  # fmt: skip
 
 
-@pytest.mark.parametrize("at", [TOO_LATE, 2**63 - 1])
+@pytest.mark.parametrize("at", [TOO_LATE, pytest.param(2**63 - 1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("put", PUTS)
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
 def test_timestamp_beyond_the_bound_is_refused_and_costs_no_commit(

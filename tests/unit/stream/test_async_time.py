@@ -101,7 +101,7 @@ def run(bench: Bench, name: str, seed: int, slow: bool, **source: Any) -> tuple[
     return [*lines, "behind the windows:", *behind], {**outputs, "drops": counts}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("watermarks", [None, sf.BoundedDisorder(10)])
 def test_steps_behind_an_asynchronous_one_see_records_and_time_in_the_order_of_a_plain_run(
     bench: Bench, seed: int, watermarks: Any

@@ -54,6 +54,7 @@ def test_tasks_of_a_dead_instance_run_elsewhere_in_time_beside_a_leader_whose_in
     assert sorted(task for tasks in cluster.active().values() for task in tasks) == list(range(TASKS))
 
 
+@pytest.mark.long
 def test_instance_that_joins_gets_its_tasks_beside_a_leader_whose_interpreter_is_held(bench: Bench) -> None:
     cluster = three(bench)
     cluster.hold("a")
@@ -73,6 +74,7 @@ def test_busy_leader_keeps_the_lead_as_long_as_no_decision_waits(bench: Bench) -
     assert cluster.leader() == ["a"]
 
 
+@pytest.mark.long
 def test_records_of_three_seconds_on_all_instances_for_ten_minutes_change_no_leader(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +95,7 @@ def test_records_of_three_seconds_on_all_instances_for_ten_minutes_change_no_lea
     assert placement_of(cluster.held["a"]).leads
 
 
+@pytest.mark.long
 def test_busy_standby_is_not_the_one_that_takes_over(bench: Bench) -> None:
     for busy, idle in (("b", "c"), ("c", "b")):
         cluster = Cluster(Bench(bench.root / busy, bench.clock), **SHARED)

@@ -68,7 +68,7 @@ def lengths(bench: Bench) -> dict[str, int]:
     return {name: end - begin for name, (begin, end) in bounds(bench).items()}
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_replay_keeps_the_live_part_of_the_changelogs_and_a_restore_has_every_row(
     bench: Bench, guarantee: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,6 +144,7 @@ def test_an_idle_application_has_checkpoints_too_and_the_pause_is_counted(cluste
     assert placement_of(one)._topic.state.complete.number == 3
 
 
+@pytest.mark.long
 def test_a_task_that_missed_the_end_of_a_checkpoint_has_its_part_of_the_next_one(
     cluster: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def done(cluster: Checkpoints) -> bool:
     return cluster.order().state is OrderState.COMPLETE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_checkpoints_are_complete_while_instances_come_and_go(cluster: Checkpoints, after: int) -> None:
     """`after`: rounds from the request to the change, so that it meets the checkpoint at different steps."""

@@ -79,7 +79,14 @@ def failed_by(session: sf.Session, task: TaskId, cause: BaseException) -> None:
 RESTORES = ["on_restore_start", "on_batch_restored", "on_restore_end"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), sf.Unavailable("no"), sf.StateLost("no")], ids=type)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("no"),
+        *(pytest.param(one, marks=pytest.mark.long) for one in (sf.Unavailable("no"), sf.StateLost("no"))),
+    ],
+    ids=type,
+)
 @pytest.mark.parametrize(
     ("call", "given"), [*((one, ()) for one in RESTORES), ("on_state_changed", ("restoring",)),
                         ("on_state_changed", ("running",))],

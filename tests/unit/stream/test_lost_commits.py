@@ -27,7 +27,9 @@ PLAIN = sf.KeyValueStore("plain", TEXT, TEXT, logging=False)
 KV = sf.KeyValueStore("kv", TEXT, TEXT)
 STORES = [KV, PLAIN]
 SRC: tuple[str, int] = ("src", 0)
-GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+GUARANTEES = pytest.mark.parametrize(
+    "guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)]
+)
 COMMITS = 8
 
 
@@ -100,7 +102,7 @@ def replaced(wal: Path, before: Path) -> None:
 
 
 @GUARANTEES
-@pytest.mark.parametrize("how", [emptied, all_emptied, cut_in_half, replaced])
+@pytest.mark.parametrize("how", [emptied, pytest.param(all_emptied, marks=pytest.mark.long), cut_in_half, replaced])
 def test_commits_that_a_write_ahead_log_lost_are_refused_until_the_operator_accepts(
     bench: Bench, how: Callable[[Path, Path], None], guarantee: str
 ) -> None:

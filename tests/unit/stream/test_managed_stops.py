@@ -8,7 +8,7 @@ from support.placement import TASKS, Cluster, placement_of
 from support.sessions import Bench
 
 
-@pytest.mark.parametrize("leader", [True, False])
+@pytest.mark.parametrize("leader", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_tasks_of_an_instance_that_stops_run_on_their_standbys_within_two_rounds(bench: Bench, leader: bool) -> None:
     cluster = Cluster(bench, standby_replicas=1)
     for name in "abc":

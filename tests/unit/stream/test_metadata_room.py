@@ -191,7 +191,7 @@ def windowed(bench: Bench, count: int, directory: str = "a", guarantee: Any = "e
     return Running(bench, make, directory, guarantee=guarantee, stores=made)
 
 
-@GUARANTEES
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_eighty_windowed_aggregations_commit_and_go_on_without_local_state(bench: Bench, guarantee: str) -> None:
     create(bench, 1, "in")
     write(bench, "in", ("a", "x", 5), ("b", "y", 3 * HOUR_MS))

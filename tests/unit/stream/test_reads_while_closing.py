@@ -155,6 +155,7 @@ def test_engine_is_closed_although_a_store_of_the_task_cannot_be(open_task: Open
     open_task(*stores_that_stop(Stop(), "rocksdb"))
 
 
+@pytest.mark.usefixtures("earlier_objects_stay")  # each attempt to open the directory collects garbage
 def test_directory_that_this_process_does_not_let_go_of_keeps_no_other_task_back_and_fails_livez(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rocks_shared: RocksShared
 ) -> None:

@@ -30,7 +30,9 @@ from support.tables import (
 )
 
 OURS = CommitMetadata(0).to_text()
-GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+GUARANTEES = pytest.mark.parametrize(
+    "guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)]
+)
 
 
 @pytest.fixture(autouse=True)

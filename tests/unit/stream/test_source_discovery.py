@@ -100,7 +100,10 @@ class Running:
         assert not self.failed, self.failed
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])])
+KAFKA = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[*KAFKA, pytest.mark.long])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "kafka":
         address = f"kafka://{request.getfixturevalue('kafka_address')}"
@@ -127,6 +130,7 @@ def counting(source: str) -> Callable[[sf.App], object]:
     return lambda app: app.stream(source, key=TEXT, value=TEXT).group_by_key().count("visits")
 
 
+@pytest.mark.parametrize("place", ["embedded", pytest.param("kafka", marks=KAFKA)], indirect=True)
 def test_new_partitions_are_read_from_their_beginning_by_tasks_of_their_own(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

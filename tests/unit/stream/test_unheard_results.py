@@ -23,6 +23,7 @@ WINDOWS = [
     SlidingWindows(6, grace_ms=5),
     SessionWindows(3, grace_ms=5),
 ]
+FIRST = (HoppingWindows, SessionWindows)  # the most involved ones
 # "bad" fails in the aggregation and is skipped, "none" removes the aggregate.
 RECORDS = st.lists(
     st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from([1, 2, "bad", "none"]), st.integers(0, 60))
@@ -50,7 +51,11 @@ def rows_and_drops(driver: Driver, records: list[Any]) -> tuple[Any, ...]:
     return list(driver.store(STORE).logical_rows()), drops(driver)
 
 
-@pytest.mark.parametrize("windows", WINDOWS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "windows",
+    [pytest.param(one, marks=() if isinstance(one, FIRST) else pytest.mark.long) for one in WINDOWS],
+    ids=lambda one: type(one).__name__,
+)
 @settings(max_examples=10, deadline=None)
 @given(records=RECORDS, caching=st.booleans(), emit=st.sampled_from([ON_WINDOW_UPDATE, ON_WINDOW_CLOSE]))
 def test_rows_and_counts_are_those_of_an_aggregation_that_is_heard(

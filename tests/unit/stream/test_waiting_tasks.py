@@ -122,6 +122,7 @@ def test_tasks_that_need_a_slow_storage_wait_for_it_together(bench: Bench, monke
     assert (sorted(session.tasks()), session.ready) == ([0, 1], True)
 
 
+@pytest.mark.usefixtures("earlier_objects_stay")  # each attempt to open the directory collects garbage
 def test_shared_task_whose_directory_is_held_is_tried_at_a_pace(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Each attempt claims the task in the log, which each member of the group reads."""
     bench.active("a", (0, 1), stores=STORES).close()
