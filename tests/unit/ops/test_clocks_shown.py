@@ -160,7 +160,7 @@ def test_metrics_give_the_seconds_behind_the_clock(lagging: Running) -> None:
 
 
 def test_clocks_of_a_worker_are_in_the_sum_of_all(bench: Bench, lagging: Running) -> None:
-    server, numbers = bench.session("b", stores=STORES), WorkerNumbers()
+    server, numbers = bench.session("b", stores=STORES, partitions=1), WorkerNumbers()
     numbers.take("1", document(lagging.session))
     merged = numbers.merged(server.statistics())
     (task,) = status_document(merged)["tasks"]
