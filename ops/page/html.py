@@ -141,7 +141,8 @@ TABLES = (
         "No event yet.",
     ),
 )
-OPTIONAL = {"clocks", "instances", "placement", "schedules", "servers"}  # left out when empty; the others say that there is none
+# Left out when empty; the others say that there is none.
+OPTIONAL = {"clocks", "instances", "placement", "schedules", "servers"}
 LIMITS = {"tasks": TASKS_MAX, "clocks": TASKS_MAX, "placement": TASKS_MAX}
 
 

@@ -38,7 +38,7 @@ SESSIONS = ("external", "session", "aio")
 START_S = 90
 TEXT = sf.serde.string
 STORE = sf.KeyValueStore("counts", TEXT, TEXT)
-PROGRAM = '''
+PROGRAM = """
 import asyncio, os, signal
 from pathlib import Path
 from opentelemetry import trace
@@ -95,7 +95,7 @@ signal.signal(signal.SIGUSR1, lambda *_: (app.pause(), (ROOT / "paused").touch()
 signal.signal(signal.SIGUSR2, lambda *_: app.resume())
 if __name__ == "__main__":
     app.run()
-'''
+"""
 
 
 def ask(address: str, path: str) -> tuple[int, str]:

@@ -8,6 +8,8 @@ import pytest
 
 import standfast as sf
 from standfast.store.errors import BadConfig
+from standfast.stream.task.groups import TaskGroup
+from standfast.stream.task.settings import SessionSettings
 from standfast.stream.workers.command import program_command
 from standfast.stream.workers.counts import worker_count, worker_options
 from standfast.stream.workers.watch import (
@@ -85,7 +87,9 @@ def test_uploads_of_all_workers_together_send_no_more_than_the_limit_of_the_inst
 
 
 def test_decisions_of_the_leader_are_no_settings_of_a_worker() -> None:
-    share = share_of(2, max_tasks=5, snapshots=sf.SnapshotPolicy(to="snaps", every_ms=60_000, checkpoint_every_ms=90_000))
+    share = share_of(
+        2, max_tasks=5, snapshots=sf.SnapshotPolicy(to="snaps", every_ms=60_000, checkpoint_every_ms=90_000)
+    )
     assert "max_tasks" not in share
     assert share["snapshots"] == sf.SnapshotPolicy(to="snaps", every_ms=60_000)
     assert SessionSettings.of(share).check("app", (), {0: TaskGroup(1, ())})
