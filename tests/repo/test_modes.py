@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,13 +87,18 @@ def problems_of(page: str, cells: list[Cell]) -> Iterator[str]:
     yield from (f"{TABLE}: no row for {at}" for at in sorted(wanted - seen))
 
 
-def without_assertion(cell: Cell, source: str) -> str | None:
+def functions_of(source: str) -> dict[str, tuple[ast.FunctionDef, str]]:
+    """Each function of a file by its name, with its text."""
+    lines = source.splitlines()
+    functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
+    return {one.name: (one, "\n".join(lines[one.lineno - 1 : one.end_lineno])) for one in functions}
+
+
+def without_assertion(cell: Cell, functions: Mapping[str, tuple[ast.FunctionDef, str]]) -> str | None:
     """Why a test proves nothing: it is absent, asserts nothing, or no reason of a refusal."""
-    functions = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.FunctionDef)]
-    found = next((one for one in functions if one.name == cell.function), None)
-    if found is None:
+    if cell.function not in functions:
         return "there is no such function"
-    text = ast.get_source_segment(source, found) or ""
+    found, text = functions[cell.function]
     if cell.answer != "yes":
         return None if RAISES.search(text) else "it asserts no reason: pytest.raises(..., match=...)"
     asserts = any(isinstance(one, ast.Assert) for one in ast.walk(found))
@@ -116,8 +121,8 @@ def test_every_feature_has_an_answer_and_a_test_in_every_mode(page: str, cells: 
 
 
 def test_each_test_of_the_table_asserts_and_those_of_refusals_the_reason(repo_root: Path, cells: list[Cell]) -> None:
-    sources = {name: (repo_root / name).read_text(encoding="utf-8") for name in {cell.file for cell in cells}}
-    found = [(cell.test, why) for cell in cells if (why := without_assertion(cell, sources[cell.file])) is not None]
+    files = {name: functions_of((repo_root / name).read_text(encoding="utf-8")) for name in {one.file for one in cells}}
+    found = [(cell.test, why) for cell in cells if (why := without_assertion(cell, files[cell.file])) is not None]
     assert found == []
 
 
@@ -147,8 +152,8 @@ def test_a_cell_that_is_missing_wrong_or_proved_by_nothing_is_found(page: str, c
         ("def test_x(): pass", "it asserts nothing"),
         ("def test_x(): assert 1", None),
     ):
-        assert without_assertion(named, source) == why
+        assert without_assertion(named, functions_of(source)) == why
     refused = named._replace(answer="no: some reason")
-    assert without_assertion(refused, "def test_x(): assert 1") is not None
+    assert without_assertion(refused, functions_of("def test_x(): assert 1")) is not None
     raising = "def test_x():\n    with pytest.raises(ValueError, match='some'):\n        f()\n"
-    assert without_assertion(refused, raising) is None
+    assert without_assertion(refused, functions_of(raising)) is None

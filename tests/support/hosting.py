@@ -74,7 +74,7 @@ def check(value):
     return value
 
 
-async def answer(key, value):
+async def answer(value):
     await asyncio.sleep(0)
     return f"{value}!"
 

@@ -21,7 +21,7 @@ import standfast as sf
 from standfast import aio
 from standfast.ops.config.config import load_config
 from standfast.restore.snapshot.catalogue import names
-from standfast.restore.snapshot.storage import open_storage
+from standfast.restore.snapshot.opening import open_storage
 from support.checkpoints import complete
 from support.groups import costly
 from support.hosting import PROGRAMS, SESSIONS, STORE, Hosted, OfSession, Program, opened, written
