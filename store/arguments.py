@@ -30,6 +30,7 @@ from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import few
 
 INT64_MAX = 2**63 - 1
+_NOWHERE: Mapping[str, str] = {}
 
 
 def is_whole(value: object, least: int = 0, most: int = INT64_MAX) -> TypeGuard[int]:
@@ -38,10 +39,13 @@ def is_whole(value: object, least: int = 0, most: int = INT64_MAX) -> TypeGuard[
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def name_problems(given: Iterable[str], known: Sequence[str]) -> list[str]:
-    """One problem for each unknown setting, with the nearest known name."""
+def name_problems(given: Iterable[str], known: Sequence[str], elsewhere: Mapping[str, str] = _NOWHERE) -> list[str]:
+    """One problem for each unknown setting, with the nearest known name, or why it is not here."""
     problems = []
     for name in sorted(set(given) - set(known)):
+        if name in elsewhere:
+            problems.append(f"there is no setting {name!r} here: {elsewhere[name]}")
+            continue
         import difflib  # its modules are for errors alone
 
         near = difflib.get_close_matches(name, known, 1, 0.6)
@@ -197,7 +201,9 @@ def _checking(function: FunctionType, owner: type | None, error: type[InvalidReq
         if not made:
             made.append(_parameters(function, parameters))
         values = given[skip:]
-        if not made[0].usual(values, named) and (problems := made[0].problems(values, named, exact=exact)):
+        if not made[0].usual(values, named) and (
+            problems := made[0].problems(values, named, getattr(owner, "_elsewhere", _NOWHERE), exact=exact)
+        ):
             where = function.__name__ if owner is None else _called(owner, given, function)
             problems = [f"{where}: {problem}" for problem in problems]
             is_config = function.__name__ == "__init__" or issubclass(error, BadConfig)
@@ -257,10 +263,12 @@ class _Parameters:
                 return False
         return not named or named.keys().isdisjoint(self.places[: len(given)])
 
-    def problems(self, given: Sequence[Any], named: Mapping[str, Any], *, exact: bool) -> list[str]:
+    def problems(
+        self, given: Sequence[Any], named: Mapping[str, Any], elsewhere: Mapping[str, str], *, exact: bool
+    ) -> list[str]:
         """Everything that is wrong with the arguments of a call; kinds, if it is `exact`, beside wrong names alone."""
         known, places = list(self.kinds), self.places
-        problems = [] if self.others or named.keys() <= self.kinds.keys() else name_problems(named, known)
+        problems = [] if self.others or named.keys() <= self.kinds.keys() else name_problems(named, known, elsewhere)
         if len(given) > len(places) and not self.spread:
             problems.append(f"it takes by position {', '.join(places) or 'nothing'} alone, not {len(given)} arguments")
         by_place = dict(zip(places, given, strict=False))

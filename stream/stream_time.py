@@ -97,8 +97,9 @@ class TaskStreamTime:
         """
         if self.policy == "max":
             return None
-        active = [partition for partition in self._largest if partition not in self._idle]
-        return min(active, key=lambda partition: _or_before_all(self._largest[partition]), default=None)
+        largest = self._largest.copy()  # another thread's status may ask while `add` adds one
+        active = [partition for partition in largest if partition not in self._idle]
+        return min(active, key=lambda partition: _or_before_all(largest[partition]), default=None)
 
     def to_state(self) -> dict[str, int]:
         """The state to keep: partition key -> largest timestamp, and under CLOCK_KEY the clock once it is known.

@@ -388,7 +388,8 @@ class WatermarkValve:
 
         If all active inputs are behind the clock, the one nearest to it; None while every input is idle.
         """
-        known = {channel: entry for channel, entry in self._inputs.items() if not entry.idle}
+        inputs = self._inputs.copy()  # another thread's status may ask while `add` adds one
+        known = {channel: entry for channel, entry in inputs.items() if not entry.idle}
         counting = [channel for channel, entry in known.items() if entry.counts]
         if counting:
             return min(counting, key=lambda channel: _none_first(known[channel].watermark_ms))

@@ -204,8 +204,23 @@ class _Reading:
     def _unknown(self, given: Given) -> None:
         name = _plain(".".join(given.name))
         what = "no such setting" if len(given.name) > 1 else "a setting outside a section"
+        if name in OF_PROGRAM:
+            self.problems.append(f"{given.where}: {name}: {what}: {OF_PROGRAM[name]}")
+            return
         hint = _nearest(given.name) if len(self.problems) < PROBLEMS_MAX else ""  # no more problems are reported
         self.problems.append(f"{given.where}: {name}: {what}{hint}")
+
+
+_CLIENTS = "the clients of a sidecar process the records"
+# Features of an application's program, which people look for here.
+OF_PROGRAM: Mapping[str, str] = {
+    "app.sources": f"sources of one's own are for sf.App, in the program; {_CLIENTS}, and read their own sources",
+    "app.steps": f"asynchronous steps are for sf.App, in the program; {_CLIENTS}, and make their own calls",
+    "app.on_error": f"it is an argument of sources and steps, in the program; {_CLIENTS}, and write dead letters",
+    "app.tracing": f"it is an argument of sf.App, in the program; {_CLIENTS}, and make their spans",
+    "snapshots.checkpoint_every": "checkpoint_every_ms= of SnapshotPolicy, in the program of an sf.App, whose leader "
+    "takes one cut over all tasks; a sidecar has no leader",
+}
 
 
 def _got(value: Any) -> str:

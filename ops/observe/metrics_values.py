@@ -108,8 +108,18 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
         yield "store_write_stall_seconds_total", (task.task,), task.write_stall_ms / MS
         if CLOCK_KEY in task.stream_times:
             yield "stream_time_seconds", (task.task,), task.stream_times[CLOCK_KEY] / MS
+        yield from _clock_samples(task, statistics.at_ms)
         for store in task.stores:
             yield from _store_samples(task, store)
+
+
+def _clock_samples(task: TaskStatistics, at_ms: int) -> Iterator[Sample]:
+    """How far a task's clocks are behind the wall clock of this reading; there are none while a clock is unknown."""
+    if not at_ms:
+        return
+    for name, time_ms in (("stream_time", task.stream_time_ms), ("watermark", task.watermark_ms)):
+        if time_ms is not None:
+            yield f"{name}_behind_seconds", (task.task,), (at_ms - time_ms) / MS
 
 
 def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sample]:

@@ -24,6 +24,8 @@ from standfast.store.task.state_dir import check_marker
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
 from standfast.store.types.segments import store_of_family
+from standfast.stream.stream_time import CLOCK_KEY
+from standfast.stream.watermarks import PROGRESS_PREFIX
 
 
 def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
@@ -97,6 +99,10 @@ class OfflineStores:
             "error": "",
             "sources": dict(self.cut.sources),
             "stream_times": dict(self.cut.stream_times),
+            "stream_time_ms": self.cut.stream_times.get(CLOCK_KEY),
+            "stream_time_waits_for": None,  # is known where the task is processed
+            "watermark_ms": self.cut.progress.get(PROGRESS_PREFIX + CLOCK_KEY),
+            "watermark_waits_for": None,
             "stores": [self._store(name) for name in sorted(self.definitions)],
         }
 

@@ -31,6 +31,7 @@ def status_document(statistics: SessionStatistics) -> Json:
         "app": statistics.app,
         "instance": statistics.instance,
         "live": True,
+        "at_ms": statistics.at_ms,
         "ready": statistics.ready,
         "missing": list(statistics.missing),
         "members": list(statistics.members),

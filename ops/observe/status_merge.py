@@ -58,6 +58,7 @@ def statistics_of(status: Json) -> SessionStatistics:
         log_read_ms_ago=status.get("log_read_ms_ago", 0),
         log_error=status.get("log_error", ""),
         commit_interval_ms=status.get("commit_interval_ms"),
+        at_ms=status.get("at_ms", 0),
         own_sources=tuple(SourceStatistics(**_known(SourceStatistics, one)) for one in status.get("own_sources", ())),
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from standfast.ops.observe.clocks import clocked, waits_for
 from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of, verdict
 from standfast.ops.page.history import CALLS, Bar, History, bars, call_key, lag_key, restore_key, server_key, task_key
 from standfast.ops.page.model import (
@@ -70,19 +71,13 @@ TABLES = (
     ),
     TableSpec(
         *("tasks", "Tasks", "Every task of this instance: role, state, changelog positions and source offsets."),
-        (
-            "task",
-            "role",
-            "state",
-            "#epoch",
-            "#position",
-            "#behind",
-            "committed",
-            "#not committed",
-            "sources",
-            "stream time",
-        ),
+        ("task", "role", "state", "#epoch", "#position", "#behind", "committed", "#not committed", "sources"),
         "No task is assigned.",
+    ),
+    TableSpec(
+        *("clocks", "Event time", "The clocks of tasks, and the input that each waits for: it holds windows open."),
+        ("task", "stream time (UTC)", "watermark (UTC)", "waits for"),
+        "",
     ),
     TableSpec(
         *("instances", "Instances", "The instances that share the tasks, as their leader sees them."),
@@ -146,8 +141,9 @@ TABLES = (
         "No event yet.",
     ),
 )
-OPTIONAL = {"instances", "placement", "schedules", "servers"}  # left out when empty; the others say that there is none
-LIMITS = {"tasks": TASKS_MAX, "placement": TASKS_MAX}
+# Left out when empty; the others say that there is none.
+OPTIONAL = {"clocks", "instances", "placement", "schedules", "servers"}
+LIMITS = {"tasks": TASKS_MAX, "clocks": TASKS_MAX, "placement": TASKS_MAX}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +238,7 @@ def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row
         "tasks": (
             (task["task"], task["task"], (task, history.rate(task_key(task)), now_ms)) for task in status["tasks"]
         ),
+        "clocks": ((task["task"], task["task"], (task, waits_for(task), now_ms)) for task in clocked(status)),
         "instances": ((one["id"], one["id"], (one,)) for one in placement.get("instances", ())),
         "placement": ((one["task"], one["task"], (one,)) for one in placement.get("tasks", ())),
         "standbys": (_standby_row(task, store, history, now_ms) for task, store in standbys),

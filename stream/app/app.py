@@ -439,6 +439,9 @@ class App:
         if alone:
             options["placement"] = "shared"
             options.pop("replace", None)
+            options.pop("max_tasks", None)
+            if (policy := options.get("snapshots")) is not None:  # no leader takes a cut over all tasks here
+                options["snapshots"] = replace(policy, checkpoint_every_ms=None)
         if not background:
             options.pop("http_port", None)
         if not log.startswith("kafka://"):

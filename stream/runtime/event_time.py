@@ -145,6 +145,10 @@ class EventTime:
         kept = {str(channel) for _, _, channel in self._sources} | {CLOCK_KEY}
         return {PROGRESS_PREFIX + name: stamp for name, stamp in self._valve.to_state().items() if name in kept}
 
+    def holding_back(self) -> Channel | None:
+        """The input that the clock waits for; any thread may ask."""
+        return self._valve.holding_back()
+
     def statistics(self) -> ValveStatistics:
         """The clock, the input that holds it back, and every input."""
         return self._valve.statistics()

@@ -56,7 +56,7 @@ from standfast.stream.runtime.passing_time import PassingTime
 from standfast.stream.runtime.record_work import RecordWork
 from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.runtime.task_calls import TaskCalls
-from standfast.stream.runtime.task_status import InputStatus, TaskStatus
+from standfast.stream.runtime.task_status import InputStatus, TaskStatus, clocks_of
 from standfast.stream.runtime.timers import Timers
 from standfast.stream.steps import Steps, run_steps
 from standfast.stream.stream_time import Policy, TaskStreamTime
@@ -164,6 +164,7 @@ class TaskRunner:
                 fire=self._advance_time,
                 send=lambda signal: self._in_turn(partial(self._send_signal, signal)),
             )
+        task.clocks = partial(clocks_of, self._time, self._event_time)
         work = RecordWork(self._guard, self._left_out, self._clock, self._event_time, self._in_turn)
         for one in self.inputs.values():
             one.work = work.of(one)
@@ -187,6 +188,7 @@ class TaskRunner:
     def close(self) -> None:
         """Close every processor whose init was called; the first error is raised once all are closed."""
         errors: list[Exception] = []
+        self.task.clocks = None
         if self._calls is not None:
             try:
                 self._calls.close(partial(self._settings.progress.step, LOOP))

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from standfast.stream.runtime.event_time import EventTime
 from standfast.stream.runtime.task_calls import CallStatus
+from standfast.stream.stream_time import TaskStreamTime
+from standfast.stream.task.statistics import Clocks
 from standfast.stream.watermarks import ValveStatistics
 
 
@@ -53,3 +56,10 @@ class TaskStatus:
         """The input that the event-time clock waits for."""
         held = None if self.event_time is None else self.event_time.holding_back
         return None if held is None else str(held)
+
+
+def clocks_of(time: TaskStreamTime, event_time: EventTime | None) -> Clocks:
+    """A task's clocks as of its last turn. Any thread may ask, without a lock: processing waits for no status."""
+    held = None if event_time is None else event_time.holding_back()
+    watermark_ms = None if event_time is None else event_time.clock_ms
+    return Clocks(time.now_ms, time.holding_back(), watermark_ms, None if held is None else str(held))

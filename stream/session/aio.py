@@ -27,6 +27,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from standfast.replication.offsets import TaskId
 from standfast.store.arguments import checked
 from standfast.store.errors import Closed, InvalidRequest
+from standfast.stream.session.of_app import Elsewhere
 from standfast.stream.session.session import Session as BlockingSession
 from standfast.stream.session.session_tasks import source_partitions
 from standfast.stream.source_offsets import checked_shape
@@ -103,7 +104,7 @@ class _Same(Generic[T]):
 
 
 @checked(InvalidRequest)
-class Session:
+class Session(Elsewhere):
     """The asyncio variant of `standfast.Session`, with the same arguments and errors; opened by `async with`.
 
     A cancelled await returns at once, and its thread goes on. The next call that changes tasks waits for it, and raises

@@ -28,6 +28,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
+from standfast.stream.session.of_app import OF_APPLICATION
 from standfast.stream.session.session import Session
 from standfast.stream.session.session_tasks import ReadView
 from standfast.stream.signatures import spelled_out
@@ -59,6 +60,7 @@ class Replica(Session):
     """
 
     read_only = True
+    _elsewhere = OF_APPLICATION
 
     def __init__(
         self,

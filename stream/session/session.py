@@ -47,6 +47,7 @@ from standfast.stream.session.external_consumer import ExternalConsumer, Given, 
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
+from standfast.stream.session.of_app import Elsewhere
 from standfast.stream.session.session_tasks import (
     ReadView,
     check_timeout,
@@ -96,7 +97,7 @@ LEASE_THREAD = "standfast-lease"
 
 @checked(InvalidRequest)
 @spelled_out({SessionOptions: SessionSettings})
-class Session(Closing):
+class Session(Elsewhere, Closing):
     """Stores of one application on one instance: logged, restored and followed by standbys.
 
     app         name of the application: part of its topics' names, and the id of its consumer group

@@ -15,8 +15,10 @@ from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.session.instance import Instance
 from standfast.stream.snapshots.counts import DownloadStatistics
+from standfast.stream.stream_time import CLOCK_KEY
 from standfast.stream.task.states import GONE
 from standfast.stream.task.statistics import (
+    Clocks,
     RestoreStatistics,
     SessionStatistics,
     SourceStatistics,
@@ -99,6 +101,7 @@ def session_statistics(
         commit_interval_ms=commit_interval_ms,
         downloads=downloads,
         placement=None if instance.managed is None else instance.managed.snapshot(wall_ms),
+        at_ms=wall_ms,
         max_tasks=None if instance.managed is None else instance.managed.max_tasks,
         slots_missing=0 if instance.managed is None else instance.managed.slots_missing,
     )
@@ -144,7 +147,16 @@ def _task(task: Task, instance: Instance, figures: LogFigures, wall_ms: int) -> 
         inflight_records=task.inflight[0],
         inflight_bytes=task.inflight[1],
         write_stall_ms=task.stores.stalled_ms() if usable else 0,
+        **_clocks(task)._asdict(),
     )
+
+
+def _clocks(task: Task) -> Clocks:
+    """The clocks of an active task: those of its processing, else the stream time that its owner keeps with it."""
+    if task.role != "active" or task.state in GONE:
+        return Clocks()
+    clocks = task.clocks  # once: the loop's thread takes it away
+    return Clocks(task.stream_times.get(CLOCK_KEY)) if clocks is None else clocks()
 
 
 def _store(

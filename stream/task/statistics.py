@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from standfast.replication.log import LockHolder
 from standfast.replication.placement.seen import PlacementSnapshot
@@ -121,9 +121,22 @@ class StoreStatistics:
     oldest_iterator_ms: int = -1
 
 
+class Clocks(NamedTuple):
+    """The clocks of a task that is processed, and the input each of them waits for; None is unknown, or none.
+
+    An input is a partition such as `flights/0`, for a watermark behind a repartition topic with the upstream task that
+    writes there, as `topic/0@0_3`. A clock waits for none of its inputs while all are idle.
+    """
+
+    stream_time_ms: int | None = None
+    stream_time_waits_for: str | None = None
+    watermark_ms: int | None = None
+    watermark_waits_for: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """One task: role `active` or `standby`, state as in stream/task/states.py."""
+    """One task: role `active` or `standby`, state as in stream/task/states.py; the last four fields as in `Clocks`."""
 
     task: str
     partition: int
@@ -138,6 +151,10 @@ class TaskStatistics:
     inflight_records: int = 0
     inflight_bytes: int = 0
     write_stall_ms: int = 0
+    stream_time_ms: int | None = None
+    stream_time_waits_for: str | None = None
+    watermark_ms: int | None = None
+    watermark_waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +217,5 @@ class SessionStatistics:
     placement: PlacementSnapshot | None = None  # of the whole application, with managed placement
     downloads: tuple[DownloadStatistics, ...] = ()  # of snapshots, into the directories of tasks
     max_tasks: int | None = None  # the bound of the instance's active tasks
+    at_ms: int = 0  # wall clock at this moment; 0 where nothing was read
     slots_missing: int = 0  # for tasks of the application, as the last placement that was read here says

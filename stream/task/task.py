@@ -82,7 +82,7 @@ from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.task.settings import Guarantee
 from standfast.stream.task.states import ALLOWED, GONE, TaskState, not_running
-from standfast.stream.task.statistics import SessionCounters, log_error
+from standfast.stream.task.statistics import Clocks, SessionCounters, log_error
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
@@ -134,6 +134,7 @@ class Task:
         self.progress: dict[str, int] = {}
         self.commit_requested = False
         self.looped = False  # an application's loop processes it
+        self.clocks: Callable[[], Clocks] | None = None  # of its processing, where there is one; any thread may ask
         self.runs_since_ms = -1  # monotonic
         self.last_commit_ms = -1  # monotonic; when the loop's last commit of it began
         self.leaving = False  # it is another instance's now: the loop commits it and ends its run

@@ -90,8 +90,10 @@ def worker_options(options: SessionOptions, workers: int) -> SessionOptions:
         else max(min(settings.bulk().workers, RESTORE_WORKERS_MAX) // workers, min(settings.bulk().workers, 1)),
     }
     policy = settings.snapshots
-    if policy is not None and policy.bytes_per_s is not None:
-        share["snapshots"] = replace(policy, bytes_per_s=_share(policy.bytes_per_s, workers))
+    if policy is not None:
+        rate = None if policy.bytes_per_s is None else _share(policy.bytes_per_s, workers)
+        share["snapshots"] = replace(policy, bytes_per_s=rate, checkpoint_every_ms=None)
+    share.pop("max_tasks", None)
     share.pop("http_port", None)
     share.pop("http_host", None)
     share.pop("http_token_file", None)

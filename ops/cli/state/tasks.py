@@ -91,6 +91,7 @@ def show_status(status: Json, out: Output) -> None:
         for task in status["tasks"]
     ]
     out.table(columns, rows, right=("epoch", "buffer bytes"), fold=("sources",))
+    _show_clocks(status, out)
     whys = Whys()
     _show_stores_and_tasks(status, out, whys)
     _show_sources(status, out)
@@ -163,6 +164,22 @@ def _show_moves(status: Json, out: Output, whys: Whys) -> None:
     placement = status.get("placement")
     if placement and not placement["error"]:
         show_moves(placement, placement["moves"], out, whys)
+
+
+def _show_clocks(status: Json, out: Output) -> None:
+    """Print the clocks of each task that has one, and the input that holds them back."""
+    from standfast.ops.observe.clocks import clocked, waits_for
+    from standfast.ops.shared.times import time_text
+
+    def text(at_ms: int | None) -> str | None:
+        return None if at_ms is None else time_text(at_ms, "utc")
+
+    rows = [
+        (task["task"], text(task["stream_time_ms"]), text(task["watermark_ms"]), waits_for(task) or None)
+        for task in clocked(status)
+    ]
+    if rows:
+        out.table(("task", "stream time", "watermark", "waits for"), rows, fold=("waits for",))
 
 
 def _show_sources(status: Json, out: Output) -> None:

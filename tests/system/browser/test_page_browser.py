@@ -179,6 +179,23 @@ def test_rows_of_placement_are_whole_at_500_pixels(bench: Bench, serve: Serve, t
         assert tab.evaluate("document.documentElement.scrollWidth") <= 500
 
 
+def test_lines_of_event_time_are_whole_at_400_pixels(serve: Serve, tab: Page) -> None:
+    document, held = many(2), "app-by-route-and-carrier-repartition/0@0_3"
+    document["tasks"][0] |= {"stream_time_ms": 1_357_000_000_000, "stream_time_waits_for": "flights/0"}
+    document["tasks"][0] |= {"watermark_ms": None, "watermark_waits_for": held}
+    tab.set_viewport_size({"width": 400, "height": 900})
+    with serve(lambda: document) as address:
+        tab.goto(address)
+        line = row(tab, "clocks", "0_0")
+        expect(line).to_contain_text(f"{held} (watermark), flights/0 (stream time)")
+        expect(line.locator("td").nth(1)).to_have_text("not known yet")
+        expect(row(tab, "clocks", "0_1")).to_have_count(0)
+        for cell in [line, *line.locator("td").all()]:
+            box = cell.bounding_box()
+            assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 400
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 def test_first_placement_appears_on_a_page_that_had_none(bench: Bench, serve: Serve, tab: Page) -> None:
     cluster = Cluster(bench)
     first = cluster.start("a")

@@ -8,6 +8,8 @@ import pytest
 
 import standfast as sf
 from standfast.store.errors import BadConfig
+from standfast.stream.task.groups import TaskGroup
+from standfast.stream.task.settings import SessionSettings
 from standfast.stream.workers.command import program_command
 from standfast.stream.workers.counts import worker_count, worker_options
 from standfast.stream.workers.watch import (
@@ -82,6 +84,15 @@ def test_uploads_of_all_workers_together_send_no_more_than_the_limit_of_the_inst
     assert share_of(3, snapshots=policy)["snapshots"] == sf.SnapshotPolicy(to="snaps", every_ms=60_000, bytes_per_s=33)
     unlimited = sf.SnapshotPolicy(to="snaps")
     assert share_of(3, snapshots=unlimited)["snapshots"] == unlimited
+
+
+def test_decisions_of_the_leader_are_no_settings_of_a_worker() -> None:
+    share = share_of(
+        2, max_tasks=5, snapshots=sf.SnapshotPolicy(to="snaps", every_ms=60_000, checkpoint_every_ms=90_000)
+    )
+    assert "max_tasks" not in share
+    assert share["snapshots"] == sf.SnapshotPolicy(to="snaps", every_ms=60_000)
+    assert SessionSettings.of(share).check("app", (), {0: TaskGroup(1, ())})
 
 
 def test_setting_that_is_off_stays_off_in_each_worker_and_one_that_is_on_stays_on() -> None:
