@@ -52,7 +52,7 @@ class _Reading:
     """The rows so far, within the bounds of one answer."""
 
     limit: int
-    bytes_left: int = REPLY_BYTES_MAX
+    bytes_left: int
     rows: list[dict[str, Any]] = field(default_factory=list)
     truncated: bool = False
     after: str | None = None
@@ -81,7 +81,7 @@ class WorkerRows:
         held = _held(seen, self._supervisor.group_of_store(request.store))
         plan = self._plan(seen, held, request, stale=stale)
         shown = {one.partition: one.shown() for one in plan}
-        reading = _Reading(request.limit)
+        reading = _Reading(request.limit, REPLY_BYTES_MAX)
         begin = -1 if request.after is None else parse_place(request.after)[0]
         for one in plan:
             if one.partition >= begin and not reading.truncated:

@@ -85,6 +85,11 @@ TABLES = (
         "No task is assigned.",
     ),
     TableSpec(
+        *("workers", "Worker processes", "The processes that run the tasks of this instance."),
+        ("worker", "state", "#process", "#started", "#active tasks", "#standbys", "trouble"),
+        "",
+    ),
+    TableSpec(
         *("instances", "Instances", "The instances that share the tasks, as their leader sees them."),
         (
             *("instance", "leads", "state", "#slots", "#max tasks", "tags", "tasks by worker", "#actives", "#standbys"),
@@ -146,7 +151,13 @@ TABLES = (
         "No event yet.",
     ),
 )
-OPTIONAL = {"instances", "placement", "schedules", "servers"}  # left out when empty; the others say that there is none
+OPTIONAL = {
+    "workers",
+    "instances",
+    "placement",
+    "schedules",
+    "servers",
+}  # left out when empty; the others say that there is none
 LIMITS = {"tasks": TASKS_MAX, "placement": TASKS_MAX}
 
 
@@ -242,6 +253,7 @@ def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row
         "tasks": (
             (task["task"], task["task"], (task, history.rate(task_key(task)), now_ms)) for task in status["tasks"]
         ),
+        "workers": ((str(one["worker"]), one["worker"], (one,)) for one in status.get("worker_processes", ())),
         "instances": ((one["id"], one["id"], (one,)) for one in placement.get("instances", ())),
         "placement": ((one["task"], one["task"], (one,)) for one in placement.get("tasks", ())),
         "standbys": (_standby_row(task, store, history, now_ms) for task, store in standbys),

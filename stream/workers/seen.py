@@ -68,7 +68,7 @@ class InstanceSeen:
         """The tasks of all workers, by their last reports alone: without figures of their stores."""
         found = {task: one for worker in self.workers for task, one in worker.held().items()}
         return tuple(
-            TaskStatistics(str(task), task.partition, one.role, one.state, -1, "", 0, {}, {}, ())
+            TaskStatistics(str(task), task.partition, one.role, one.state, 0, "", 0, {}, {}, ())
             for task, one in sorted(found.items())
         )
 
