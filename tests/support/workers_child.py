@@ -1,6 +1,6 @@
 """An application with worker processes and an HTTP server of its supervisor, which a test steers by lines.
 
-    python workers_child.py JSON     log, state_dir, app, workers, and any setting of App
+    python workers_child.py JSON     log, state_dir, app, workers, and any setting of App; policy: of its snapshots
     standard input                   move TASK WORKER, pause, resume; to the supervisor alone
     standard error                   "moved", "paused", ... once a line was carried out
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ import standfast as sf
 from standfast.replication.offsets import TaskId
 from standfast.store.process.parent import CHANNEL_VARIABLE
 
-LIFE_MAX_S = 1_200  # an orphan ends by itself
+LIFE_MAX_S = 300  # an orphan ends by itself
 HOLD = "hold"
 
 
@@ -34,7 +35,9 @@ def passes(key: str | None, value: bytes) -> bool:
 
 def application(given: dict[str, Any]) -> sf.App:
     """The application; `given` as in the head of this file."""
-    settings = {name: value for name, value in given.items() if name not in ("app", "pages")}
+    settings = {name: value for name, value in given.items() if name not in ("app", "policy")}
+    if "policy" in given:
+        settings["snapshots"] = sf.SnapshotPolicy(**given["policy"])
     stores = [sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)]
     app = sf.App(given["app"], stores=stores, **settings)
     app.stream(f"{given['app']}-in", key=sf.serde.string, value=sf.serde.bytes).filter(passes).group_by_key().count(
@@ -61,7 +64,7 @@ def main() -> None:
     """Run until SIGTERM."""
     signal.alarm(LIFE_MAX_S)
     app = application(json.loads(sys.argv[1]))
-    if __import__("os").environ.get(CHANNEL_VARIABLE) is None:
+    if CHANNEL_VARIABLE not in os.environ:  # the supervisor
         threading.Thread(target=obey, args=(app,), daemon=True).start()
     app.run()
 

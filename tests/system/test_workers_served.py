@@ -76,7 +76,9 @@ def test_health_metrics_status_and_page_are_those_of_the_whole_instance(served: 
     assert [len(one["active"]) for one in workers] == [2, 2]
     found = samples(get(served, "/metrics"))
     assert found["standfast_ready{}"] == 1
-    assert sum(value for name, value in found.items() if name.startswith("standfast_processed_records_total")) == RECORDS
+    assert (
+        sum(value for name, value in found.items() if name.startswith("standfast_processed_records_total")) == RECORDS
+    )
     assert [found[f'standfast_worker_answers{{"worker": "{one}"}}'] for one in (1, 2)] == [1, 1]
     assert found['standfast_tasks{"role": "active", "state": "running"}'] == 4
     page = get(served, "/")
@@ -181,7 +183,9 @@ def test_task_that_moves_between_workers_keeps_rows_and_counters(served: Served)
 def fell(before: dict[str, float], after: dict[str, float]) -> list[str]:
     """Counters that went back; a series may be absent while its task is in no worker."""
     counters = [name for name in before if re.match(r"\w+_(total|count|sum|bucket)\{", name)]
-    return [f"{name}: {before[name]} {after[name]}" for name in counters if name in after and after[name] < before[name]]
+    return [
+        f"{name}: {before[name]} {after[name]}" for name in counters if name in after and after[name] < before[name]
+    ]
 
 
 def test_pause_of_the_instance_is_shown(served: Served) -> None:
