@@ -180,13 +180,13 @@ class WorkerRows:
 
 
 def _held(seen: InstanceSeen, group: int) -> dict[int, _Place]:
-    """The partitions of a group that are in a worker."""
-    return {
-        task.partition: _Place(task.partition, worker, one)
-        for worker in seen.workers
-        for task, one in worker.held().items()
-        if task.group == group
-    }
+    """The partitions of a group that are in a worker; an active task before a copy of the same one."""
+    found: dict[int, _Place] = {}
+    for worker in seen.workers:
+        for task, one in worker.held().items():
+            if task.group == group and (task.partition not in found or one.role == ACTIVE):
+                found[task.partition] = _Place(task.partition, worker, one)
+    return found
 
 
 def _query(query: str, partition: int, after: str | None) -> str:
