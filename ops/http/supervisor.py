@@ -199,10 +199,12 @@ def _trouble(worker: WorkerSeen, line: WorkerLine | None) -> str:
     """Why a worker does not answer; "" if it does, or is about to."""
     if worker.pid is None:
         return f"worker {worker.number} has ended, and starts again: its tasks wait"
-    silent_ms = 0 if line is None else line.silent_ms()
+    name = f"worker {worker.number} (process {worker.pid})"
+    if line is None:
+        return f"{name} can be asked no more: its line to this process has ended" if worker.opened else ""
+    silent_ms = line.silent_ms()
     if not silent_ms:
         return ""
-    name = f"worker {worker.number} (process {worker.pid})"
     return f"{name} has not answered for {duration_text(silent_ms)}: {HOW}"
 
 

@@ -94,5 +94,5 @@ def _json(document: object) -> bytes:
 def _until_gone(run: Callable[[], None]) -> None:
     try:
         run()
-    except (OSError, ValueError):
-        return  # the supervisor was killed, or has closed the line: this process ends, or serves no more rows
+    except OSError:
+        return  # the supervisor was killed, or has closed the line: this process ends, or answers no more

@@ -150,6 +150,8 @@ class Pool:
         self._no_room: dict[int, str] = {}  # by worker: they share one state directory, and one of them finds it full
         self._wishes: list[str] = []  # not taken yet
         self._missing: dict[TaskId, str] = {}  # as `Orders.missing`, of the last `follow`
+        self._here: frozenset[TaskId] = frozenset()  # active tasks that were in a worker then
+        self._seen: tuple[tuple[WorkerSeen, ...], dict[TaskId, str]] | None = None  # None: it changed
 
     @property
     def pids(self) -> list[int | None]:
@@ -176,6 +178,7 @@ class Pool:
             assert process is not None, "only a worker with a session has an order"
             process.child.order(command_line(hold(order)))
         self._missing = self.orders.missing(is_free)
+        self._here, self._seen = self.orders.held_active(), None
 
     def move(self, task: TaskId, worker: int) -> None:
         """As `Orders.move`, from any thread; carried out by the next round."""
@@ -212,7 +215,14 @@ class Pool:
         return total
 
     def seen(self) -> tuple[tuple[WorkerSeen, ...], dict[TaskId, str]]:
-        """The workers, and the active tasks that are to run and do not, with their states."""
+        """The workers, and the active tasks that are to run and do not, with their states ("": in no worker)."""
+        if self._seen is None:
+            self._seen = self._look()
+        return self._seen
+
+    def _look(self) -> tuple[tuple[WorkerSeen, ...], dict[TaskId, str]]:
+        # Those that left a worker since the last `follow`, which an outage of the log may put off.
+        left = dict.fromkeys(self._here - self.orders.held_active(), "")
         workers = tuple(
             WorkerSeen(
                 slot.name,
@@ -224,7 +234,7 @@ class Pool:
             )
             for slot in self._slots
         )
-        return workers, self._missing
+        return workers, {**self._missing, **left}
 
     @property
     def no_room(self) -> str:
@@ -365,7 +375,7 @@ class Pool:
 
     def _start(self, slot: _Slot, now_ms: int) -> None:
         settings, spare = self._settings, self._spare.take()
-        slot.starts += 1
+        slot.starts, self._seen = slot.starts + 1, None
         try:
             slot.process = process = spare or self._process()
         except OSError as error:
@@ -416,6 +426,7 @@ class Pool:
         if process.opened and not slot.takes_tasks:
             slot.takes_tasks = True
             self.orders.ready(slot.number)
+            self._seen = None
             process.child.order(command_line(self._gate.state))
             if self.parts.order is not None:  # before it opens a task that the order holds back
                 process.child.order(command_line(checkpoint(self.parts.order)))
@@ -429,6 +440,7 @@ class Pool:
             child.give_up(f"it reported a task that there cannot be: {error}")
             return
         self.orders.reported(slot.number, report.round, tasks)
+        self._seen = None
         self.parts.reported(slot.number, parts)
         self._no_room[slot.number] = report.no_room
         self._note_times(slot, since, left)
@@ -517,7 +529,7 @@ class Pool:
             for task in ran:
                 self._between.frees(task, FAILOVER, self._clock.monotonic_ms())
         self.orders.ended(slot.number)
-        self.changed = True
+        self.changed, self._seen = True, None
 
 
 def _is_outage(failed: Failed) -> bool:

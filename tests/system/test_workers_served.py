@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
 from standfast.ops.cli import main
+from standfast.stream.workers.command import Program
 from support.groups import costly
 from support.serve import wait_for
 from support.users import NOBODY, ask_as
@@ -220,6 +221,7 @@ def test_port_that_is_taken_ends_the_run_before_any_worker_starts(served: Served
     port = int(served.address.rpartition(":")[2])
     app = sf.App("other", log=served.log, state_dir=tmp_path / "state", http_port=port, workers=2)
     app.stream(f"{APP}-in").filter(lambda key, value: True)
-    with pytest.raises((sf.Held, sf.BadConfig)):
+    app.program = Program(("false",), str(tmp_path))
+    with pytest.raises(sf.Held, match=f"cannot listen on 127.0.0.1:{port}"):
         app.run()
     assert not (tmp_path / "state").exists()
