@@ -10,6 +10,7 @@ session's lock. No path is logged: paths hold keys.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import select
@@ -47,6 +48,15 @@ class WorkerAnswers:
             send_frame(self._line, kind, number, body)
 
     def _hear(self) -> None:
+        try:
+            self._listen()
+        finally:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)  # ends a send that waits for the supervisor
+            with self._sending:
+                self._line.close()
+
+    def _listen(self) -> None:
         ready = select.poll()
         ready.register(self._line, select.POLLIN)
         while True:

@@ -127,13 +127,16 @@ class Served:
         process, self.process = self.process, None
         if process is not None:
             process.terminate()
-            assert process.wait(START_S) == 0, self.said()
+            code = process.wait(START_S)
+            if process.stdin is not None:
+                process.stdin.close()
+            assert code == 0, self.said()
 
     def close(self) -> None:
         """Kill it, if it runs."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self.process.communicate()
 
     def _write(self, batches: dict[TopicPartition, list[Outgoing]]) -> None:
         with closing(open_log(self.log)) as log, closing(log.producer()) as producer:

@@ -70,7 +70,8 @@ def instance(bench: Bench) -> Instance:
 
 
 @pytest.fixture
-def rows(instance: Instance) -> Iterator[WorkerRows]:
+def rows(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerRows]:
+    monkeypatch.setattr("standfast.ops.http.worker_lines.SILENT_MS", 60_000)  # the machine may be busy
     lines = WorkerLines(SystemClock(), lambda pid, status: None)
     for number, session in enumerate(instance.sessions):
         ours, theirs = socket.socketpair()
