@@ -34,7 +34,9 @@ class Served:
         self.app = app
         self.log = log or f"sqlite:///{root}/log?synchronous=normal"
         self.tasks = tasks
-        self.settings = {"workers": 2, "http_port": 0, "lease_ms": 3_000, "commit_interval_ms": 50, **settings}
+        # A worker that is silent, and does not work, for a third of the lease is killed: HOLD is to last longer.
+        common = {"workers": 2, "http_port": 0, "lease_ms": 30_000, "commit_interval_ms": 50}
+        self.settings = {**common, **settings}
         self.fed: Counter[str] = Counter()
         self.process: subprocess.Popen[str] | None = None
         with closing(open_log(self.log)) as opened:
