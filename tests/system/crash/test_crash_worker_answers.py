@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -28,7 +29,7 @@ from support.workers import APP, Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(300)]
 KILLS = 3
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ def beside(job: Any) -> Iterator[list[BaseException]]:
             except BaseException as error:
                 problems.append(error)
                 return
+            time.sleep(0.02)  # processes that start need the machine, too
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for one in threads:
