@@ -1,6 +1,8 @@
-"""The HTTP server of a session: declared here, implemented in ops, imported only where a port is given.
+"""The HTTP server of an instance: declared here, implemented in ops, imported only where a port is given.
 
-    Session(http_port=9100) ──> HttpPort ── by name ──> standfast.ops.http.server: Door, OpsServer
+    Session(http_port=9100)       ──> HttpPort ── by name ──> standfast.ops.http.server: Door, OpsServer
+    App(http_port=, workers=2)    ──> HttpPort ── by name ──> standfast.ops.http.supervisor, in the supervisor
+         each worker process      ──> answers  ── by name ──> standfast.ops.http.worker_answers
 
 Rules of this file: stream has no import statement for ops, and a session without a port loads no HTTP library. The port
 is bound, and its files are read, before anything else is opened, so that a taken port, a missing extra, or a file that
@@ -10,6 +12,7 @@ cannot be used, changes nothing.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol
@@ -17,6 +20,8 @@ from typing import Any, Protocol
 from standfast.store.arguments import is_whole, name_problems
 
 SERVER = "standfast.ops.http.server"
+SUPERVISOR_SERVER = "standfast.ops.http.supervisor"
+WORKER_ANSWERS = "standfast.ops.http.worker_answers"
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 TLS_FILES = ("certificate", "key_file", "key_password_file", "client_ca")
@@ -49,6 +54,7 @@ class HttpPort:
     ) -> None:
         self._module: Any = None
         self._door: Any = None
+        self._workers: Any = None  # the server, if it is a supervisor's
         self.server: Server | None = None
         if port is not None:
             # By name: an import statement would point from stream up to ops, and would load the HTTP library always.
@@ -60,12 +66,37 @@ class HttpPort:
         if self._door is not None:
             self.server = self._module.OpsServer(session, door=self._door)
 
+    def open_supervisor(self, supervisor: Any) -> None:
+        """Serve an instance whose tasks are in worker processes, if there is a port."""
+        if self._door is not None:
+            made = import_module(SUPERVISOR_SERVER).SupervisorServer(supervisor, door=self._door)
+            self.server = self._workers = made
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a port."""
+        return self._door is not None
+
+    def began(self, pid: int, line: socket.socket) -> None:
+        """Take the line to a new worker process, which answers through it; the server closes it."""
+        self._workers.began(pid, line)
+
+    def ended(self, pid: int) -> None:
+        """A worker process has ended."""
+        if self._workers is not None:
+            self._workers.ended(pid)
+
     def close(self) -> None:
         """Serve no more. Closing twice is fine."""
         if self.server is not None:
             self.server.close()
         elif self._door is not None:
             self._door.close()
+
+
+def answer_supervisor(session: Any, line: int) -> None:
+    """Have threads of this worker process answer its supervisor's HTTP server, through an inherited handle."""
+    import_module(WORKER_ANSWERS).WorkerAnswers(session, socket.socket(fileno=line))
 
 
 def http_problems(port: object, host: object, token_file: object, tls: object) -> list[str]:

@@ -4,14 +4,14 @@
     /v1/stores/NAME/scan?from=&to=&prefix=&limit=&after=         after: the value from the previous answer
     /v1/stores/NAME/fetch?key=&from=&to=&limit=                  from and to in milliseconds, both ends included
 
-Rules of this file: no sockets and no HTTP library: workers of a sidecar answer from it too. Reads of committed rows
+Rules of this file: no sockets and no HTTP library: worker processes answer from it too. Reads of committed rows
 only. Keys and values never go into a log.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -37,6 +37,7 @@ from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
 
 QUERY_FIELDS_MAX = 20
+NOTHING_HELD = "this instance holds no partition: ask another instance"
 ROW_PATHS = tuple(f"/v1/stores/NAME/{verb}" for verb in VERBS)
 _ALLOWED = {
     "get": frozenset({"key", "as_of"}),
@@ -56,15 +57,20 @@ class Rows:
         self, path: str, query: str, rows_max: int = LIMIT_MAX, bytes_max: int = REPLY_BYTES_MAX
     ) -> dict[str, Any]:
         """The rows that a path selects. Raises NotFound, NotAssigned, NotActive, and errors of the library."""
-        parts = path.split("/")
-        if len(parts) != 5 or parts[:3] != ["", "v1", "stores"] or parts[4] not in VERBS:
-            raise NotFound(f"no such path: the paths of a store are {', '.join(ROW_PATHS)}")
-        name, verb = unquote(parts[3]), parts[4]
-        values = _parameters(query, _ALLOWED[verb] | _ALWAYS)
-        request = _request(verb, name, values)
+        found = self.page(path, query, rows_max, bytes_max)
+        request, _ = row_request(path, query)
+        check_found(request, found)
+        return found
+
+    def page(
+        self, path: str, query: str, rows_max: int = LIMIT_MAX, bytes_max: int = REPLY_BYTES_MAX
+    ) -> dict[str, Any]:
+        """As `document`, without rows for a key that is not there."""
+        request, stale = row_request(path, query)
+        name = request.store
         request = replace(request, limit=min(request.limit, rows_max))
         try:
-            found = self._parts(request, stale=_flag(values, "stale") or self._session.read_only)
+            found = self._parts(request, stale=stale or self._session.read_only)
             answer = read(found, request, bytes_max)
         except Closed as error:
             self._session.all_tasks()  # raises Closed if it is the session that is closed
@@ -73,8 +79,6 @@ class Rows:
                 "again, or ask another instance"
             ) from error
         left = self._unread(name, found) if request.partition is None else frozenset()
-        if verb == "get" and not answer.rows:
-            raise NotFound(f"store {name!r} has no row of this key in the partitions read here{unread(left)}")
         return document(self._session.app, request, found, answer, left)
 
     def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
@@ -85,22 +89,19 @@ class Rows:
         tasks = {task_id.partition: task for task_id, task in held.items() if spec.name in task.stores.specs}
         if request.partition is not None:
             if request.partition not in tasks:
-                known = few(sorted(tasks)) or "none"
-                raise NotAssigned(f"partition {request.partition} is not held by this instance (it holds: {known})")
+                raise not_held(request.partition, tasks)
             tasks = {request.partition: tasks[request.partition]}
         elif not stale:
             # Where every partition is a standby, all are kept, so that the error says how to read them.
             tasks = {partition: task for partition, task in tasks.items() if not _is_standby(task)} or tasks
         if not tasks:
-            raise NotAssigned("this instance holds no partition: ask another instance")
+            raise NotAssigned(NOTHING_HELD)
         return [self._part(spec, task, stale) for _, task in sorted(tasks.items())]
 
     def _part(self, spec: StoreSpec, task: Task, stale: bool) -> Part:
         partition = task.id.partition
         if _is_standby(task) and not stale:
-            raise NotActive(
-                f"partition {partition} is a standby here: ask the active instance, or add stale=1 for stale rows"
-            )
+            raise standby_here(partition)
         try:
             view = self._session.read(spec.name, partition, allow_stale=stale)
         except InvalidRequest as error:
@@ -117,11 +118,46 @@ class Rows:
         return frozenset(standbys - {part.partition for part in found})
 
     def _spec(self, name: str) -> StoreSpec:
-        for spec in self._session.specs:
-            if spec.name == name:
-                return spec
-        known = [spec.name for spec in self._session.specs]
-        raise UnknownStore(f"no store {name!r}{nearest(name, known)}")
+        return named_spec(self._session.specs, name)
+
+
+def named_spec(specs: Sequence[StoreSpec], name: str) -> StoreSpec:
+    """The store of this name. Raises UnknownStore."""
+    for spec in specs:
+        if spec.name == name:
+            return spec
+    raise UnknownStore(f"no store {name!r}{nearest(name, [spec.name for spec in specs])}")
+
+
+def standby_here(partition: int) -> NotActive:
+    """The error of a read of a standby without `stale`."""
+    return NotActive(f"partition {partition} is a standby here: ask the active instance, or add stale=1 for stale rows")
+
+
+def not_held(partition: int, held: Collection[int]) -> NotAssigned:
+    """The error of a read of a partition that is not here."""
+    known = few(sorted(held)) or "none"
+    return NotAssigned(f"partition {partition} is not held by this instance (it holds: {known})")
+
+
+def row_request(path: str, query: str) -> tuple[ReadRequest, bool]:
+    """The read that a path and its query select, and whether stale rows are allowed.
+
+    Raises NotFound, InvalidRequest.
+    """
+    parts = path.split("/")
+    if len(parts) != 5 or parts[:3] != ["", "v1", "stores"] or parts[4] not in VERBS:
+        raise NotFound(f"no such path: the paths of a store are {', '.join(ROW_PATHS)}")
+    name, verb = unquote(parts[3]), parts[4]
+    values = _parameters(query, _ALLOWED[verb] | _ALWAYS)
+    return _request(verb, name, values), _flag(values, "stale")
+
+
+def check_found(request: ReadRequest, found: Mapping[str, Any]) -> None:
+    """Raise NotFound for a key without a row."""
+    if request.verb == "get" and not found["rows"]:
+        left = unread(found["not_read"])
+        raise NotFound(f"store {request.store!r} has no row of this key in the partitions read here{left}")
 
 
 def unread(standbys: Collection[int]) -> str:

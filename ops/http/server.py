@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from standfast._version import __version__
 from standfast.ops.http.door import Door
@@ -20,6 +20,9 @@ from standfast.ops.shared.run_file import RunInfo, remove_run_file, write_run_fi
 from standfast.store.closing import Closing
 from standfast.stream.http_port import LOOPBACK
 from standfast.stream.session.session import Session
+
+if TYPE_CHECKING:
+    from standfast.stream.workers.supervisor import Supervisor
 
 RELOAD_S = 20.0
 
@@ -34,7 +37,7 @@ class OpsServer(Closing):
 
     def __init__(
         self,
-        session: Session,
+        session: Session | Supervisor,
         port: int = 0,
         host: str = LOOPBACK,
         *,
@@ -51,12 +54,9 @@ class OpsServer(Closing):
             __version__,
             self._door.scheme,
         )
-        # Imported after the door has named a missing extra: the module needs Starlette and uvicorn.
-        from standfast.ops.http.session import session_server
-
         # For the user's own tools, also where the kernel does not know the user of a connection.
         token = self._door.tokens.issue()
-        self._server = session_server(session, self._door)
+        self._server = self._make(session)
         self._thread = threading.Thread(target=self._run, name="standfast-http", daemon=True)
         self._thread.start()
         self._closed = False
@@ -80,6 +80,12 @@ class OpsServer(Closing):
         remove_run_file(self._state_path, self._info)
         self._server.should_exit = True
         self._thread.join()
+
+    def _make(self, session: Any) -> Any:
+        # Imported after the door has named a missing extra: the module needs Starlette and uvicorn.
+        from standfast.ops.http.session import session_server
+
+        return session_server(session, self._door)
 
     def _run(self) -> None:
         asyncio.run(self._serve())

@@ -1,4 +1,4 @@
-"""A session behind the HTTP application: its answers, and the limits of its server.
+"""A session behind the HTTP application: its answers, and the limits of every instance's server.
 
 Rules of this file: a call that takes the session's lock, or asks the log, runs in a thread: a hang there shows as a
 time-out of that request, and at most CONNECTIONS_MAX of them hang.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
+from typing import Protocol
 
 import uvicorn
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from standfast.ops.http.application import (
     HEALTH,
     App,
     HttpServer,
+    Instance,
     Json,
     Message,
     Receive,
@@ -45,6 +47,7 @@ from standfast.ops.security.http_guard import Guard
 from standfast.ops.security.tls import guarded
 from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.in_thread import in_thread
+from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.stream.session.session import Session
 
@@ -101,18 +104,28 @@ class SessionInstance:
         return status | {"version": __version__} | events
 
 
+class PagedInstance(Instance, Protocol):
+    """An instance with a page."""
+
+    def page_status(self) -> Json:
+        """The status with the additions of the page; called in a thread."""
+        ...
+
+
 def session_server(session: Session, door: Door) -> HttpServer:
     """A server of a session behind its door's guard, to be run on a loop."""
-    instance = SessionInstance(session)
+    return instance_server(SessionInstance(session), door, session.instance_id, session.clock)
+
+
+def instance_server(instance: PagedInstance, door: Door, instance_id: str, clock: Clock) -> HttpServer:
+    """A server of an instance behind its door's guard, to be run on a loop."""
     page = OpsPage(instance.page_status)
     routes = [Route(path, answering(partial(handler, instance)), methods=["GET"]) for path, handler in PATHS.items()]
     app = application(instance, [*routes, *page.routes], health_as_json=True, help=HELP)
-    guard = Guard(
-        _short(bounded(app, CONNECTIONS_MAX, "", beside=HEALTH)), door.rules(), door.tokens, Audit(session.clock)
-    )
+    guard = Guard(_short(bounded(app, CONNECTIONS_MAX, "", beside=HEALTH)), door.rules(), door.tokens, Audit(clock))
     protocol = timed(REQUEST_S, connections_max=CONNECTIONS_MAX)
     settings = uvicorn.Config(
-        named(guard, session.instance_id),
+        named(guard, instance_id),
         http=protocol if door.tls is None else guarded(protocol, door.tls),
         ws="none",
         lifespan="off",

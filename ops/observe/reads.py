@@ -159,6 +159,11 @@ def parse_place(token: str) -> tuple[int, bytes | int]:
     return partition, place
 
 
+def start_of(partition: int) -> str:
+    """The place to continue a scan at the first row of a partition."""
+    return _place(partition, 0)
+
+
 def _place(partition: int, place: bytes | int) -> str:
     shape = [partition, place.hex(), 0] if isinstance(place, bytes) else [partition, None, place]
     # Opaque to clients, so that its form may change, and safe in a query.

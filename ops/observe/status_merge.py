@@ -1,4 +1,4 @@
-"""The statistics of one sidecar, whose tasks are in several processes: the server's own, and the workers'.
+"""The statistics of one instance whose tasks are in several processes: the server's own, and the workers'.
 
     worker ── status document (JSON, about once a second) ──> WorkerNumbers.take(worker, document)
     server ── its own SessionStatistics ──> WorkerNumbers.merged(own) ──> metrics, page, status
@@ -115,11 +115,12 @@ def counters_of(document: Json) -> SessionCounters:
 
 
 class WorkerNumbers:
-    """The last statistics of a sidecar's workers. `worker` names a process for its whole life, as its pid does."""
+    """The last statistics of an instance's workers. `worker` names a process for its whole life, as its pid does."""
 
     def __init__(self) -> None:
         self._now: dict[str, SessionStatistics] = {}
         self._gone = SessionCounters()
+        self._gone_bulk = BulkStatistics()
 
     def take(self, worker: str, status: Json) -> None:
         """Take a worker's newest document. Raises ValueError if it is not one, and keeps the one before."""
@@ -133,9 +134,10 @@ class WorkerNumbers:
         left = self._now.pop(worker, None)
         if left is not None:
             self._gone = added([self._gone, left.counters])
+            self._gone_bulk = _bulk([self._gone_bulk, replace(left.bulk, workers_now=0, workers_max=0)])
 
     def merged(self, own: SessionStatistics) -> SessionStatistics:
-        """Statistics of the whole sidecar. `ready` and `missing` are the server's own."""
+        """Statistics of the whole instance. `ready` and `missing` are the server's own."""
         workers = list(self._now.values())
         # The server's come last and win: a worker's document may be a second old.
         tasks = {task.task: task for one in (*workers, own) for task in one.tasks}
@@ -149,7 +151,9 @@ class WorkerNumbers:
             restores=(*own.restores, *restores),
             downloads=(*own.downloads, *(one for worker in workers for one in worker.downloads)),
             counters=added([own.counters, self._gone, *(worker.counters for worker in workers)]),
-            bulk=_bulk([own.bulk, *(worker.bulk for worker in workers)]),
+            bulk=_bulk([own.bulk, self._gone_bulk, *(worker.bulk for worker in workers)]),
+            disk=own.disk or _fullest(worker.disk for worker in workers),
+            own_sources=(*own.own_sources, *(one for worker in workers for one in worker.own_sources)),
             # The oldest reading: a figure is as old as the process that could not reach the log.
             log_read_ms_ago=max(one.log_read_ms_ago for one in (own, *workers)),
             commit_interval_ms=max(intervals, default=None),
@@ -186,6 +190,12 @@ def _snapshots(document: Json) -> SnapshotCounts:
     found.stored = tuple(StoredSnapshot(**_known(StoredSnapshot, one)) for one in document.get("stored", ()))
     found.errors = {one["task"]: (one["error"], one["at_ms"]) for one in document.get("errors", ())}
     return found
+
+
+def _fullest(disks: Iterable[DiskState | None]) -> DiskState | None:
+    """The state of the disk by the worker that takes it for full, or by any."""
+    known = [disk for disk in disks if disk is not None]
+    return max(known, key=lambda disk: (bool(disk.no_room), bool(disk.full)), default=None)
 
 
 def _bulk(parts: Sequence[BulkStatistics]) -> BulkStatistics:

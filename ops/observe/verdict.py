@@ -62,6 +62,9 @@ def verdict(status: Json) -> Verdict:
 def degraded(status: Json) -> Iterable[str]:
     """Each condition that is worth a look, ready or not."""
     yield from status.get("health", {}).get("degraded", ())
+    yield from (one["error"] for one in status.get("worker_processes", ()) if one["error"])
+    if status.get("paused"):
+        yield "the application is paused: nothing is processed until resume()"
     if status.get("standbys_missing"):
         yield f"no live instance can hold {status['standbys_missing']} standbys"
     placement = status.get("placement")

@@ -80,6 +80,11 @@ TABLES = (
         "",
     ),
     TableSpec(
+        *("workers", "Worker processes", "The processes that run the tasks of this instance."),
+        ("worker", "state", "#process", "#started", "#active tasks", "#standbys", "trouble"),
+        "",
+    ),
+    TableSpec(
         *("instances", "Instances", "The instances that share the tasks, as their leader sees them."),
         (
             *("instance", "leads", "state", "#slots", "#max tasks", "tags", "tasks by worker", "#actives", "#standbys"),
@@ -142,7 +147,7 @@ TABLES = (
     ),
 )
 # Left out when empty; the others say that there is none.
-OPTIONAL = {"clocks", "instances", "placement", "schedules", "servers"}
+OPTIONAL = {"clocks", "workers", "instances", "placement", "schedules", "servers"}
 LIMITS = {"tasks": TASKS_MAX, "clocks": TASKS_MAX, "placement": TASKS_MAX}
 
 
@@ -239,6 +244,7 @@ def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row
             (task["task"], task["task"], (task, history.rate(task_key(task)), now_ms)) for task in status["tasks"]
         ),
         "clocks": ((task["task"], task["task"], (task, waits_for(task), now_ms)) for task in clocked(status)),
+        "workers": ((str(one["worker"]), one["worker"], (one,)) for one in status.get("worker_processes", ())),
         "instances": ((one["id"], one["id"], (one,)) for one in placement.get("instances", ())),
         "placement": ((one["task"], one["task"], (one,)) for one in placement.get("tasks", ())),
         "standbys": (_standby_row(task, store, history, now_ms) for task, store in standbys),

@@ -4,8 +4,9 @@
 
     A sidecar may add: sidecar {draining, ...}, version, health {degraded: [..]}, disk {free_bytes, total_bytes,
     floor_bytes}, servers [{server, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
-    [{task, kind, next_ms, missed}], config {name: value}: see `ops/sidecar/page_status.py`. Absent fields are not
-    shown.
+    [{task, kind, next_ms, missed}], config {name: value}: see `ops/sidecar/page_status.py`. A supervisor of worker
+    processes adds worker_processes [{worker, pid, state, starts, active, standby, error}] and paused: see
+    `ops/http/supervisor.py`. Absent fields are not shown.
 
 Rules of this file: pure; it decides and formats, and knows no HTML. Times in milliseconds, sizes in bytes. Ages are
 coarse, so that a row changes only when there is news.

@@ -488,8 +488,8 @@ class App:
 
         With several workers the program runs once more in each, from its first line to this call, which *is* the
         worker there and does not return: every line before the call runs once per process, a spare one included. This
-        process then only supervises. Raises BadConfig for a notebook, a REPL or `-c`, WorkerFailed for a worker that
-        dies again and again.
+        process then only supervises, and serves `http_port` for all of them. Raises BadConfig for a notebook, a REPL or
+        `-c`, WorkerFailed for a worker that dies again and again.
         """
         channel = lent_channel()
         # A span of the program around this call is no parent of records, and goes into no header.

@@ -130,7 +130,7 @@ class SessionSettings:
                             is below it to others. 0: the volumes are not watched
     http_port               number of a port that serves the ops page, status, rows, metrics and health, 0 for a free
                             one; needs the extra `serve`. Rows are for the user of this process, root, and holders of
-                            a token. None: no HTTP server
+                            a token. With workers the supervisor serves the whole instance. None: no HTTP server
     http_host               address of that port; beyond loopback everything but /livez, /readyz, /startupz and /metrics
                             needs a token, and without http_tls answers and token are readable on the way
     http_token_file         file of mode 0600 with a token of 16 to 256 characters on one line, which may read

@@ -57,11 +57,6 @@ def worker_count(given: Workers, cores: int, options: SessionOptions) -> int:
             f'placement="static" cannot go with workers={count}: the caller names the tasks of one process; leave it '
             "out, and a supervisor gives the tasks to the workers"
         )
-    if settings.http_port is not None:
-        problems.append(
-            f"http_port={settings.http_port} cannot go with workers={count}: no process has the rows of all tasks; "
-            "leave http_port out, or run one instance for each core"
-        )
     for name, least in (("memory_bytes", MEMORY_MIN_BYTES), ("restore_memory_bytes", RESTORE_MEMORY_MIN_BYTES)):
         whole = getattr(settings, name)
         if whole // count < least:

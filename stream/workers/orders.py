@@ -177,6 +177,16 @@ class Orders:
         """Tasks of a worker's last report."""
         return self._workers[worker].tasks
 
+    def held_active(self) -> frozenset[TaskId]:
+        """Active tasks of the part that are in a worker by its last report, in any state but lost."""
+        found = frozenset(
+            task
+            for worker in self._workers
+            for task, one in worker.tasks.items()
+            if one.role == ACTIVE and one.state != LOST
+        )
+        return found & self._active
+
     @property
     def runs_all(self) -> bool:
         """Whether every active task of the part runs."""

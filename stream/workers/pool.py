@@ -12,9 +12,11 @@ Rules of this file: one thread, which must live as long as the processes: the ke
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from standfast.replication.deaths import DEATHS_MAX
 from standfast.replication.lease.progress import ALLOWED, LOOP, LeaseProgress
@@ -54,6 +56,7 @@ from standfast.stream.workers.protocol import (
     tasks_of,
     times_of,
 )
+from standfast.stream.workers.seen import WorkerSeen
 from standfast.stream.workers.spare import Spare
 from standfast.stream.workers.watch import STOPPED, Look, Watch, WorkerRestarts
 
@@ -83,12 +86,29 @@ class _Slot:
         return self.number + 1
 
 
+class Lines(Protocol):
+    """The HTTP server, which asks worker processes through lines."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a server."""
+        ...
+
+    def began(self, pid: int, line: socket.socket) -> None:
+        """Take the line to a new worker process."""
+        ...
+
+    def ended(self, pid: int) -> None:
+        """A worker process has ended."""
+        ...
+
+
 @dataclass(slots=True)
 class PoolSettings:
     """Facts that all workers share. `opened` has the fields of Open but those of one worker.
 
     `forget` is called with the id of a process that has ended, and removes the files that only it used. `alone` as in
-    Open.
+    Open. `lines`: the HTTP server, which answers for the workers; None: there is none.
     """
 
     program: Program
@@ -102,6 +122,7 @@ class PoolSettings:
     forget: Callable[[int], None] = lambda _pid: None
     alone: Callable[[], bool] = lambda: False
     deaths: DeathNotes | None = None
+    lines: Lines | None = None
 
 
 class Pool:
@@ -128,6 +149,9 @@ class Pool:
         self._gone = SnapshotCounts()  # of the processes that have ended
         self._no_room: dict[int, str] = {}  # by worker: they share one state directory, and one of them finds it full
         self._wishes: list[str] = []  # not taken yet
+        self._missing: dict[TaskId, str] = {}  # as `Orders.missing`, of the last `follow`
+        self._here: frozenset[TaskId] = frozenset()  # active tasks that were in a worker then
+        self._seen: tuple[tuple[WorkerSeen, ...], dict[TaskId, str]] | None = None  # None: it changed
 
     @property
     def pids(self) -> list[int | None]:
@@ -153,6 +177,8 @@ class Pool:
             process = self._slots[number].process
             assert process is not None, "only a worker with a session has an order"
             process.child.order(command_line(hold(order)))
+        self._missing = self.orders.missing(is_free)
+        self._here, self._seen = self.orders.held_active(), None
 
     def move(self, task: TaskId, worker: int) -> None:
         """As `Orders.move`, from any thread; carried out by the next round."""
@@ -163,8 +189,7 @@ class Pool:
         """As in `Part`."""
         running, restoring, lags = self.orders.facts()
         left = {task: one for task, one in self._left.items() if task not in running and task not in restoring}
-        no_room = next(filter(None, self._no_room.values()), "")
-        return Facts(running, restoring, lags, self._since, left, self.orders.places(), no_room)
+        return Facts(running, restoring, lags, self._since, left, self.orders.places(), self.no_room)
 
     def held(self) -> frozenset[TaskId]:
         """As in `Part`."""
@@ -188,6 +213,43 @@ class Pool:
             if slot.process is not None:
                 total.add(slot.process.counts)
         return total
+
+    def seen(self) -> tuple[tuple[WorkerSeen, ...], dict[TaskId, str]]:
+        """The workers, and the active tasks that are to run and do not, with their states ("": in no worker)."""
+        if self._seen is None:
+            self._seen = self._look()
+        return self._seen
+
+    def _look(self) -> tuple[tuple[WorkerSeen, ...], dict[TaskId, str]]:
+        # Those that left a worker since the last `follow`, which an outage of the log may put off.
+        left = dict.fromkeys(self._here - self.orders.held_active(), "")
+        workers = tuple(
+            WorkerSeen(
+                slot.name,
+                None if slot.process is None else slot.process.child.pid,
+                slot.takes_tasks,
+                slot.starts,
+                slot.began_ms,
+                self.orders.tasks(slot.number),
+            )
+            for slot in self._slots
+        )
+        return workers, {**self._missing, **left}
+
+    @property
+    def no_room(self) -> str:
+        """Why the state directory takes no writes; "" if it does."""
+        return next(filter(None, self._no_room.values()), "")
+
+    @property
+    def paused(self) -> bool:
+        """Whether the workers process nothing, because the application was paused."""
+        return self._paused
+
+    @property
+    def gate_open(self) -> bool:
+        """Whether the restore gate of the instance has been opened."""
+        return self._gate.state.open
 
     def _send_checkpoint(self, order: CheckpointOrder) -> None:
         self._send(checkpoint(order))
@@ -276,21 +338,30 @@ class Pool:
 
     def _process(self) -> WorkerProcess:
         settings, progress = self._settings, LeaseProgress(shared=True)
+        ours = theirs = None
         try:
+            if settings.lines is not None and settings.lines.serves:
+                ours, theirs = socket.socketpair()
+            line = -1 if theirs is None else theirs.fileno()
             child = ProgramProcess(
                 settings.program.command,
                 settings.program.folder,
                 parse=parse_report,
                 clock=self._clock,
-                lend=(settings.lock, progress.fd),
+                lend=(settings.lock, progress.fd, *([] if theirs is None else [line])),
                 variables=settings.variables,
             )
         except OSError:
             progress.close()
+            if ours is not None:
+                ours.close()
             raise
-        return WorkerProcess(child, progress, self._opening)
+        finally:
+            if theirs is not None:
+                theirs.close()
+        return WorkerProcess(child, progress, partial(self._opening, line), line=ours)
 
-    def _opening(self, progress: LeaseProgress) -> bytes:
+    def _opening(self, line_fd: int, progress: LeaseProgress) -> bytes:
         settings = self._settings
         line = Open(
             **settings.opened,
@@ -298,12 +369,13 @@ class Pool:
             lock=settings.lock,
             words=progress.fd,
             alone=not self._since and settings.alone(),
+            line=line_fd,
         )
         return command_line(line)
 
     def _start(self, slot: _Slot, now_ms: int) -> None:
         settings, spare = self._settings, self._spare.take()
-        slot.starts += 1
+        slot.starts, self._seen = slot.starts + 1, None
         try:
             slot.process = process = spare or self._process()
         except OSError as error:
@@ -311,6 +383,9 @@ class Pool:
             return
         slot.watch = Watch(settings.lease_ms, settings.max_stall_ms, now_ms)
         slot.began_ms = now_ms
+        answers = process.take_line()
+        if answers is not None and settings.lines is not None:
+            settings.lines.began(process.child.pid, answers)
         logger.info(
             "worker %d of %d starts as process %d", slot.name, settings.workers, process.child.pid,
             extra=as_event("worker_started", worker=slot.name, pid=process.child.pid, starts=slot.starts),
@@ -351,6 +426,7 @@ class Pool:
         if process.opened and not slot.takes_tasks:
             slot.takes_tasks = True
             self.orders.ready(slot.number)
+            self._seen = None
             process.child.order(command_line(self._gate.state))
             if self.parts.order is not None:  # before it opens a task that the order holds back
                 process.child.order(command_line(checkpoint(self.parts.order)))
@@ -364,6 +440,7 @@ class Pool:
             child.give_up(f"it reported a task that there cannot be: {error}")
             return
         self.orders.reported(slot.number, report.round, tasks)
+        self._seen = None
         self.parts.reported(slot.number, parts)
         self._no_room[slot.number] = report.no_room
         self._note_times(slot, since, left)
@@ -440,6 +517,8 @@ class Pool:
     def _release(self, slot: _Slot, process: WorkerProcess) -> None:
         """Forget a process, which is killed if it lives; its tasks are free."""
         process.end()
+        if self._settings.lines is not None:
+            self._settings.lines.ended(process.child.pid)
         self._settings.forget(process.child.pid)
         # An error stays until it is mended, which the next process says.
         self._gone.add(replace(process.counts, errors={}))
@@ -450,7 +529,7 @@ class Pool:
             for task in ran:
                 self._between.frees(task, FAILOVER, self._clock.monotonic_ms())
         self.orders.ended(slot.number)
-        self.changed = True
+        self.changed, self._seen = True, None
 
 
 def _is_outage(failed: Failed) -> bool:

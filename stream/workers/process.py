@@ -8,6 +8,7 @@ Rules of this file: one thread, as `pool.py`. A process knows nothing of its tas
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ class WorkerProcess:
     counts: SnapshotCounts = field(default_factory=SnapshotCounts)  # of its snapshots, as it last said
     wishes: list[str] = field(default_factory=list)  # its calls of stop(), pause() and resume(), not taken yet
     paused: bool | None = False  # whether it rests, by the last Pause that it got; None: by a call of its own
+    line: socket.socket | None = None  # to its answers for the HTTP server, until that takes it
 
     def hear(self) -> list[State]:
         """Take its words and its end: `child.ended` is set then. Returns the reports of its tasks."""
@@ -104,6 +106,13 @@ class WorkerProcess:
         """Kill it, if it lives, and release the counters that it shares."""
         self.child.kill()
         self.progress.close()
+        if self.line is not None:
+            self.line.close()
+
+    def take_line(self) -> socket.socket | None:
+        """The line to its answers, which is the caller's from now on; None if there is none, or it was taken."""
+        taken, self.line = self.line, None
+        return taken
 
 
 Starter: TypeAlias = Callable[[], WorkerProcess]  # raises OSError

@@ -28,7 +28,8 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
     """Open a session on the supervisor's state directory, also in a spare. `lock` and `words` are inherited handles.
 
     `lock`: of the directory's lock; `words`: of the worker's progress. `program`: as in `Traits`. The worker checks
-    that its own application is the same. `alone`: the instance starts, and no other one lives.
+    that its own application is the same. `alone`: the instance starts, and no other one lives. `line`: an inherited
+    socket, through which the worker answers the supervisor's HTTP server; -1: there is no server.
     """
 
     app: str
@@ -41,6 +42,7 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
     lock: int
     words: int
     alone: bool = False
+    line: int = -1
 
 
 class Hold(Shape, frozen=True, tag_field="do", tag=True):

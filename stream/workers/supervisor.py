@@ -5,12 +5,13 @@
     poll_once ──> Pool.poll: reports, ends, restarts ──> ManagedPlacement.tick: what this instance is to hold
                                                      ──> Pool.follow: an order for each worker
     close     ──> workers commit, close and end ──> report that the instance has stopped, leave, unlock
+    http_port ──> server in a thread of its own: reads `seen` and `statistics`, asks workers through lines of their own
 
 The lease is renewed by a lease process, as that of any session, while `poll_once` makes progress.
 
 Rules of this file: one thread drives it, which the kernel binds the workers to; the lease and the care of the log have
-threads of their own. It opens no store but to look at the positions of closed tasks. Work that failed because the log
-was unavailable is tried again.
+threads of their own. A lock guards the placement and the log against readers of figures. It opens no store but to look
+at the positions of closed tasks. Work that failed because the log was unavailable is tried again.
 """
 
 from __future__ import annotations
@@ -31,28 +32,34 @@ from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Traits
 from standfast.replication.topics.changelog import grow_changelogs
+from standfast.restore.replay.bulk import BulkStatistics
 from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.closing import Closing
-from standfast.store.errors import Held, Unavailable
+from standfast.store.errors import Closed, Held, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process import forks
+from standfast.store.process.figures import Figures
 from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
+from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir, owner_pid
+from standfast.store.timestamps import duration_text
 from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership, naming_former_id
+from standfast.stream.session.session_tasks import group_of_store
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.counts import MADE, SnapshotCounts
-from standfast.stream.task.groups import TaskGroup, all_task_ids, program_of, shapes_of
+from standfast.stream.task.groups import TaskGroup, all_specs, all_task_ids, program_of, shapes_of
 from standfast.stream.task.settings import MEMORY_MIN_BYTES, SessionOptions, SessionSettings
-from standfast.stream.task.statistics import SessionCounters
+from standfast.stream.task.statistics import SessionCounters, SessionStatistics
 from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.pool import Pool, PoolSettings
+from standfast.stream.workers.seen import InstanceSeen
 
 TICK_MS = 100
 WAIT_MS = 20
@@ -98,7 +105,13 @@ class Supervisor(Closing):
         self._error: BaseException | None = None  # of a thread
         self._closed = False
         self._next_tick_ms = 0
+        self._lock = threading.RLock()
+        self.seen = InstanceSeen()  # replaced as a whole, so that other threads may read it
+        self._round_ms = clock.monotonic_ms()
+        self._figures = Figures(self._read_statistics, clock)
         with ExitStack() as undo:
+            self._http = settings.http()  # a taken port is found before any state is opened
+            undo.callback(self._http.close)
             with naming_former_id(app, address, settings.kafka):
                 self._state = wait_for_directory(state_dir, app, clock)
             undo.callback(self._state.close)
@@ -137,6 +150,7 @@ class Supervisor(Closing):
             self.membership.publish()
             self._keeper.begin(self.membership, app, self._lease_group)
             self._begin("standfast-care", lambda: run_care(self.log, clock, self._stop, self._log_is_mine))
+            self._http.open_supervisor(self)
             undo.pop_all()
 
     @property
@@ -148,6 +162,47 @@ class Supervisor(Closing):
     def state_path(self) -> Path:
         """`<state_dir>/<app>`."""
         return self._state.path
+
+    @property
+    def http_address(self) -> str | None:
+        """`http://host:port` of the HTTP server that `http_port` opened."""
+        return None if self._http.server is None else self._http.server.address
+
+    @property
+    def specs(self) -> tuple[StoreSpec, ...]:
+        """The stores of all groups."""
+        return all_specs(self._groups)
+
+    def group_of_store(self, store: str) -> int:
+        """The group of tasks that has a store. Raises UnknownStore."""
+        return group_of_store(store, self._groups, self.app)
+
+    def stalled(self) -> str:
+        """Why this process makes no progress, so that it must be started again; "" if it does. Waits for nothing."""
+        error = self._error or self.pool.error
+        if error is not None and not self._closed:
+            return f"{type(error).__name__}: {error}"
+        silent_ms = self.clock.monotonic_ms() - self._round_ms
+        if silent_ms > self._settings.max_stall_ms:
+            return f"the last round of the supervisor was {duration_text(silent_ms)} ago"
+        return ""
+
+    def not_ready_reasons(self) -> list[str]:
+        """Reasons against processing; empty if the instance may process. Waits for nothing."""
+        seen = self.seen
+        if self._closed:
+            return [f"application {self.app!r} is closing"]
+        return [*seen.reasons(), *([seen.no_room] if seen.no_room else [])]
+
+    def statistics(self) -> SessionStatistics:
+        """The supervisor's own figures, with the tasks of its workers by their last reports.
+
+        While the supervisor waits for the log they are the last ones, after a second.
+        """
+        if self._closed:
+            raise Closed(f"application {self.app!r} is closing, or belongs to the parent process")
+        found, age_ms = self._figures.take()
+        return replace(found, log_read_ms_ago=age_ms)
 
     def grow(self, partitions: Mapping[int, int]) -> None:
         """Set the groups' numbers of tasks, as their source topics grew; a smaller number changes nothing."""
@@ -166,8 +221,16 @@ class Supervisor(Closing):
     def poll_once(self) -> None:
         """One round: wait for a worker's word, and follow the group. Raises the error that ends the run."""
         self._keeper.progress.step(WORK)
+        self._round_ms = self.clock.monotonic_ms()
         # A checkpoint under way: the orders of another leader, and its parts in other instances, come soon.
         self.pool.wait(CHECKPOINT_WAIT_MS if self.pool.parts.under_way else WAIT_MS)
+        with self._lock:
+            try:
+                self._round()
+            finally:
+                self._look()
+
+    def _round(self) -> None:
         self.pool.poll()
         self._keeper.progress.note_loops(self.pool.loops())
         for error in (self.pool.error, self._error):
@@ -199,6 +262,7 @@ class Supervisor(Closing):
         # join again; the directory is released last.
         with ExitStack() as last:
             for close in (
+                self._http.close,  # last: requests that wait are answered, and the directory has no info file after it
                 self._state.close,
                 self.log.close,
                 self._disk_reader.close,
@@ -212,7 +276,7 @@ class Supervisor(Closing):
                 self.pool.kill,
             ):
                 last.callback(close)
-            self.pool.stop(lambda: self._keeper.progress.step(WORK))
+            self.pool.stop(self._alive)
 
     def forked(self) -> None:
         """As in `forks.Owned`: the workers are the parent's."""
@@ -223,6 +287,36 @@ class Supervisor(Closing):
         total = self.counters.snapshots.copy()
         total.add(self.pool.snapshot_counts())
         return total
+
+    def _alive(self) -> None:
+        self._keeper.progress.step(WORK)
+        self._round_ms = self.clock.monotonic_ms()
+
+    def _look(self) -> None:
+        """Publish the state of the workers to readers in other threads."""
+        workers, missing = self.pool.seen()
+        pool, unplaced = self.pool, self.managed.unplaced()
+        self.seen = InstanceSeen(workers, missing, unplaced, pool.no_room, pool.gate_open, pool.paused)
+
+    def _read_statistics(self) -> SessionStatistics:
+        with self._lock:
+            view, seen = self.membership.view, self.seen
+            return SessionStatistics(
+                app=self.app,
+                instance=self.instance_id,
+                ready=not seen.reasons(),
+                missing=seen.reasons(),
+                members=() if view is None else tuple(member.member_id for member in view.members),
+                standbys_missing=self.standbys_missing,
+                tasks=seen.tasks(),
+                restores=(),
+                counters=self.counters.copy(),
+                bulk=BulkStatistics(),
+                log_lock=self.log.lock_holder(),
+                placement=self.managed.snapshot(self.clock.wall_ms()),
+                max_tasks=self.managed.max_tasks,
+                slots_missing=self.managed.slots_missing,
+            )
 
     def _take_part(self, flow: Flow | None, undo: ExitStack) -> InstanceCare | None:
         """Take part in checkpoints, and begin to care for the snapshots' storage, if there is one. Raises BadConfig."""
@@ -280,6 +374,7 @@ class Supervisor(Closing):
             forget=self._state.drop_copies,
             alone=lambda: self.membership.size <= 1,
             deaths=self._deaths,
+            lines=self._http,
         )
 
     def _keep_lease(self, address: str) -> None:

@@ -3,6 +3,7 @@
     run() ── Ready ──> supervisor ── Open ──> session (lent directory) ── Opened ──> Hold ... Stop
     main thread        Loop.poll_once, as in an application of one process
     orders thread      orders ──> session;  tasks of the session ──> State
+    threads of answers with an HTTP server of the supervisor: status and rows, through a line of their own
 
 The program has come to `run()` as it does without workers: the same file, the same declarations. Here it never returns:
 after Stop the process exits, and after an error the supervisor gets it and decides.
@@ -30,6 +31,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.parent import Channel, Parent
 from standfast.store.task.state_dir import StateDir
+from standfast.stream.http_port import answer_supervisor
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.task.groups import program_of
 from standfast.stream.topology.assembly import Assembled
@@ -163,7 +165,7 @@ class _Worker:
                 ]
             )
         progress = LeaseProgress(fd=order.words)
-        for handle in (order.lock, order.words):
+        for handle in (order.lock, order.words, *([] if order.line < 0 else [order.line])):
             os.set_inheritable(handle, False)
         state_dir = StateDir.lent(order.state_root, host.name, order.lock, order.instance)
         session = host.session(assembled, state_dir, progress, order.workers)
@@ -174,6 +176,8 @@ class _Worker:
         )  # fmt: skip
         try:
             session.connect()
+            if order.line >= 0:
+                answer_supervisor(session, order.line)
             self._work(session, host.loop(session, assembled))
         except BaseException:
             try:

@@ -54,11 +54,10 @@ def test_more_workers_than_cores_are_refused_with_both_numbers() -> None:
 
 def test_every_problem_of_several_workers_is_named_at_once() -> None:
     with pytest.raises(BadConfig) as refused:
-        worker_count(4, 2, {"placement": "static", "http_port": 9_100, "memory_bytes": 2 << 20})
+        worker_count(4, 2, {"placement": "static", "memory_bytes": 2 << 20})
     assert [problem.split(" ", 1)[0] for problem in refused.value.problems] == [
         "workers=4,",
         'placement="static"',
-        "http_port=9100",
         "memory_bytes=2097152",
     ]
 

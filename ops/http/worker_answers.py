@@ -1,0 +1,108 @@
+"""A worker's answers to the HTTP server of its supervisor, by threads of their own beside its processing.
+
+    status thread   status document of its session, about once a second ──> STATUS
+    line thread     ASK ──> queue;  BEAT every BEAT_MS
+    rows thread     queue ──> one page of committed rows after the other ──> ANSWER
+
+Rules of this file: a supervisor that reads slowly holds up these threads and no processing: each sends without the
+session's lock. No path is logged: paths hold keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from standfast.ops.http.rows import Rows
+from standfast.ops.http.worker_frames import ANSWER, ASK, BEAT, BEAT_MS, STATUS, Frame, read_frame, send_frame
+from standfast.ops.observe.status import status_document
+from standfast.ops.shared.error_codes import error_document, reason_of
+from standfast.store.errors import Closed, StandfastError
+from standfast.store.log import as_event, logger
+from standfast.stream.session.session import Session
+
+PUSH_MS = 1_000
+PUSH_SHARE, PUSH_MS_MAX = 50, 5_000  # a status that takes long to make is sent more seldom, up to this interval
+
+
+class WorkerAnswers:
+    """Answers through a line until the supervisor or this process ends."""
+
+    def __init__(self, session: Session, line: socket.socket) -> None:
+        self._session = session
+        self._rows = Rows(session)
+        self._line = line
+        self._sending = threading.Lock()
+        self._asked: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        for name, run in (("line", self._hear), ("rows", self._answer), ("status", self._push)):
+            thread = threading.Thread(target=_until_gone, args=(run,), name=f"standfast-{name}", daemon=True)
+            thread.start()
+
+    def _send(self, kind: bytes, number: int = 0, body: bytes = b"") -> None:
+        with self._sending:
+            send_frame(self._line, kind, number, body)
+
+    def _hear(self) -> None:
+        try:
+            self._listen()
+        finally:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)  # ends a send that waits for the supervisor
+            with self._sending:
+                self._line.close()
+
+    def _listen(self) -> None:
+        ready = select.poll()
+        ready.register(self._line, select.POLLIN)
+        while True:
+            if ready.poll(BEAT_MS):
+                frame = read_frame(self._line)
+                if frame is None:
+                    return
+                if frame.kind == ASK:
+                    self._asked.put(frame)
+            self._send(BEAT)
+
+    def _answer(self) -> None:
+        while True:
+            frame = self._asked.get()
+            status, document = self._page(frame.body)
+            self._send(ANSWER, frame.number, _json({"status": status, "document": document}))
+
+    def _page(self, body: bytes) -> tuple[int, object]:
+        try:
+            asked = json.loads(body)
+            return 200, self._rows.page(asked["path"], asked["query"], asked["rows"], asked["bytes"])
+        except Exception as error:  # noqa: BLE001  answered; an error that is none of ours gives its class only
+            return reason_of(error).http, error_document(error)
+
+    def _push(self) -> None:
+        pause, clock = select.poll(), self._session.clock
+        while True:
+            began_ms = clock.monotonic_ms()
+            try:
+                document = status_document(self._session.statistics())
+            except Closed:
+                return
+            except StandfastError as error:  # the supervisor shows the age of the last status
+                logger.warning("no status of this worker: %s", error, extra=as_event("worker_status_failed"))
+            else:
+                self._send(STATUS, 0, _json(document))
+            took_ms = clock.monotonic_ms() - began_ms
+            pause.poll(max(PUSH_MS - took_ms, min(took_ms * PUSH_SHARE, PUSH_MS_MAX)))
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _until_gone(run: Callable[[], None]) -> None:
+    try:
+        run()
+    except OSError:
+        return  # the supervisor was killed, or has closed the line: this process ends, or answers no more
