@@ -123,7 +123,7 @@ class WorkerFigures:
             if self._taken.get(pid) is not status:
                 self._totals.take(name, statistics_of(document))
                 self._taken[pid] = status
-            if seen is not None:  # a task that changes hands is in two documents: the reports say who has it
+            if seen is not None:  # a task that changes hands is in two documents: the reports name its worker
                 mine = {str(task) for one in seen.workers if one.pid == pid for task in one.tasks}
                 document = document | {"tasks": [task for task in document["tasks"] if task["task"] in mine]}
             self._numbers.take(name, document)

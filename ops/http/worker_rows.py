@@ -135,7 +135,7 @@ class WorkerRows:
         line, shown = self._line(place), None
         scans = request.verb == "scan"
         while True:
-            # In a full answer one row more tells whether there are further ones.
+            # In a full answer one more row shows that there are further ones.
             rows_max = (
                 1 if reading.full else min(reading.limit - len(reading.rows), PAGE_ROWS if scans else request.limit)
             )

@@ -133,19 +133,7 @@ class Supervisor(Closing):
                 self._pool_settings(log, state_dir, traits.program, workers, program, restart), clock, self.counters
             )
             undo.callback(self.pool.kill)
-            self.managed = ManagedPlacement(
-                self,
-                self.pool,
-                PlacementTopic(self.log, app, member, clock, acceptable_lag=settings.acceptable_lag),
-                Settings(
-                    settings.standby_replicas, settings.warmups_max, settings.acceptable_lag, settings.restart_grace_ms
-                ),
-                traits,
-                frozenset(number for number, group in groups.items() if not group.specs),
-                self._rows_on_disk(undo),
-                shapes=shapes_of(groups),
-                replace=settings.replace,
-            )
+            self.managed = self._placement(traits, undo)
             self._care = self._take_part(flow, undo)
             self.membership.publish()
             self._keeper.begin(self.membership, app, self._lease_group)
@@ -317,6 +305,22 @@ class Supervisor(Closing):
                 max_tasks=self.managed.max_tasks,
                 slots_missing=self.managed.slots_missing,
             )
+
+    def _placement(self, traits: Traits, undo: ExitStack) -> ManagedPlacement:
+        settings, groups = self._settings, self._groups
+        return ManagedPlacement(
+            self,
+            self.pool,
+            PlacementTopic(self.log, self.app, self.instance_id, self.clock, acceptable_lag=settings.acceptable_lag),
+            Settings(
+                settings.standby_replicas, settings.warmups_max, settings.acceptable_lag, settings.restart_grace_ms
+            ),
+            traits,
+            frozenset(number for number, group in groups.items() if not group.specs),
+            self._rows_on_disk(undo),
+            shapes=shapes_of(groups),
+            replace=settings.replace,
+        )
 
     def _take_part(self, flow: Flow | None, undo: ExitStack) -> InstanceCare | None:
         """Take part in checkpoints, and begin to care for the snapshots' storage, if there is one. Raises BadConfig."""
