@@ -132,7 +132,7 @@ class WorkerRows:
         self, place: _Place, request: ReadRequest, path: str, query: str, after: str | None, reading: _Reading
     ) -> dict[str, Any] | None:
         """Read a partition to its end, or to the bounds of the answer; its role and lag by its worker."""
-        line, shown = self._line(place), None
+        line = self._line(place)
         scans = request.verb == "scan"
         while True:
             # In a full answer one more row shows that there are further ones.
@@ -141,7 +141,8 @@ class WorkerRows:
             )
             bytes_max = max(min(reading.bytes_left, PAGE_BYTES) if scans else reading.bytes_left, 1)
             page = self._page(line, place, path, _query(query, place.partition, after), rows_max, bytes_max)
-            shown, size = page["partitions"][0], page.pop("_size")
+            size = page.pop("_size")
+            shown: dict[str, Any] | None = page["partitions"][0]
             if reading.full:
                 if page["rows"]:
                     reading.cut((after or start_of(place.partition)) if scans else None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from standfast.stream.task.statistics import SessionStatistics, StoreStatistics, TaskStatistics
 
@@ -68,5 +69,5 @@ def _summed(task: TaskStatistics, sums: dict[_Key, Counter[str]]) -> TaskStatist
 
 
 def _counted(store: StoreStatistics, sums: Counter[str]) -> StoreStatistics:
-    counts = {name: sums[name] for name in _COUNTED}
+    counts: dict[str, Any] = {name: sums[name] for name in _COUNTED}
     return replace(store, ops={op: sums[f"op {op}"] for op in store.ops}, **counts)

@@ -108,7 +108,7 @@ def without_assertion(cell: Cell, functions: Mapping[str, tuple[ast.FunctionDef,
 @pytest.fixture(scope="module")
 def cells(repo_root: Path) -> list[Cell]:
     rows = list(rows_of((repo_root / TABLE).read_text(encoding="utf-8")))[1:]
-    return [Cell(*row[:4], row[4].strip("`")) for row in rows]
+    return [Cell(feature, mode, answer, lane, test.strip("`")) for feature, mode, answer, lane, test in rows]
 
 
 @pytest.fixture(scope="module")

@@ -199,7 +199,7 @@ class Program(Hosted):
 class OfSession(Hosted):
     """A session in this process; `session` is the blocking one, `own` the one of the mode."""
 
-    def __init__(self, session: sf.Session, own: Any, address: str | None) -> None:
+    def __init__(self, session: Any, own: Any, address: str | None) -> None:
         assert address is not None
         self.session, self.own, self.address = session, own, address
 
@@ -222,7 +222,7 @@ def opened(mode: str, root: Path, **more: Any) -> Iterator[OfSession]:
         with _of_sidecar(root) as one:
             yield one
         return
-    settings = {**written(root), "state_dir": root / mode, **more}
+    settings: dict[str, Any] = {**written(root), "state_dir": root / mode, **more}
     with ExitStack() as stack:
         if mode == "replica":
             replica = stack.enter_context(sf.Replica("hosted", **settings))

@@ -153,7 +153,9 @@ class Rounds:
                 assert "SF.OFFSETS" in answer
                 assert "retry" not in answer and "again:" not in answer and "try again" not in answer, answer
                 told = client.refused("SF.COMMIT", "OFFSETS", "flights", 0, self.done + 1)
-                assert told.startswith(("FENCED", "UNAVAILABLE", "LOADING", "MISCONF")), "it has not read the source offsets"
+                assert told.startswith(("FENCED", "UNAVAILABLE", "LOADING", "MISCONF")), (
+                    "it has not read the source offsets"
+                )
             self.restart(client)
 
     def round(self, client: Client) -> str | None:

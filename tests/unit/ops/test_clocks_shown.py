@@ -55,7 +55,7 @@ def clocks(session: sf.Session) -> tuple[Any, ...]:
     return tuple(task[name] for name in FIELDS)
 
 
-def behind(session: sf.Session) -> dict[str, float]:
+def behind(session: sf.Session) -> dict[str, Any]:
     """The two metrics of task 0_0."""
     samples = session_samples(session.statistics())
     return {name: value for name, labels, value in samples if "_behind_" in name and labels == ("0_0",)}
@@ -191,7 +191,7 @@ def test_command_prints_the_clocks_and_the_input(lagging: Running, capsys: pytes
     show_status(document(lagging.session), Output())
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["0_0", "2013-01-01T00:27:20Z", "2013-01-01T00:27:19.999Z", "slow/0"] in lines
-    of_files = {**document(lagging.session), "live": False, "owner_pid": None}
+    of_files: dict[str, Any] = {**document(lagging.session), "live": False, "owner_pid": None}
     for name in FIELDS:
         of_files["tasks"][0].pop(name)
     show_status(of_files, Output())

@@ -53,7 +53,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.sampled_from(sorted(ALL)), st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_body_is_an_object_of_the_schema_or_a_clear_refusal(name: str, body: bytes) -> None:
     try:

@@ -97,7 +97,7 @@ def test_problem_of_a_token_is_told_without_the_token(tmp_path: Path, text: str,
     assert problem in str(caught.value) and SECRET not in str(caught.value)
 
 
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings().max_examples // 3)
 @given(raw=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: f"[[tokens]]\n{text}".encode())))
 def test_any_bytes_are_tokens_or_problems(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.toml"

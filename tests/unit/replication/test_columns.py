@@ -107,7 +107,7 @@ def test_offsets_without_a_gap_are_a_range() -> None:
 
 
 @pytest.mark.parametrize("timestamped", [True, False])
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings().max_examples // 3)
 @given(batches=st.lists(record_lists(), max_size=4))
 def test_store_restores_the_same_rows_from_columns(timestamped: bool, batches: list[list[Record]]) -> None:
     spec = KeyValueStore("rows", serde.bytes, serde.bytes, timestamped=timestamped, engine="memory")

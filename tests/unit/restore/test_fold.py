@@ -224,7 +224,7 @@ BYTES_SERDE = serde.bytes
     ],
     ids=lambda spec: f"{spec.kind}-{spec.timestamped}",
 )
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings().max_examples // 3)
 @given(changes=st.lists(st.tuples(LATE, KEYS, VALUES, LATE), max_size=40), batch=st.integers(1, 40))
 def test_fold_equals_what_the_store_restores(
     spec: StoreSpec, changes: list[tuple[int, bytes, bytes | None, int]], batch: int
