@@ -245,9 +245,7 @@ class SessionSettings:
         if self.max_tasks is not None and self.placement != "managed":
             problems.append("max_tasks is for an App whose tasks a leader places: leave it out, and choose its tasks")
         if self.snapshots is not None and self.snapshots.checkpoint_every_ms and self.placement != "managed":
-            problems.append(
-                "snapshots: checkpoint_every_ms is for an App whose tasks a leader places: leave it out"
-            )
+            problems.append("snapshots: checkpoint_every_ms is for an App whose tasks a leader places: leave it out")
         specs = tuple(stores) if groups is None else all_specs(groups)
         problems += twice_problems(specs) or source_topic_problems(specs, app)
         if problems:
