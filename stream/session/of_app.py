@@ -1,7 +1,7 @@
 """Features of App that a session does not have, each with the way to the same end.
 
     sf.Session(..., tracing=True)     Session: tracing is of an App: your loop makes its spans itself
-    session.pause()                   Session has no pause: your loop decides what is processed
+    session.pause()                   Session has no pause: your loop chooses its records
 
 Rules of this file: text, and the errors that carry it.
 """
@@ -18,7 +18,7 @@ OF_APP: Mapping[str, str] = {
     **dict.fromkeys(("source", "stream", "table", "sink", "topology"), _STEPS),
     **dict.fromkeys(("map_async", "map_values_async"), "your loop awaits its calls itself, before it commits"),
     **dict.fromkeys(
-        ("pause", "resume"), "your loop decides what is processed: pause the consumer's partitions, and go on polling"
+        ("pause", "resume"), "your loop chooses its records: pause the consumer's partitions, and go on polling"
     ),
     **dict.fromkeys(("run", "stop"), "your loop ends by itself, and session.close() comes last"),
     "tracing": "your loop makes its spans itself, as it processes the records",

@@ -172,7 +172,7 @@ def test_session_refuses_settings_of_an_app_with_the_reason(mode: str, feature: 
 
 
 NOT_HERE = {
-    "pause": ("pause", "your loop decides what is processed: pause the consumer's partitions"),
+    "pause": ("pause", "your loop chooses its records: pause the consumer's partitions"),
     "own_sources": ("source", "a session has no sources and steps, sf.App has"),
     "async_steps": ("map_async", "your loop awaits its calls itself, before it commits"),
 }
