@@ -22,7 +22,7 @@ from standfast.store.errors import StandfastError
 from support import workers_child
 from support.serve import wait_for
 
-START_S = 60.0
+START_S = 120.0
 APP = "served"
 
 
