@@ -31,6 +31,7 @@ from standfast.store.log import as_event, logger
 from standfast.store.timestamps import duration_text
 
 ANSWER_MS_MAX = 9_000  # below the time after which clients give up
+SEND_BYTES = 512 << 10
 LOOK_S, CLOSE_S = 0.25, 5.0
 HOW = "its interpreter is held, as by a record in one long call, or the machine is busy"
 
@@ -45,6 +46,8 @@ class WorkerLine:
         self.status_ms = 0  # monotonic
         self.heard_ms: int | None = None  # None: it has not opened its session yet
         self._line = line
+        # Room for ASKED_MAX requests of the longest path, so that a send never waits for a worker that does not read.
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self._clock = clock
         self._ended = ended
         self._closed = False
