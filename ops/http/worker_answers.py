@@ -24,6 +24,7 @@ from standfast.ops.observe.status import status_document
 from standfast.ops.shared.error_codes import error_document, reason_of
 from standfast.store.errors import Closed, StandfastError
 from standfast.store.log import as_event, logger
+from standfast.store.process.interrupts import Flag
 from standfast.stream.session.session import Session
 
 PUSH_MS = 1_000
@@ -38,7 +39,8 @@ class WorkerAnswers:
         self._rows = Rows(session)
         self._line = line
         self._sending = threading.Lock()
-        self._asked: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._gone = Flag()  # the line has ended
+        self._asked: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()  # None: the line has ended
         for name, run in (("line", self._hear), ("rows", self._answer), ("status", self._push)):
             thread = threading.Thread(target=_until_gone, args=(run,), name=f"standfast-{name}", daemon=True)
             thread.start()
@@ -51,6 +53,8 @@ class WorkerAnswers:
         try:
             self._listen()
         finally:
+            self._gone.set()
+            self._asked.put(None)
             with contextlib.suppress(OSError):
                 self._line.shutdown(socket.SHUT_RDWR)  # ends a send that waits for the supervisor
             with self._sending:
@@ -69,8 +73,7 @@ class WorkerAnswers:
             self._send(BEAT)
 
     def _answer(self) -> None:
-        while True:
-            frame = self._asked.get()
+        while (frame := self._asked.get()) is not None:
             status, document = self._page(frame.body)
             self._send(ANSWER, frame.number, _json({"status": status, "document": document}))
 
@@ -82,8 +85,8 @@ class WorkerAnswers:
             return reason_of(error).http, error_document(error)
 
     def _push(self) -> None:
-        pause, clock = select.poll(), self._session.clock
-        while True:
+        clock = self._session.clock
+        while not self._gone.is_set():
             began_ms = clock.monotonic_ms()
             try:
                 document = status_document(self._session.statistics())
@@ -94,7 +97,7 @@ class WorkerAnswers:
             else:
                 self._send(STATUS, 0, _json(document))
             took_ms = clock.monotonic_ms() - began_ms
-            pause.poll(max(PUSH_MS - took_ms, min(took_ms * PUSH_SHARE, PUSH_MS_MAX)))
+            self._gone.wait(max(PUSH_MS - took_ms, min(took_ms * PUSH_SHARE, PUSH_MS_MAX)) / 1_000)
 
 
 def _json(document: object) -> bytes:

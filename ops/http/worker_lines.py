@@ -31,7 +31,8 @@ from standfast.store.log import as_event, logger
 from standfast.store.timestamps import duration_text
 
 ANSWER_MS_MAX = 9_000  # below the time after which clients give up
-LOOK_S = 0.25
+SEND_BYTES = 512 << 10
+LOOK_S, CLOSE_S = 0.25, 5.0
 HOW = "its interpreter is held, as by a record in one long call, or the machine is busy"
 
 
@@ -45,6 +46,8 @@ class WorkerLine:
         self.status_ms = 0  # monotonic
         self.heard_ms: int | None = None  # None: it has not opened its session yet
         self._line = line
+        # Room for ASKED_MAX requests of the longest path, so that a send never waits for a worker that does not read.
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self._clock = clock
         self._ended = ended
         self._closed = False
@@ -53,7 +56,8 @@ class WorkerLine:
         self._last = 0
         self._open: set[int] = set()  # requests that the worker has not answered
         self._waited: dict[int, bytes | None] = {}  # those of them with a client, and their answers
-        threading.Thread(target=self._run, name="standfast-worker-line", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="standfast-worker-line", daemon=True)
+        self._thread.start()
 
     def silent_ms(self) -> int:
         """For how long the worker has not been heard, in milliseconds; 0 within SILENT_MS, and before it has opened."""
@@ -89,6 +93,10 @@ class WorkerLine:
             self._line.shutdown(socket.SHUT_RDWR)  # else a forked child of the worker would keep it open
         except OSError:
             pass  # the worker has ended
+
+    def wait_closed(self) -> None:
+        """Wait for the end of the thread, after `close`."""
+        self._thread.join(CLOSE_S)
 
     def _begin(self) -> int:
         with self._changed:
@@ -180,9 +188,12 @@ class WorkerLines:
             return list(self._lines.values())
 
     def close(self) -> None:
-        """End all lines."""
-        for line in self.all():
+        """End all lines, and wait for their threads."""
+        lines = self.all()
+        for line in lines:
             line.close()
+        for line in lines:
+            line.wait_closed()
 
     def _lost(self, line: WorkerLine) -> None:
         with self._lock:

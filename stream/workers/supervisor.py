@@ -67,6 +67,7 @@ CHECKPOINT_WAIT_MS = 5
 RETRY_MS = 200
 UNLOCK_MS = 5_000  # workers of a killed supervisor have the directory's lock until the kernel has ended them
 UNLOCK_LOOK_MS = 20
+STARTING = "the supervisor has not looked at the placement of tasks yet"
 
 
 class Supervisor(Closing):
@@ -106,7 +107,7 @@ class Supervisor(Closing):
         self._closed = False
         self._next_tick_ms = 0
         self._lock = threading.RLock()
-        self.seen = InstanceSeen()  # replaced as a whole, so that other threads may read it
+        self.seen = InstanceSeen(unplaced=STARTING)  # replaced as a whole, so that other threads may read it
         self._round_ms = clock.monotonic_ms()
         self._figures = Figures(self._read_statistics, clock)
         with ExitStack() as undo:

@@ -22,7 +22,7 @@ from standfast.store.errors import StandfastError
 from support import workers_child
 from support.serve import wait_for
 
-START_S = 60.0
+START_S = 120.0
 APP = "served"
 
 
@@ -49,6 +49,12 @@ class Served:
 
     def start(self) -> Served:
         """Start it, and wait until it is ready."""
+        self.begin()
+        wait_for(self.is_ready, START_S, self.said)
+        return self
+
+    def begin(self) -> None:
+        """Start it."""
         given = {"app": self.app, "log": self.log, "state_dir": str(self.state_dir), **self.settings}
         with (self.root / "said").open("ab") as said:
             self.process = subprocess.Popen(
@@ -57,8 +63,13 @@ class Served:
                 stderr=said,
                 text=True,
             )
-        wait_for(self.is_ready, START_S, self.said)
-        return self
+
+    def reasons(self) -> list[str]:
+        """The reasons for which it is not ready."""
+        try:
+            return list(self.client().ask("/readyz")[1].get("reasons", ()))
+        except StandfastError:
+            return []
 
     def said(self) -> str:
         """The lines of the supervisor and its workers."""

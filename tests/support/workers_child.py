@@ -22,7 +22,7 @@ import standfast as sf
 from standfast.replication.offsets import TaskId
 from standfast.store.process.parent import CHANNEL_VARIABLE
 
-LIFE_MAX_S = 300  # an orphan ends by itself
+LIFE_MAX_S = 900  # an orphan ends by itself
 HOLD = "hold"
 
 

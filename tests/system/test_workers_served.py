@@ -43,6 +43,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     token.chmod(0o600)
     with closing(Served(root, tasks=4, http_token_file=str(token))) as made:
         made.start()
+        states = [(one["role"], one["state"]) for one in made.status()["tasks"]]
+        assert states == [("active", "running")] * 4, "ready before its tasks ran"
         made.feed(RECORDS)
         made.await_rows()
         yield made

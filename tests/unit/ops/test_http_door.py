@@ -198,7 +198,7 @@ def test_workers_of_a_supervisor_get_no_door_of_their_own(tmp_path: Path) -> Non
     given: Any = {"http_host": "0.0.0.0", "http_token_file": tmp_path / "none", "http_tls": {}}
     given["http_port"] = 0
     assert not {name for name in worker_options(given, 2) if name.startswith("http_")}
-    assert worker_count(2, 8, {"http_port": 0}) == 2
+    assert worker_count(2, 8, {"http_port": 0, "placement": "managed"}) == 2
 
 
 def test_door_reads_its_token_again_and_a_bad_file_leaves_the_former(
