@@ -558,8 +558,7 @@ class Cluster:
         asked = sorted(filter(is_topic, set(names)))
         if not asked:
             return {}
-        with client_errors():
-            return self._describing(asked, timeout_s or self.timeout_s)
+        return self._describing(asked, timeout_s or self.timeout_s)
 
     def _describing(self, topics: list[str], timeout_s: float, **options: Any) -> dict[str, Future[Any]]:
         """`describe_topics` of the admin client; each future fails at once while brokers answer without a live one.
@@ -574,9 +573,10 @@ class Cluster:
                 failed: Future[Any] = Future()
                 failed.set_exception(KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE)))
                 return dict.fromkeys(topics, failed)
-        found: dict[str, Future[Any]] = self.admin.describe_topics(
-            TopicCollection(topics), request_timeout=timeout_s, **options
-        )
+        with client_errors():
+            found: dict[str, Future[Any]] = self.admin.describe_topics(
+                TopicCollection(topics), request_timeout=timeout_s, **options
+            )
         return found
 
     def live_brokers(self, timeout_s: float) -> Iterable[int]:
