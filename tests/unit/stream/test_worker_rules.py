@@ -8,6 +8,7 @@ import pytest
 
 import standfast as sf
 from standfast.store.errors import BadConfig
+from standfast.stream.task.settings import SessionSettings
 from standfast.stream.workers.command import program_command
 from standfast.stream.workers.counts import worker_count, worker_options
 from standfast.stream.workers.watch import (
@@ -63,6 +64,12 @@ def test_every_problem_of_several_workers_is_named_at_once() -> None:
 def test_schedules_of_snapshots_and_of_coordinated_checkpoints_go_with_workers() -> None:
     every: Any = {**MANAGED, "snapshots": sf.SnapshotPolicy(to="snaps", every_ms=60_000, checkpoint_every_ms=60_000)}
     assert worker_count(2, 2, every) == 2
+
+
+def test_bound_of_tasks_is_that_of_the_instance_and_of_no_worker() -> None:
+    options: Any = worker_options({**MANAGED, "max_tasks": 3}, 2)
+    assert "max_tasks" not in options
+    assert SessionSettings.of(options).problems() == []
 
 
 def share_of(workers: int, **options: Any) -> dict[str, Any]:
