@@ -94,6 +94,7 @@ def worker_options(options: SessionOptions, workers: int) -> SessionOptions:
     share.pop("http_token_file", None)
     share.pop("http_tls", None)
     share.pop("replace", None)
+    share.pop("max_tasks", None)  # the leader's and the supervisor's: a session that follows orders refuses it
     return share
 
 

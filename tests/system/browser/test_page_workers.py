@@ -44,9 +44,6 @@ def test_page_of_an_application_with_two_workers_shows_them_and_their_tasks(
     expect(tab.locator('tbody[data-table="tasks"] tr')).to_have_count(4)
     # A table that is wider than the page moves by itself; the page does not.
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    tab.locator("#lookup-key").fill("k7")
-    tab.locator("#lookup-ask").click()
-    expect(tab.locator("#lookup-rows tbody")).to_contain_text("k7")
 
 
 def test_page_follows_a_worker_that_is_silent_and_one_that_is_killed(served: Served, tab: Page) -> None:
