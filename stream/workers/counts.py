@@ -88,7 +88,6 @@ def worker_options(options: SessionOptions, workers: int) -> SessionOptions:
     if policy is not None:
         rate = None if policy.bytes_per_s is None else _share(policy.bytes_per_s, workers)
         share["snapshots"] = replace(policy, bytes_per_s=rate, checkpoint_every_ms=None)
-    share.pop("max_tasks", None)
     share.pop("http_port", None)
     share.pop("http_host", None)
     share.pop("http_token_file", None)

@@ -67,12 +67,6 @@ def test_schedules_of_snapshots_and_of_coordinated_checkpoints_go_with_workers()
     assert worker_count(2, 2, every) == 2
 
 
-def test_bound_of_tasks_is_that_of_the_instance_and_of_no_worker() -> None:
-    options: Any = worker_options({**MANAGED, "max_tasks": 3}, 2)
-    assert "max_tasks" not in options
-    assert SessionSettings.of(options).problems() == []
-
-
 def share_of(workers: int, **options: Any) -> dict[str, Any]:
     given: Any = {**MANAGED, **options}
     return dict(worker_options(given, workers))
