@@ -52,6 +52,7 @@ def test_files_of_a_killed_process_go_with_the_next_start(tmp_path: Path) -> Non
     assert not list((tmp_path / "b").glob(f"*/{BULK_FOLDER}/*/*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kill_with_rows_on_the_disk_that_are_no_run_yet_is_made_good(tmp_path: Path) -> None:
     crash = written(tmp_path, 11)

@@ -165,6 +165,7 @@ def by_key(rows: list[Row]) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(400)

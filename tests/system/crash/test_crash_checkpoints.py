@@ -84,6 +84,7 @@ def test_a_leader_killed_anywhere_in_a_checkpoint_leaves_complete_or_unused_ones
     print(f": {len(seen)} complete checkpoints, {cluster.fed} records")
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -169,6 +170,7 @@ def counted(cluster: CheckpointCluster, app: str, then: Sums) -> bool:
     return sum(map(len, cluster.outputs(app).values())) >= cluster.fed - then.totals
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -241,6 +243,7 @@ def kill_and_complete(cluster: CheckpointCluster, place: str, number: int, then:
     return begun
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -341,6 +344,7 @@ def test_workers_killed_in_checkpoints_leave_consistent_ones_and_a_restore_count
         kill_workers_and_restore(cluster, capsys, 3)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -417,6 +421,7 @@ def make_and_list(cluster: CheckpointCluster, capsys: pytest.CaptureFixture[str]
     cluster.end()
 
 
+@pytest.mark.long
 def test_the_command_line_makes_a_checkpoint_of_running_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

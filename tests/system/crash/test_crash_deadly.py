@@ -63,6 +63,7 @@ def settled(deadly: Deadly) -> None:
     deadly.end()
 
 
+@pytest.mark.long
 def test_record_that_ends_its_worker_is_left_out_after_five_deaths_and_the_others_go_on(make: Make) -> None:
     deadly = make(workers=2, **SKIP)
     deadly.feed(0, "a", "b", "segv", "c")

@@ -137,6 +137,7 @@ def replace_program(cluster: Cluster) -> None:
     assert cluster.results() == cluster.expected()
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 def test_program_that_replaces_another_one_goes_on_with_every_record_once(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def seed_of(number: int) -> int:
     return asked or (17 if ASKED is None else secrets.randbits(32))
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))

@@ -219,6 +219,7 @@ def run(cluster: Cluster, victim: str) -> str:
     )
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(300)

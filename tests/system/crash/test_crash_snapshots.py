@@ -89,6 +89,7 @@ def check_snapshots(root: Path, to: str | None = None) -> int:
     return len(found.whole)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))

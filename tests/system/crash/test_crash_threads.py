@@ -136,6 +136,7 @@ def _counts(records: list[tuple[int, int]]) -> dict[tuple[str, int], int]:
     return {SOURCES[source]: count for source, count in Counter(source for source, _ in records).items()}
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(400)

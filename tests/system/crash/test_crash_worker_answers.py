@@ -139,6 +139,7 @@ def test_scan_is_whole_or_an_error_while_workers_are_killed(served: Served) -> N
     assert seen["errors"], "no scan met a kill"
 
 
+@pytest.mark.long
 def test_livez_never_fails_while_workers_are_killed_or_hold_their_interpreter(served: Served) -> None:
     random = Random(seeded(2))
 
@@ -151,6 +152,7 @@ def test_livez_never_fails_while_workers_are_killed_or_hold_their_interpreter(se
         served.await_rows()
 
 
+@pytest.mark.long
 def test_checkpoint_beside_scrapes_completes_or_has_a_reason_and_the_next_one_completes(tmp_path: Path) -> None:
     random, to = Random(seeded(3)), str(tmp_path / "snaps")
     settings: dict[str, Any] = {"policy": {"to": to, "checkpoint_every_ms": 1_500}}
