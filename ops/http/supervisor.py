@@ -83,13 +83,15 @@ class WorkerFigures:
     def statistics(self) -> SessionStatistics:
         """Statistics of the whole instance. Waits for no worker."""
         own, seen = self._supervisor.statistics(), self._supervisor.seen
-        lines, now_ms = self.lines.all(), self._supervisor.clock.monotonic_ms()
         with self._lock:
+            # Looked at under the lock: `_gone` takes a line that ends meanwhile after this, and counts it once.
+            lines = self.lines.all()
             for line in lines:
                 if line.status is not None:
                     self._take(line.pid, line.status, seen)
             merged = self._numbers.merged(replace(own, tasks=()))
             figures = self._totals.totals(merged.tasks)
+        now_ms = self._supervisor.clock.monotonic_ms()
         ages = [now_ms - line.status_ms for line in lines if line.status is not None]
         tasks = _reported(own.tasks, {task.task: task for task in figures})
         return replace(merged, tasks=tasks, log_read_ms_ago=merged.log_read_ms_ago + max(ages, default=0))

@@ -19,10 +19,20 @@ import threading
 from collections.abc import Callable
 
 from standfast.ops.http.rows import Rows
-from standfast.ops.http.worker_frames import ANSWER, ASK, BEAT, BEAT_MS, STATUS, Frame, read_frame, send_frame
+from standfast.ops.http.worker_frames import (
+    ANSWER,
+    ASK,
+    BEAT,
+    BEAT_MS,
+    BODY_BYTES_MAX,
+    STATUS,
+    Frame,
+    read_frame,
+    send_frame,
+)
 from standfast.ops.observe.status import status_document
 from standfast.ops.shared.error_codes import error_document, reason_of
-from standfast.store.errors import Closed, StandfastError
+from standfast.store.errors import Closed, TooLarge
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
 from standfast.stream.session.session import Session
@@ -74,28 +84,31 @@ class WorkerAnswers:
 
     def _answer(self) -> None:
         while (frame := self._asked.get()) is not None:
-            status, document = self._page(frame.body)
-            self._send(ANSWER, frame.number, _json({"status": status, "document": document}))
+            self._send(ANSWER, frame.number, self._page(frame.body))
 
-    def _page(self, body: bytes) -> tuple[int, object]:
+    def _page(self, body: bytes) -> bytes:
         try:
             asked = json.loads(body)
-            return 200, self._rows.page(asked["path"], asked["query"], asked["rows"], asked["bytes"])
+            page = self._rows.page(asked["path"], asked["query"], asked["rows"], asked["bytes"])
+            found = _json({"status": 200, "document": page})  # may fail: a serde makes any value
+            if len(found) > BODY_BYTES_MAX:
+                raise TooLarge(f"the rows have {len(found)} bytes as JSON, over the limit of {BODY_BYTES_MAX}")
         except Exception as error:  # noqa: BLE001  answered; an error that is none of ours gives its class only
-            return reason_of(error).http, error_document(error)
+            return _json({"status": reason_of(error).http, "document": error_document(error)})
+        return found
 
     def _push(self) -> None:
         clock = self._session.clock
         while not self._gone.is_set():
             began_ms = clock.monotonic_ms()
             try:
-                document = status_document(self._session.statistics())
+                document = _json(status_document(self._session.statistics()))
             except Closed:
                 return
-            except StandfastError as error:  # the supervisor shows the age of the last status
-                logger.warning("no status of this worker: %s", error, extra=as_event("worker_status_failed"))
+            except Exception as error:  # noqa: BLE001  the next round tries again, and the status shows its age
+                logger.warning("no status of this worker: %r", error, extra=as_event("worker_status_failed"))
             else:
-                self._send(STATUS, 0, _json(document))
+                self._send(STATUS, 0, document)
             took_ms = clock.monotonic_ms() - began_ms
             self._gone.wait(max(PUSH_MS - took_ms, min(took_ms * PUSH_SHARE, PUSH_MS_MAX)) / 1_000)
 

@@ -137,7 +137,8 @@ class WorkerLine:
         except StandfastError as error:
             logger.error("%s: %s", self.name, error, extra=as_event("worker_line_broken", pid=self.pid))
         self.close()
-        self._line.close()
+        with self._sending:  # its number may belong to another file at once
+            self._line.close()
         self._ended(self)
 
     def _take(self, frame: Frame) -> None:
@@ -145,7 +146,7 @@ class WorkerLine:
         with self._changed:
             self.heard_ms = now_ms
             if frame.kind == STATUS:
-                self.status, self.status_ms = frame.body, now_ms
+                self.status_ms, self.status = now_ms, frame.body  # in this order: others look without the lock
             elif frame.kind == ANSWER:
                 self._open.discard(frame.number)
                 if frame.number in self._waited:

@@ -1,6 +1,7 @@
 """Rows of an instance with worker processes: each partition is read by the worker that has its task.
 
     path and query ──> plan: worker of each partition ──> pages of PAGE_BYTES, one after the other ──> one document
+                                                          other reads than scans by key: one page of a partition
 
 The plan is made once. A partition that has left its worker when a page of it is read fails the whole answer, as does a
 task that is to run here and is in no worker: an answer is whole, or an error.
@@ -53,6 +54,7 @@ class _Reading:
 
     limit: int
     bytes_left: int
+    paged: bool  # of a scan by key; a place that is a number of rows is another one after a write between two pages
     rows: list[dict[str, Any]] = field(default_factory=list)
     truncated: bool = False
     after: str | None = None
@@ -81,7 +83,7 @@ class WorkerRows:
         held = _held(seen, self._supervisor.group_of_store(request.store))
         plan = self._plan(seen, held, request, stale=stale)
         shown = {one.partition: one.shown() for one in plan}
-        reading = _Reading(request.limit, REPLY_BYTES_MAX)
+        reading = _Reading(request.limit, REPLY_BYTES_MAX, request.verb == "scan" and spec.traits.by_key)
         begin = -1 if request.after is None else parse_place(request.after)[0]
         for one in plan:
             if one.partition >= begin and not reading.truncated:
@@ -133,26 +135,27 @@ class WorkerRows:
     ) -> dict[str, Any] | None:
         """Read a partition to its end, or to the bounds of the answer; its role and lag by its worker."""
         line = self._line(place)
-        scans = request.verb == "scan"
         while True:
             # In a full answer one more row shows that there are further ones.
             rows_max = (
-                1 if reading.full else min(reading.limit - len(reading.rows), PAGE_ROWS if scans else request.limit)
+                1
+                if reading.full
+                else min(reading.limit - len(reading.rows), PAGE_ROWS if reading.paged else request.limit)
             )
-            bytes_max = max(min(reading.bytes_left, PAGE_BYTES) if scans else reading.bytes_left, 1)
+            bytes_max = max(min(reading.bytes_left, PAGE_BYTES) if reading.paged else reading.bytes_left, 1)
             page = self._page(line, place, path, _query(query, place.partition, after), rows_max, bytes_max)
             size = page.pop("_size")
             shown: dict[str, Any] | None = page["partitions"][0]
             if reading.full:
                 if page["rows"]:
-                    reading.cut((after or start_of(place.partition)) if scans else None)
+                    reading.cut((after or start_of(place.partition)) if request.verb == "scan" else None)
                 return shown
             reading.rows += page["rows"]
             reading.bytes_left -= size
             after = page["after"]
             if not page["truncated"]:
                 return shown
-            if after is None or reading.full:
+            if reading.full or not reading.paged:
                 reading.cut(after)
                 return shown
 

@@ -133,6 +133,7 @@ class WorkerNumbers:
         """Remove a worker that has ended with its tasks; its counters stay in the sum."""
         left = self._now.pop(worker, None)
         if left is not None:
+            left.counters.snapshots.errors.clear()  # an error stays until it is mended, which the next process says
             self._gone = added([self._gone, left.counters])
             self._gone_bulk = _bulk([self._gone_bulk, replace(left.bulk, workers_now=0, workers_max=0)])
 

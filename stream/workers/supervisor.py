@@ -289,7 +289,7 @@ class Supervisor(Closing):
 
     def _read_statistics(self) -> SessionStatistics:
         with self._lock:
-            view, seen = self.membership.view, self.seen
+            view, seen, wall_ms = self.membership.view, self.seen, self.clock.wall_ms()
             return SessionStatistics(
                 app=self.app,
                 instance=self.instance_id,
@@ -302,7 +302,8 @@ class Supervisor(Closing):
                 counters=self.counters.copy(),
                 bulk=BulkStatistics(),
                 log_lock=self.log.lock_holder(),
-                placement=self.managed.snapshot(self.clock.wall_ms()),
+                placement=self.managed.snapshot(wall_ms),
+                at_ms=wall_ms,
                 max_tasks=self.managed.max_tasks,
                 slots_missing=self.managed.slots_missing,
             )

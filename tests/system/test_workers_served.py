@@ -84,6 +84,7 @@ def test_health_metrics_status_and_page_are_those_of_the_whole_instance(served: 
     )
     assert [found[f'standfast_worker_answers{{"worker": "{one}"}}'] for one in (1, 2)] == [1, 1]
     assert found['standfast_tasks{"role": "active", "state": "running"}'] == 4
+    assert found['standfast_stream_time_behind_seconds{"task": "0_0"}'] > 0
     page = get(served, "/")
     assert "<strong>READY</strong> 4 active, 0 standby" in page and "Worker processes" in page
 

@@ -73,6 +73,7 @@ def test_instance_is_alive_and_not_ready_until_its_workers_have_its_tasks(superv
     assert client.ask("/livez")[0] == 200
     document = client.get("/v1/status")
     assert not document["ready"] and document["tasks"] == [] and "task 0_0 is not open yet" in document["missing"]
+    assert abs(document["at_ms"] - supervisor.clock.wall_ms()) < 60_000  # without it metrics have no age of a clock
     workers = document["worker_processes"]
     assert [(one["worker"], one["state"], one["active"], one["error"]) for one in workers] == [
         (1, "starting", [], ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import threading
@@ -13,7 +14,7 @@ import pytest
 import standfast as sf
 from standfast.ops.http.rows import Rows
 from standfast.ops.http.worker_answers import WorkerAnswers
-from standfast.ops.http.worker_frames import ASK, ASKED_MAX, BEAT, read_frame, send_frame
+from standfast.ops.http.worker_frames import ANSWER, ASK, ASKED_MAX, BEAT, STATUS, read_frame, send_frame
 from standfast.ops.http.worker_lines import WorkerLine, WorkerLines
 from standfast.ops.http.worker_rows import WorkerRows
 from standfast.ops.shared.error_codes import NotActive, NotAssigned, NotFound
@@ -179,6 +180,28 @@ def test_task_that_has_left_its_worker_gives_an_error_and_no_short_answer(instan
     assert rows.document("/v1/stores/kv/scan", "partition=0")["rows"]
 
 
+def test_write_beside_a_scan_neither_repeats_nor_hides_a_row(
+    instance: Instance, rows: WorkerRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = expected(instance, "win")
+    monkeypatch.setattr("standfast.ops.http.worker_rows.PAGE_ROWS", 3)
+    ask = WorkerLine.ask
+    pages: list[Any] = []
+
+    def ask_and_write(line: WorkerLine, *given: Any) -> Any:
+        page = ask(line, *given)
+        if not pages:  # a row before all others, by which their numbers change
+            task, start_ms = instance.sessions[0].task(0), whole[0]["window_start"]
+            task.store("win").put("a", "new", start_ms, start_ms)
+            task.commit()
+        pages.append(page)
+        return page
+
+    monkeypatch.setattr(WorkerLine, "ask", ask_and_write)
+    assert rows.document("/v1/stores/win/scan", "limit=10000")["rows"] == whole
+    assert expected(instance, "win")[0]["key"] == "a"
+
+
 def test_standby_is_read_only_if_stale_rows_are_allowed(instance: Instance, rows: WorkerRows) -> None:
     copy = instance.seen.workers[1]
     instance.seen = InstanceSeen((WorkerSeen(1, 1, True, 1, 0, {}), copy))
@@ -189,6 +212,74 @@ def test_standby_is_read_only_if_stale_rows_are_allowed(instance: Instance, rows
     stale = rows.document("/v1/stores/kv/scan", "partition=0&stale=1&limit=10000")
     assert [one["role"] for one in stale["partitions"]] == ["standby"]
     assert stale["rows"] == [row for row in expected(instance, "kv") if row["partition"] == 0]
+
+
+# -- one worker, whose supervisor the test plays ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a line; the worker closes its own."""
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+
+
+def next_of(kind: bytes, line: socket.socket) -> dict[str, Any]:
+    """The body of the worker's next frame of a kind."""
+    for _ in range(60):  # with its beats alone 15 s
+        frame = read_frame(line)
+        assert frame is not None, "the line ended"
+        if frame.kind == kind:
+            found: dict[str, Any] = json.loads(frame.body)
+            return found
+    raise AssertionError("the worker sends its beats alone")
+
+
+def answer_of(line: socket.socket, store: str) -> dict[str, Any]:
+    """The worker's answer to one scan."""
+    asked = {"path": f"/v1/stores/{store}/scan", "query": "", "rows": 10, "bytes": 1_000}
+    send_frame(line, ASK, 1, json.dumps(asked).encode())
+    return next_of(ANSWER, line)
+
+
+def test_rows_that_cannot_be_sent_are_an_error_and_the_next_ones_are_read(
+    bench: Bench, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = sf.serde.string
+    # More digits than Python writes: a serde of one's own may make any value.
+    endless = sf.serde.Serde("endless", lambda value: b"x", lambda raw: 10**5_000)
+    stores = [sf.KeyValueStore("kv", text, text), sf.KeyValueStore("endless", text, endless)]
+    session = bench.active(stores=stores)
+    for name, value in (("kv", "v"), ("endless", 1)):
+        session.task(0).store(name).put("k", value)
+    session.task(0).commit()
+    ours, theirs = ends
+    WorkerAnswers(session, theirs)
+    assert answer_of(ours, "endless")["status"] == 500
+    assert answer_of(ours, "kv")["document"]["rows"][0]["value"] == "v"
+    monkeypatch.setattr("standfast.ops.http.worker_answers.BODY_BYTES_MAX", 20, raising=False)
+    large = answer_of(ours, "kv")
+    assert (large["status"], large["document"]["reason"]) == (413, "TOO_LARGE")
+
+
+def test_status_that_failed_once_is_sent_by_the_next_round(
+    bench: Bench, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = bench.active()
+    statistics = session.statistics
+    failed: list[bool] = []
+
+    def fails_once() -> Any:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("dictionary changed size during iteration")
+        return statistics()
+
+    monkeypatch.setattr(session, "statistics", fails_once)
+    ours, theirs = ends
+    WorkerAnswers(session, theirs)
+    assert next_of(STATUS, ours)["app"] == "app" and failed
 
 
 # -- one line, whose worker the test plays ---------------------------------------------------------------------------
