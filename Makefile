@@ -64,6 +64,7 @@ $(VENV)/.core: requirements/core.txt pyproject.toml $(NATIVE)
 $(VENV)/.spark: requirements/spark.txt $(VENV)/.core
 	@echo "==> setup: what the demo's last step needs (requirements/spark.txt, 0.8 GB unpacked; ARGS=--no-spark leaves it out)"
 	@$(BUILD) $(PIP) install --require-hashes --no-build-isolation -r requirements/spark.txt
+	@sync  # while these files are on their way to the disk, a process of the demo may stand still for longer than its lease
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.core
