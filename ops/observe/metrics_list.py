@@ -4,8 +4,8 @@
 
 Rules of this file: data only; it knows no metrics library and no session. Names follow Prometheus: base units
 (seconds, bytes), counters end in `_total`, points in time are timestamps, not ages, but for the clocks of a task, of
-which operators ask how far they are behind. No label holds a key, host, offset
-or error text. Counters of a store carry its partition, because a sum over partitions would fall when a task is revoked.
+which operators ask how far they are behind. No label holds a key, host, offset or error text. Counters of a store carry
+its partition, because a sum over partitions would fall when a task is revoked.
 """
 
 from __future__ import annotations

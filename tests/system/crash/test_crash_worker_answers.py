@@ -44,7 +44,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @contextmanager
 def beside(job: Any) -> Iterator[list[BaseException]]:
-    """Run a job again and again in two threads; what it raises fails the test."""
+    """Run a job again and again in two threads; an exception of the job fails the test."""
     stop, problems = threading.Event(), list[BaseException]()
 
     def run() -> None:
