@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, settings
 from standfast.store.clock import ManualClock
 
 # Found by file, not by name: tests have no package.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+_TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(_TESTS), str(_TESTS.parent / "proof")]
 pytest_plugins = [
     "support.serve",
     *(
