@@ -101,7 +101,8 @@ def make_instance(
     )
     placement_topic = None
     if settings.placement == "managed":
-        placement_topic = PlacementTopic(log, app, state.instance_id, clock, acceptable_lag=settings.acceptable_lag)
+        at = (log, app, state.instance_id, clock)
+        placement_topic = PlacementTopic(*at, acceptable_lag=settings.acceptable_lag, waits=threads.clock)
     return Instance(
         opener,
         Writers(log, group, app, state.instance_id, threads),
