@@ -87,8 +87,7 @@ def make_instance(
     if all(one.partitions for one in groups.values()):
         opener.ensure_topics(follow=follow)
     readiness = Readiness(
-        # Bulk restores are built by threads.
-        Restorer(log, listeners, reader("restore"), None if threads.stepped else settings.bulk(), wake, clock),
+        Restorer(log, listeners, reader("restore"), settings.bulk(threads=not threads.stepped), wake, clock),
         Tailer(log, group, listeners, reader("standby"), clock),
         Gate(settings.gate),
         group,
