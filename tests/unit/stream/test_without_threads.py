@@ -112,6 +112,7 @@ def folded(count: int) -> dict[str, int]:
     return {f"k{key}": len(range(key, count, 8)) for key in range(8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_tasks_of_an_instance_that_is_polled_no_more_go_on_elsewhere(
     bench: Bench, instances: Callable[..., Instances], guarantee: str
@@ -131,6 +132,7 @@ def test_tasks_of_an_instance_that_is_polled_no_more_go_on_elsewhere(
     assert session.counters.leases_lost[LEASE_LATE] == 1
 
 
+@pytest.mark.slow
 def test_asynchronous_steps_go_by_the_clock_of_the_session(bench: Bench) -> None:
     clock, text = bench.clock, sf.serde.string
     attempts: list[int] = []
@@ -170,6 +172,7 @@ def test_asynchronous_steps_go_by_the_clock_of_the_session(bench: Bench) -> None
     assert len(ended) == 1
 
 
+@pytest.mark.slow
 def test_snapshots_and_checkpoints_are_made_and_a_new_instance_begins_with_one(
     bench: Bench, instances: Callable[..., Instances]
 ) -> None:
