@@ -1,0 +1,108 @@
+"""Promises, judged on what happened in a world; each broken one names its checker and says what was seen.
+
+    at each record   its row is the plain count of the records before it              row
+    at each commit   offsets of a partition never go back                             commits
+    at each event    a standby's position, the gate, a wipe without a word            limits, gate, wipe
+    at rest          every task runs, every standby is at the end, all is processed   rest
+    at the end       results equal the plain computation                              results
+                     each window once                                                 windows
+                     the store is its changelog, folded to the store's position       fold
+                     one writer at a time: epochs in a changelog never fall           writers
+
+Rules of this file: no product but its plain values; it reads a world and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from simulator.programs import Truth
+
+
+class Alarm(NamedTuple):
+    """A broken promise."""
+
+    checker: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.checker}: {self.text}"
+
+
+class History:
+    """What a world's processes did, judged as it happens. `exact`: exactly once is promised."""
+
+    def __init__(self, truth: Truth, *, exact: bool) -> None:
+        self.alarms: list[Alarm] = []
+        self.committed: dict[tuple[str, int], int] = {}  # acknowledged by the log
+        self._truth = truth
+        self._exact = exact
+
+    def alarm(self, checker: str, text: str) -> None:
+        """Note a broken promise."""
+        self.alarms.append(Alarm(checker, text))
+
+    def seen(self, who: str, partition: int, number: int, before: int) -> None:
+        """A process has read the row of a record's key, before it processes the record."""
+        right = self._truth.before(partition, number)
+        if before < right or (self._exact and before > right):
+            which = "less" if before < right else "more"
+            self.alarm("row", f"{who} counts {before} before record {number} of partition {partition}: {which} than {right}")
+
+    def commit(self, who: str, topic: str, partition: int, offset: int) -> None:
+        """A commit was acknowledged."""
+        last = self.committed.get((topic, partition), -1)
+        if offset < last:
+            self.alarm("commits", f"{who} commits {topic}-{partition} at {offset}, which was at {last}")
+        self.committed[topic, partition] = max(offset, last)
+
+
+def result_alarms(found: Counter[tuple[str, str]], truth: Truth, program: str, *, exact: bool) -> Iterator[Alarm]:
+    """Compare the results in the log with the plain computation."""
+    right = truth.results(program)
+    checker = "windows" if program == "windows" else "results"
+    missing, extra = right - found, found - right
+    if exact and (missing or extra):
+        yield Alarm(checker, f"missing {_some(missing)}, not expected {_some(extra)}")
+    if not exact:  # records are processed again after a failure, and may be counted twice; none is left out
+        lost = _keys(right) - _keys(found)
+        if lost:
+            yield Alarm(checker, f"no result for {sorted(lost)[:5]}")
+
+
+def _keys(results: Counter[tuple[str, str]]) -> set[str]:
+    return {key for key, _ in results}
+
+
+def _some(results: Counter[tuple[str, str]]) -> str:
+    shown = ", ".join(f"{key}={value} x{count}" for (key, value), count in sorted(results.items())[:4])
+    return f"{sum(results.values())} ({shown})" if results else "nothing"
+
+
+def fold_alarms(
+    store: str, position: int, rows: Mapping[bytes, bytes], changes: Iterable[tuple[int, bytes | None, bytes | None]]
+) -> Iterator[Alarm]:
+    """Compare a store's rows with its changelog up to its position."""
+    folded: dict[bytes, bytes] = {}
+    for offset, key, value in changes:
+        if offset >= position or key is None:
+            continue
+        if value is None:
+            folded.pop(key, None)
+        else:
+            folded[key] = value
+    if dict(rows) != folded:
+        wrong = sorted(key for key in rows.keys() | folded.keys() if rows.get(key) != folded.get(key))
+        yield Alarm("fold", f"{store} at {position} differs from its changelog in {len(wrong)} rows: {wrong[:3]!r}")
+
+
+def writer_alarms(changelog: str, epochs: Iterable[tuple[int, int]]) -> Iterator[Alarm]:
+    """(offset, epoch of the writer) of a changelog's records, in the order of the log."""
+    newest = -1
+    for offset, epoch in epochs:
+        if epoch < newest:
+            yield Alarm("writers", f"{changelog}: epoch {epoch} wrote at {offset}, after epoch {newest}")
+            return
+        newest = epoch

@@ -1,0 +1,73 @@
+"""Faults: what the environment does to a world. Each is one plain value, so that a story can leave any of them out.
+
+    at_ms       simulated time from which the fault waits for its place
+    call, skip  the place: the call of that name after `skip` others of that name; "" is any call of the process
+    after       whether the effect of that call happens first
+    for_ms      how long it lasts: a pause, a cut; until a process that ended starts again
+
+Rules of this file: it draws faults and knows what they are; `world.py` carries them out. docs/internals/simulator.md
+lists what an environment may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from simulator.draws import Draws
+
+
+class Kind(Enum):
+    """What happens."""
+
+    KILL = "kill"  # the process ends between two calls, as by SIGKILL
+    POWER = "power"  # so does its machine: unsynced writes are lost, other files stay
+    PAUSE = "pause"  # the process stands still, as by SIGSTOP, often for longer than its lease
+    STOP = "stop"  # the application ends cleanly, as by SIGTERM
+    JOIN = "join"  # a further instance starts
+    CUT = "cut"  # the log does not answer this machine; a call under way may have had its effect
+    LOST = "lost"  # one answer of the log is lost: its effect happened
+    SLOW = "slow"  # each call to the log takes long
+    AWAY = "away"  # one partition has no leader
+    DAMAGE = "damage"  # a byte of a file changes while the process is down
+    WIPE = "wipe"  # the state directory is gone when the process starts again
+    CLOCK = "clock"  # the wall clock of the machine jumps
+    RAISE = "raise"  # the application's code raises an exception once
+
+
+PLACES = ("", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
+ENDS = (Kind.KILL, Kind.POWER, Kind.STOP, Kind.DAMAGE, Kind.WIPE)
+LONGEST_MS = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """See the head of this file. `machine` is the number of an instance."""
+
+    kind: Kind
+    machine: int
+    at_ms: int
+    call: str = ""
+    skip: int = 0
+    after: bool = False
+    for_ms: int = 0
+
+    def __str__(self) -> str:
+        where = f" at {self.call or 'a call'} {self.skip + 1}{', after its effect' if self.after else ''}"
+        lasts = f", for {self.for_ms} ms" if self.for_ms else ""
+        return f"{self.at_ms} ms: {self.kind.value} of instance {self.machine}{where}{lasts}"
+
+
+def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
+    """The faults of one world: three at least."""
+    for number in range(3 + draws.below(5, "faults")):
+        about = ("fault", number)
+        kind = draws.choice(tuple(Kind), *about, "kind")
+        at_ms = from_ms + draws.below(until_ms - from_ms, *about, "at")
+        place = draws.choice(PLACES, *about, "place")
+        skip = draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip")
+        lasts_ms = 100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts")
+        yield Fault(
+            kind, draws.below(machines, *about, "machine"), at_ms, place, skip, bool(draws.below(2, *about, "after")), lasts_ms
+        )

@@ -1,0 +1,83 @@
+"""The world's own hand on its log: it writes inputs and reads results, and meets no fault.
+
+Rules of this file: calls of the log port alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from simulator.log import SimLog, SimLogClient
+from simulator.world import World
+from standfast.replication.log import Outgoing, Record, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+
+T = TypeVar("T")
+APP = "world"
+
+
+class HandCalls:
+    """Calls that are carried out at once; a wait takes the time of the actor that waits, if one does."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def run(self, name: str, effect: Callable[[], T]) -> T:
+        """As of `Calls`."""
+        return effect()
+
+    def wait(self, wait_ms: float, ready: Callable[[], bool] | None = None) -> None:
+        """As of `Calls`."""
+        if self._world.scheduler.current is not None:
+            self._world.scheduler.wait(wait_ms, ready)
+
+
+class Hand:
+    """See the head of this file."""
+
+    def __init__(self, world: World, log: SimLog) -> None:
+        self.log = log
+        self._client = SimLogClient(log, world, HandCalls(world))
+        self._producer = self._client.producer()
+        self._reader = self._client.reader()
+        self._group = self._client.group(APP)
+
+    @property
+    def address(self) -> str:
+        """The log's address, for processes."""
+        return self._client.address
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Create a topic that keeps everything."""
+        self._client.admin.create_topic(topic, partitions, TopicPolicy())
+
+    def write(self, topic: str, partition: int, key: str, value: str, timestamp: int) -> None:
+        """Append one record."""
+        record = Outgoing(key.encode(), value.encode(), timestamp)
+        self._producer.append({TopicPartition(topic, partition): [record]})
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """All partitions of a topic; none if it does not exist."""
+        found = self._client.admin.describe_topic(topic)
+        return [] if found is None else [TopicPartition(topic, number) for number in range(found.partitions)]
+
+    def changelogs(self) -> list[str]:
+        """Names of the application's changelog topics."""
+        return [name for name in self._client.admin.topic_names() if name.startswith(f"{APP}-") and name.endswith("-changelog")]
+
+    def ends(self, topic: str) -> dict[TopicPartition, int]:
+        """Ends as readers of committed records see them."""
+        return {at: found.end for at, found in self._reader.bounds(self.partitions(topic)).items()}
+
+    def committed(self, topic: str) -> Mapping[TopicPartition, int]:
+        """Offsets that the application has committed."""
+        return {at: one.offset for at, one in self._group.committed(self.partitions(topic)).items()}
+
+    def records(self, at: TopicPartition) -> Iterator[Record]:
+        """All committed records of a partition."""
+        self._reader.assign({at: self._reader.bounds([at])[at].begin})
+        while batches := [one for one in self._reader.fetch(10_000) if one.records]:
+            for batch in batches:
+                yield from batch.records
+        self._reader.assign({})

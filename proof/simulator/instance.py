@@ -1,0 +1,99 @@
+"""One simulated process of an application: it opens, polls until it is to stop, and closes.
+
+Rules of this file: public faces of the product alone. Whatever ends the process leaves by an exception; `App.close` is
+called by a clean stop alone, as by SIGTERM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import standfast as sf
+from simulator.checkers import History
+from simulator.plan import Plan
+from simulator.programs import declare, stores_of
+from simulator.world import Machine
+
+IDLE_MS = 20
+
+
+class Broken(Exception):
+    """What the application's code raises where a fault says so."""
+
+
+class Watch(sf.Listener):
+    """Gives acknowledged commits to the history."""
+
+    def __init__(self, who: str, history: History) -> None:
+        self._who = who
+        self._history = history
+
+    def on_commit(self, task: Any, sources: Any) -> None:
+        for at, offset in sources.items():
+            self._history.commit(f"{self._who}, task {task}", at.topic, at.partition, offset)
+
+
+class Instance:
+    """The application of one machine; each start makes an App of its own."""
+
+    def __init__(self, machine: Machine, plan: Plan, log: str, state_dir: str, history: History) -> None:
+        self.machine = machine
+        self.app: sf.App | None = None
+        self.stopping = False
+        self._plan = plan
+        self._log = log
+        self._state_dir = state_dir
+        self._history = history
+
+    def body(self) -> None:
+        """A process, from its start to its clean end."""
+        self.app = app = self._make()
+        app.open(background=False)
+        while not self.stopping:
+            if not app.poll_once():
+                self.machine.sleep_ms(IDLE_MS)
+        app.close()
+        self.app = None
+
+    def states(self) -> set[str]:
+        """Role and state of each task that this process holds."""
+        session = None if self.app is None else self.app.session
+        if session is None:
+            return {"not open"}
+        held = session.held_tasks().values()
+        return {f"{task.role} {task.state.value}" for task in held} or {"no task"}
+
+    def _make(self) -> sf.App:
+        plan, machine, history = self._plan, self.machine, self._history
+        who = f"{machine.process}"
+        app = sf.App(
+            "world",
+            log=self._log,
+            state_dir=self._state_dir,
+            stores=stores_of(plan.program),
+            guarantee=plan.guarantee,
+            standby_replicas=plan.standbys,
+            lease_ms=plan.lease_ms,
+            commit_interval_ms=plan.commit_interval_ms,
+            gate=plan.gate,
+            engine="sim",
+            restart=sf.FixedDelay(1_000_000, 200),
+            clock=machine,
+            listeners=[Watch(who, history)],
+        )
+
+        def seen(partition: int, number: int, before: int) -> None:
+            history.seen(who, partition, number, before)
+
+        declare(app, plan.program, seen, _raiser(machine))
+        return app
+
+
+def _raiser(machine: Machine) -> Callable[[], None]:
+    def raise_once() -> None:
+        if machine.raises:
+            machine.raises -= 1
+            raise Broken("the application's code fails once")
+
+    return raise_once

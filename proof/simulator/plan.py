@@ -1,0 +1,56 @@
+"""The plan of a world: everything that its seed decides before it begins, as one plain value.
+
+Rules of this file: a smaller plan (fewer instances, faults or records) keeps all other choices, so that a failure can
+be shrunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.draws import Draws
+from simulator.faults import Fault, draw_faults
+
+FEED_MS = 16_000
+PROGRAMS = ("count", "windows", "rekeyed")
+LOG_STYLES = ("embedded", "kafka")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the head of this file. Times in milliseconds; `records` is their number in all."""
+
+    seed: int
+    program: str
+    style: str
+    guarantee: str
+    machines: int
+    partitions: int
+    keys: int
+    records: int
+    standbys: int
+    lease_ms: int
+    commit_interval_ms: int
+    gate: str
+    faults: tuple[Fault, ...]
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed."""
+    draws = Draws(seed)
+    machines = 2 + draws.below(3, "machines")
+    return Plan(
+        seed=seed,
+        program=draws.choice(PROGRAMS, "program"),
+        style=draws.choice(LOG_STYLES, "style"),
+        guarantee=draws.choice(("exactly_once", "exactly_once", "at_least_once"), "guarantee"),
+        machines=machines,
+        partitions=1 + draws.below(4, "partitions"),
+        keys=3 + draws.below(20, "keys"),
+        records=300 + draws.below(200, "records"),
+        standbys=draws.below(min(machines, 3), "standbys"),
+        lease_ms=draws.choice((600, 1_500, 3_000), "lease"),
+        commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
+        gate=draws.choice(("all", "task"), "gate"),
+        faults=tuple(draw_faults(draws, machines, 1_000, FEED_MS)),
+    )

@@ -1,0 +1,245 @@
+"""Runs the world of a plan, and judges it.
+
+    run(plan) ──> topics, a feeder, an instance on each machine, a keeper ──> faults ──> rest ──> clean end ──> Outcome
+
+The keeper is the world's own hand: it starts processes again, damages disks while they are down, and looks for rest.
+
+Rules of this file: one real thread, apart from the main one, since the product treats the main thread of a process in a
+way of its own; the garbage collector runs between worlds alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import shutil
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from simulator.checkers import Alarm, History
+from simulator.faults import Fault, Kind, is_end
+from simulator.instance import Instance
+from simulator.plan import FEED_MS, Plan
+from simulator.programs import IN, OUT, Fed, Truth
+from simulator.world import Machine, World
+
+T = TypeVar("T")
+LOOK_MS = 100
+REST_MS = 30_000  # of simulated time, from the last fault's end to rest
+FIRST_MS = 500  # from one start to the next one, at first
+MEMORY = Path("/dev/shm")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a world came to. `digest` is that of its whole trace."""
+
+    plan: Plan
+    alarms: list[Alarm]
+    digest: str
+    trace: list[str]
+    simulated_ms: int
+    met: Counter[tuple[str, str]] = field(default_factory=Counter)
+    states: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def run(plan: Plan) -> Outcome:
+    """Run a world in a thread of its own. Raises whatever the world itself raises."""
+    found: list[Outcome] = []
+    failed: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            found.append(_Run(plan).outcome())
+        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=body, name="simulator")
+    with _without_collector():
+        thread.start()
+        thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A finaliser of a dead process runs at the end of the world, not in the middle of another process."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+class _Run:
+    """One world from its beginning to its judgement."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, plan.machines, plan.faults)
+        self.truth = Truth()
+        self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
+        self._rest_since = -1.0
+        self._over = False
+        self._restarts: dict[int, float] = {}  # machine -> time of its next start
+
+    def outcome(self) -> Outcome:
+        plan, world = self.plan, self.world
+        with ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix="world-", dir=MEMORY if MEMORY.is_dir() else None))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            self.log = stack.enter_context(opened_log(world, plan.style))
+            stack.enter_context(outside_of(world))
+            stack.enter_context(_logged(world))
+            self.instances = [
+                Instance(machine, plan, self.log.address, str(folder / f"m{machine.number}"), self.history)
+                for machine in world.machines
+            ]
+            world.states_of = lambda machine: self.instances[machine.number].states()
+            world.on_fault = self._on_fault
+            self.log.create(IN, plan.partitions)
+            self.log.create(OUT, plan.partitions)
+            world.scheduler.spawn("feeder", self._feed)
+            for instance in self.instances:
+                joins = [one.at_ms for one in plan.faults if one.kind is Kind.JOIN and one.machine == instance.machine.number]
+                self._restarts[instance.machine.number] = min(joins) if joins and instance.machine.number else FIRST_MS * instance.machine.number
+            world.scheduler.spawn("keeper", self._keep)
+            limit_ms = FEED_MS + sum(one.for_ms for one in plan.faults) + REST_MS
+            if not world.scheduler.run_until(lambda: self._over, limit_ms):
+                self.history.alarm("rest", self._unrest())
+            self._stop()
+            self._judge()
+        return Outcome(
+            plan, self.history.alarms, digest_of(world.trace), world.trace, int(world.now_ms), world.met, world.states
+        )
+
+    # --- the feeder, and the keeper: processes without a machine, which meet no fault ---
+
+    def _feed(self) -> None:
+        plan, draws = self.plan, self.world.draws
+        numbers: Counter[int] = Counter()
+        for index in range(plan.records):
+            self.world.wait(2 * draws.number("feed", index) * FEED_MS / plan.records)
+            partition = draws.below(plan.partitions, "partition", index)
+            late_ms = draws.below(6_000, "late", index) if draws.below(5, "is late", index) == 0 else 0
+            stamp = index * 250 + 10_000 - late_ms
+            record = Fed(partition, numbers[partition], f"k{draws.below(plan.keys, 'key', index)}", stamp)
+            numbers[partition] += 1
+            self.log.write(IN, partition, record.key, f"{partition}/{record.number}", stamp)
+            self.truth.add(record)
+
+    def _keep(self) -> None:
+        world = self.world
+        while not self._over:
+            for instance in self.instances:
+                self._look_after(instance)
+            if self._at_rest():
+                self._over = True
+            world.wait(LOOK_MS)
+
+    def _look_after(self, instance: Instance) -> None:
+        machine, now_ms = instance.machine, self.world.now_ms
+        process = machine.process
+        if process is not None and process.done:
+            machine.process = None
+            if process.error is not None:
+                self._judge_error(repr(process), process.error)
+            instance.app = None
+            instance.stopping = False
+            self._restarts.setdefault(machine.number, now_ms + FIRST_MS)
+        if machine.process is None and now_ms >= self._restarts.get(machine.number, now_ms + 1):
+            del self._restarts[machine.number]
+            machine.process = self.world.scheduler.spawn(machine.name, instance.body)
+            self.world.tell(f"{machine.process} starts")
+
+    def _judge_error(self, who: str, error: Exception) -> None:
+        """A process may end with an error only if that says that something outside is wrong."""
+        self.world.tell(f"{who} ends: {type(error).__name__}: {error}")
+        if type(error).__name__ not in ("Unavailable", "Held", "Fenced", "Broken"):
+            self.history.alarm("error", f"{who} ends with {type(error).__name__}: {error}")
+
+    def _on_fault(self, fault: Fault, machine: Machine) -> None:
+        instance = self.instances[machine.number]
+        if is_end(fault):
+            self._restarts[machine.number] = self.world.now_ms + fault.for_ms
+        if fault.kind is Kind.STOP:
+            instance.stopping = True
+
+    # --- rest ---
+
+    def _at_rest(self) -> bool:
+        """Whether all faults are over, all records are processed, and every copy is complete."""
+        if self.truth.total < self.plan.records or self._faults_last():
+            return False
+        return not self._unrest()
+
+    def _faults_last(self) -> bool:
+        now_ms = self.world.now_ms
+        return bool(self._restarts) or any(
+            one.waiting or one.cut_until_ms > now_ms or one.slow_until_ms > now_ms for one in self.world.machines
+        )
+
+    def _unrest(self) -> str:
+        """Why the world is not at rest; "" if it is."""
+        committed = self.log.committed(IN)
+        behind = {at: end for at, end in self.log.ends(IN).items() if committed.get(at, 0) < end}
+        if behind:
+            return f"not committed: {behind}, committed {committed}; {self._tasks()}"
+        missing = [one.machine.name for one in self.instances if one.app is None or one.app.session is None]
+        if missing:
+            return f"not open: {missing}"
+        tasks = Counter(state for one in self.instances for state in self._copies(one))
+        active = sum(count for state, count in tasks.items() if state.startswith("active"))
+        groups = 2 if self.plan.program == "rekeyed" else 1
+        if tasks["active running"] != active or active != groups * self.plan.partitions:
+            return f"not all tasks run: {self._tasks()}"
+        return ""
+
+    def _copies(self, instance: Instance) -> list[str]:
+        session = None if instance.app is None else instance.app.session
+        return [] if session is None else [f"{one.role} {one.state.value}" for one in session.held_tasks().values()]
+
+    def _tasks(self) -> str:
+        return "; ".join(f"{one.machine.name}: {', '.join(self._copies(one)) or 'nothing'}" for one in self.instances)
+
+    # --- the end ---
+
+    def _stop(self) -> None:
+        """End every instance cleanly."""
+        scheduler = self.world.scheduler
+        for instance in self.instances:
+            instance.stopping = True
+            instance.machine.waiting.clear()
+        running = [one.machine.process for one in self.instances if one.machine.process is not None]
+        if not scheduler.run_until(lambda: all(one.done for one in running), scheduler.now_ms + REST_MS):
+            self.history.alarm("end", f"a clean end takes longer than {REST_MS} ms: {[one for one in running if not one.done]}")
+        for actor in list(scheduler.actors):
+            scheduler.end(actor)
+        for one in running:
+            if one.error is not None:
+                self._judge_error(repr(one), one.error)
+
+    def _judge(self) -> None:
+        plan, log, alarms = self.plan, self.log, self.history.alarms
+        found: Counter[tuple[str, str]] = Counter()
+        for partition in range(plan.partitions):
+            found.update((text(one.key), text(one.value)) for one in log.records(OUT, partition))
+        alarms += result_alarms(found, self.truth, plan.program, exact=self.history.exact)
+        for topic in log.changelogs():
+            for partition in range(log.partitions(topic)):
+                rows = self._rows.get((topic, partition))
+                if rows is not None:
+                    changes = [(one.offset, one.key, one.value) for one in log.records(topic, partition)]
+                    alarms += fold_alarms(f"{topic}-{partition}", *rows, changes)
+                alarms += writer_alarms(f"{topic}-{partition}", log.epochs(topic, partition))

@@ -1,0 +1,182 @@
+"""A world: machines with a clock, a disk and a line to the log, the processes on them, and the faults that they meet.
+
+    Machine ── process (an actor of the scheduler; ended and started again) ── calls ──> Line ──> log, disk, storage
+                                                                                  └── faults of this machine
+
+Rules of this file: every call of a port of a process passes through `Line.run` or `Line.wait`. A call without a process
+is the world's own hand, and meets no fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from simulator.calls import ProcessEnded
+from simulator.draws import Draws
+from simulator.faults import ENDS, Fault, Kind
+from simulator.scheduler import Actor, Scheduler
+from standfast.store.errors import Unavailable
+
+T = TypeVar("T")
+START_MS = 1_356_998_400_000  # 2013-01-01, as the records of the tests
+LOG_CALLS = ("log.", "group.", "admin.")
+LATENCY_MS = 2.0  # of a call to the log, on the average
+SLOW_MS = 400.0
+
+
+class Machine:
+    """One instance's machine."""
+
+    def __init__(self, number: int, scheduler: Scheduler) -> None:
+        self.number = number
+        self.name = f"instance {number}"
+        self.process: Actor | None = None
+        self.wall_offset_ms = 0
+        self.cut_until_ms = self.slow_until_ms = -1.0
+        self.waiting: list[Fault] = []  # faults that wait for their place
+        self.raises = 0  # exceptions that the application's code is to raise
+        self.calls: Counter[str] = Counter()  # by name, of all its processes
+        self._scheduler = scheduler
+
+    # As a Clock of the product.
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch, by this machine."""
+        return START_MS + int(self._scheduler.now_ms) + self.wall_offset_ms
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since the machine's boot."""
+        return int(self._scheduler.now_ms)
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Let simulated time pass."""
+        if self._scheduler.current is None:
+            raise AssertionError("the world's own hand does not sleep")
+        self._scheduler.wait(duration_ms)
+
+
+class World:
+    """See the head of this file. `met` counts (fault, call) and `states` (fault, role and state of a task)."""
+
+    def __init__(self, seed: int, machines: int, faults: tuple[Fault, ...]) -> None:
+        self.draws = Draws(seed)
+        self.scheduler = Scheduler(self.draws)
+        self.machines = [Machine(number, self.scheduler) for number in range(machines)]
+        self.trace: list[str] = []
+        self.met: Counter[tuple[str, str]] = Counter()
+        self.states: Counter[tuple[str, str]] = Counter()
+        self.refused: Counter[str] = Counter()  # calls of processes that had ended, none of which had an effect
+        self.on_fault: Callable[[Fault, Machine], None] = lambda fault, machine: None
+        self.states_of: Callable[[Machine], set[str]] = lambda machine: set()
+        for fault in faults:
+            self.machines[fault.machine].waiting.append(fault)
+        for machine in self.machines:
+            machine.waiting.sort(key=lambda one: one.at_ms)
+
+    @property
+    def now_ms(self) -> float:
+        """Simulated milliseconds since the beginning."""
+        return self.scheduler.now_ms
+
+    def machine(self) -> Machine | None:
+        """The machine of the running process."""
+        actor = self.scheduler.current
+        return None if actor is None else next((one for one in self.machines if one.process is actor), None)
+
+    def tell(self, text: str) -> None:
+        """Write a line of the trace."""
+        self.trace.append(f"{self.now_ms:.3f} {text}")
+
+    # As Calls.
+
+    def run(self, name: str, effect: Callable[[], T]) -> T:
+        """A call of a port, by the running process."""
+        actor = self.scheduler.current
+        if actor is None:
+            return effect()
+        if actor.ended:
+            self.refused[name] += 1
+            raise ProcessEnded(repr(actor))
+        machine = self.machine()
+        if machine is None:  # a client of the world itself, such as the feeder
+            return effect()
+        machine.calls[name] += 1
+        self.tell(f"{actor} {name}")
+        fault = self._due(machine, name)
+        of_log = name.startswith(LOG_CALLS)
+        if of_log:
+            self._travel(machine, name)
+        if fault is not None and not fault.after:
+            self._meet(fault, machine, name)
+        if of_log and self.now_ms < machine.cut_until_ms:
+            self._wait_for_answer(machine, name)
+        result = effect()
+        if fault is not None and fault.after:
+            self._meet(fault, machine, name)
+        if of_log and (self.now_ms < machine.cut_until_ms or (fault is not None and fault.kind is Kind.LOST)):
+            self._wait_for_answer(machine, name)
+        return result
+
+    def wait(self, wait_ms: float, ready: Callable[[], bool] | None = None) -> None:
+        """A wait of the running process."""
+        self.scheduler.wait(wait_ms, ready)
+
+    def _due(self, machine: Machine, name: str) -> Fault | None:
+        """The fault whose place this call is."""
+        for index, fault in enumerate(machine.waiting):
+            if fault.at_ms > self.now_ms:
+                return None
+            if not name.startswith(fault.call):
+                continue
+            if fault.skip:
+                machine.waiting[index] = Fault(
+                    fault.kind, fault.machine, fault.at_ms, fault.call, fault.skip - 1, fault.after, fault.for_ms
+                )
+                continue
+            del machine.waiting[index]
+            return fault
+        return None
+
+    def _travel(self, machine: Machine, name: str) -> None:
+        number = machine.calls[name]
+        part = self.draws.number("latency", machine.number, name, number)
+        usual_ms = SLOW_MS if self.now_ms < machine.slow_until_ms else LATENCY_MS
+        self.scheduler.wait(2 * usual_ms * part * part)
+
+    def _wait_for_answer(self, machine: Machine, name: str) -> None:
+        """The log does not answer: the client gives up, as the product's clients do after their time."""
+        self.scheduler.wait(min(max(machine.cut_until_ms - self.now_ms, 1), 1_000))
+        raise Unavailable(f"{name}: no answer (simulated)")
+
+    def _meet(self, fault: Fault, machine: Machine, name: str) -> None:
+        self.tell(f"{machine.process} meets {fault}")
+        self.met[fault.kind.value, name] += 1
+        for state in self.states_of(machine):
+            self.states[fault.kind.value, state] += 1
+        self.on_fault(fault, machine)
+        actor = machine.process
+        if fault.kind in (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE):
+            assert actor is not None
+            actor.ended = True
+            raise ProcessEnded(repr(actor))
+        if fault.kind is Kind.PAUSE:
+            self.scheduler.wait(fault.for_ms)
+        elif fault.kind is Kind.CUT:
+            machine.cut_until_ms = self.now_ms + fault.for_ms
+        elif fault.kind is Kind.SLOW:
+            machine.slow_until_ms = self.now_ms + fault.for_ms
+        elif fault.kind is Kind.CLOCK:
+            machine.wall_offset_ms += fault.for_ms if fault.skip % 2 else -fault.for_ms
+        elif fault.kind is Kind.RAISE:
+            machine.raises += 1
+
+    def over(self) -> bool:
+        """Whether every fault has met its place, or has none."""
+        return all(not machine.waiting for machine in self.machines)
+
+
+def is_end(fault: Fault) -> bool:
+    """Whether a process ends by it, and starts again later."""
+    return fault.kind in ENDS
