@@ -22,7 +22,7 @@ from standfast.replication.log import Log, LogReader, Record
 from standfast.restore.replay.bulk_plan import TAIL_RECORDS, Tail, skip_before_ms
 from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
 from standfast.restore.replay.run_builder import RunBuilder, quick_digest
-from standfast.store.clock import SystemClock, measured_ns
+from standfast.store.clock import measured_ns, real_clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
@@ -50,7 +50,7 @@ class Worker:
         self._job = job
         self._say = say
         self._stop = stop
-        self._clock = SystemClock()
+        self._clock = real_clock()
         self._phases_ns: Counter[str] = Counter()
 
     def run(self) -> None:

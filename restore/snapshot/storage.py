@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import os
 import re
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +35,7 @@ from standfast.store.errors import BadConfig, Corruption, StandfastError, Unavai
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
+from standfast.store.outside import environment, new_id, random_bytes
 
 if TYPE_CHECKING:
     from obstore import Bytes
@@ -153,7 +153,7 @@ class Storage:
     def _probe(self) -> bytes | None:
         """Put two contents under one key; returns the one that is there then. Raises DamagedReads for a third one."""
         # A new key each time: instances that start together probe beside each other.
-        key = f"{PROBES}/{uuid.uuid4().hex}"
+        key = f"{PROBES}/{new_id('probe', 32)}"
         try:
             self.put_new(key, FIRST)
             reach("snapshot.probe")
@@ -170,7 +170,7 @@ class Storage:
 
         A storage that takes no object from this user cannot be asked.
         """
-        key, content = f"{PROBES}/{uuid.uuid4().hex}", os.urandom(PROBE_BYTES)
+        key, content = f"{PROBES}/{new_id('probe', 32)}", random_bytes("probe", PROBE_BYTES)
         try:
             self._create(key, content)
         except Unavailable:
@@ -384,7 +384,7 @@ class Storage:
             raise
         except (BaseError, ValueError, OSError) as error:
             raise Unavailable(
-                f"{doing} the storage of snapshots {self.where}: {shown(error, os.environ)}: "
+                f"{doing} the storage of snapshots {self.where}: {shown(error, environment())}: "
                 f"{_fix(error, self._address, check)}"
             ) from None  # the cause repeats the request, which may be signed
 

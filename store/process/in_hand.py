@@ -34,6 +34,7 @@ from typing import IO, NamedTuple, cast
 
 from standfast.store.clock import boot_id
 from standfast.store.log import as_event, logger
+from standfast.store.outside import process_id
 
 FOLDER = ".hands"
 INPUT, OFFSET, STEP, NOTED = range(4)
@@ -129,7 +130,7 @@ class InHand:
 
     def _begin(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
-        path = folder / str(os.getpid())
+        path = folder / str(process_id())
         _remove(path)
         # O_APPEND: the lines come behind the words, which are written by the mapping alone.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -139,7 +140,7 @@ class InHand:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         memory = mmap.mmap(self._text, _WORDS * _WORD_BYTES)
         self.words = cast("MutableSequence[int]", memoryview(memory).cast("q"))
-        self._say({"pid": os.getpid(), "boot": boot_id()})
+        self._say({"pid": process_id(), "boot": boot_id()})
         if not faulthandler.is_enabled():  # else the program has chosen where its stacks go
             self._stack = path.with_name(path.name + _STACK).open("xb", buffering=0)
             faulthandler.enable(self._stack, all_threads=False)  # of the one that ended it

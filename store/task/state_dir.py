@@ -22,7 +22,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 from pathlib import Path
 
 from standfast.store.arguments import path_problems, refuse
@@ -31,6 +30,7 @@ from standfast.store.errors import Corruption, Held, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_name, few
+from standfast.store.outside import new_id, process_id
 from standfast.store.process import forks
 from standfast.store.process.holders import held_by
 from standfast.store.rocks.files import copy_closed
@@ -166,7 +166,7 @@ class StateDir:
         return self.path / ASIDE_FOLDER / folder
 
     def _aside_path(self, task: str, reason: str) -> Path:
-        return self.aside_path(f"{task}.{reason}.{uuid.uuid4().hex[:8]}")
+        return self.aside_path(f"{task}.{reason}.{new_id('folder', 8)}")
 
     def aside(self, task: str) -> list[Path]:
         """Directories set aside for a task, the oldest first."""
@@ -191,7 +191,7 @@ class StateDir:
         """A free path for a copy of a task on its way to or from a storage; the caller makes and removes the folder."""
         folder = self.path / COPYING_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        return folder / f"{task}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        return folder / f"{task}.{process_id()}-{new_id('folder', 8)}"
 
     def drop_copies(self, pid: int) -> None:
         """Delete the copies of tasks that a process left which has ended: a killed one removes none itself."""
@@ -272,7 +272,7 @@ class StateDir:
             # flock, not fcntl's record locks: it belongs to the handle, so workers inherit it with the handle.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
+            os.pwrite(self._lock, f"pid {process_id()}\n".encode(), 0)
         except BlockingIOError:
             # Not the note in the file: its process may have ended, and one that it lent the lock to may have it.
             holder, those = held_by(self._lock)
@@ -289,7 +289,7 @@ class StateDir:
         kept = kept_instance(self.path)
         if kept:
             return kept
-        instance_id = uuid.uuid4().hex[:12]
+        instance_id = new_id("instance", 12)
         write_atomically(path, instance_id + "\n")
         return instance_id
 
@@ -464,7 +464,7 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666, group: str | N
     `mode` is that of the new file, under the umask; `group` owns it, from before the file has its name.
     """
     # An unpredictable name, and O_EXCL, which follows no link: else a planted link would lead the write elsewhere.
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = path.with_name(f"{path.name}.{new_id('file', 8)}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode if group is None else 0o600)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
