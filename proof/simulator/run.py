@@ -11,13 +11,11 @@ way of its own; the garbage collector runs between worlds alone.
 from __future__ import annotations
 
 import gc
-import hashlib
-import logging
 import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -174,7 +174,7 @@ def fetch(
         storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256, arrived)
         reach("snapshot.download")
 
-    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:
+    with storage.threads.pool(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:
         running = [pool.submit(download, file) for file in snapshot.files]
         try:
             for future in wait(running, return_when=FIRST_EXCEPTION).done:

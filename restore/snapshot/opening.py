@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from standfast.restore.snapshot.address import OTHERS, parse_storage
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.process.threads import THREADS, Threads
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.storage import Storage
@@ -24,8 +25,10 @@ def missing_library() -> list[str]:
     return [MISSING]
 
 
-def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Storage:
+def open_storage(text: str, app: str, *, patience_s: int | None = None, threads: Threads = THREADS) -> Storage:
     """The storage of an application's snapshots; `patience_s` bounds the repeats of a failed request.
+
+    `threads`: for requests that are made beside each other.
 
     Raises BadConfig for an unusable address, and with the line that installs the library if that is missing.
     """
@@ -38,7 +41,9 @@ def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Stora
         if error.name is None or error.name.partition(".")[0] != "obstore":
             raise
         raise BadConfig([MISSING]) from error
-    return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)
+    storage = Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)
+    storage.threads = threads
+    return storage
 
 
 def open_existing(text: str, app: str, *, patience_s: int | None = None) -> Storage:

@@ -18,7 +18,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +36,7 @@ from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.outside import environment, new_id, random_bytes
+from standfast.store.process.threads import THREADS
 
 if TYPE_CHECKING:
     from obstore import Bytes
@@ -83,6 +84,8 @@ class DamagedReads(Unavailable):
 
 class Storage:
     """One application's part of a storage. Any number of threads may use it."""
+
+    threads = THREADS  # those of its owner, for requests beside each other
 
     def __init__(self, address: Address, app: str, *, patience_s: int = PATIENCE_S) -> None:
         self.app = app
@@ -332,7 +335,7 @@ class Storage:
             yield from (self.read_range(key, *one) for one in ranges)
             return
         under_way: deque[Future[Bytes]] = deque()
-        with ThreadPoolExecutor(RANGES_AHEAD, "standfast-snapshot-range") as pool:
+        with self.threads.pool(RANGES_AHEAD, "standfast-snapshot-range") as pool:
             try:
                 for one in ranges:
                     under_way.append(pool.submit(self.read_range, key, *one))

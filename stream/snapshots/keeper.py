@@ -26,6 +26,7 @@ from standfast.store.arguments import INT64_MAX
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
+from standfast.store.process.threads import THREADS, Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
@@ -70,9 +71,10 @@ class SnapshotKeeper(StorageCare):
         clock: Clock,
         counts: SnapshotCounts,
         cares: bool = True,
+        threads: Threads = THREADS,
     ) -> None:
         """`tasks` gives the active tasks that run now; the rest is as in StorageCare."""
-        super().__init__(app, policy, clock=clock, counts=counts, cares=cares)
+        super().__init__(app, policy, clock=clock, counts=counts, cares=cares, threads=threads)
         self._state = state
         self._tasks = tasks
         self._shared = RocksShared(MEMORY_BYTES)
@@ -234,7 +236,7 @@ class SnapshotKeeper(StorageCare):
             now_ms = self._clock.monotonic_ms()
             begin_ms = max(self._free_ms, now_ms)
             self._free_ms = begin_ms + sent * 1_000 / limit
-        self._stop.wait((begin_ms - now_ms) / 1_000)
+        self.threads.wait(self._stop, begin_ms - now_ms)
 
 
 def on_disk(task: RunningTask) -> bool:

@@ -66,6 +66,7 @@ from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Standf
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.process.threads import Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened
 from standfast.store.rows import RowLimits
@@ -121,6 +122,7 @@ class TaskOpener:
         progress: LeaseProgress,
         snapshot_counts: SnapshotCounts,
         downloads: Downloads,
+        threads: Threads,
     ) -> None:
         self.app = app
         self.log = log
@@ -167,6 +169,7 @@ class TaskOpener:
                 counts=snapshot_counts,
                 downloads=downloads,
                 progress=progress,
+                threads=threads,
             )
         self._waits_from_ms = 0  # for ends of transactions; before that they are looked for once
         self._specs: dict[int, tuple[StoreSpec, ...]] = {}  # of groups whose topics are known, with their forms of keys

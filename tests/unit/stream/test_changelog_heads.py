@@ -273,17 +273,17 @@ def test_every_kind_of_session_that_owns_tasks_removes_records_in_a_thread(bench
         ]
         for kind, given in kinds:
             with kind("app", log=bench.address, stores=STORES, partitions=1, background=False, **given) as session:
-                assert changelog_heads.THREAD in session._background()
+                assert changelog_heads.THREAD in session._repeats()
         with sf.Replica("app", log=bench.address, state_dir=bench.root / "copy", stores=STORES) as replica:
-            assert changelog_heads.THREAD not in {thread.name for thread in replica._threads}
+            assert changelog_heads.THREAD not in replica._repeats()
         plain: dict[str, Any] = {"stores": [sf.KeyValueStore("kv", TEXT, TEXT)], "state_dir": bench.root / "plain"}
         with sf.Session("other", log=bench.address, partitions=1, background=False, **plain) as session:
-            assert changelog_heads.THREAD not in session._background()
+            assert changelog_heads.THREAD not in session._repeats()
 
 
 @pytest.mark.slow
 def test_thread_of_a_session_removes_records(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog_heads, "LOOK_S", 0.01)
+    monkeypatch.setattr(changelog_heads, "LOOK_MS", 10)
     monkeypatch.setattr(changelog_heads, "INTERVAL_MS", 0)
     owner = bench.active(stores=STORES, background=True, clock=SystemClock())
     write_hours(owner, 0, 240)

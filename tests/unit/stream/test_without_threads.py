@@ -1,0 +1,125 @@
+"""Sessions and applications without threads: everything happens as steps of `poll_once`, in the caller's thread.
+
+Several instances are driven by hand, in one thread and under one clock, which moves by the test's steps alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.replication.offsets import TaskId
+from standfast.stream.task.statistics import LEASE_LATE
+from support.apps import create, write, written
+from support.sessions import Bench
+
+LEASE_MS = 1_500
+STEP_MS = 50
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the threads that a test starts: there are none."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    yield names
+    assert names == []
+
+
+class Instances:
+    """Instances of one application on one log, each with a state directory, and the steps of all of them."""
+
+    def __init__(self, bench: Bench, **given: Any) -> None:
+        self._bench = bench
+        self._given = given
+        self.apps: dict[str, sf.App] = {}
+
+    def open(self, name: str, **given: Any) -> sf.App:
+        bench = self._bench
+        app = sf.App("app", log=bench.address, state_dir=bench.root / name, clock=bench.clock, lease_ms=LEASE_MS,
+                     stores=[sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)],
+                     **{**self._given, **given})  # fmt: skip
+        app.stream("in", value=sf.serde.string).group_by_key().count("counts").to_stream().to(
+            "out", value=sf.serde.int64
+        )
+        app.open(background=False)
+        self.apps[name] = app
+        return app
+
+    def until(self, done: Callable[[], bool], *names: str, steps: int = 400) -> None:
+        """Rounds of these instances, by default of all, with time in between."""
+        for _ in range(steps):
+            for name in names or tuple(self.apps):
+                self.apps[name].poll_once()
+            if done():
+                return
+            self._bench.clock.advance(STEP_MS)
+        raise AssertionError(f"not reached within {steps} steps")
+
+    def running(self, name: str) -> set[TaskId]:
+        session = self.apps[name].session
+        assert session is not None
+        return set(session.open_tasks())
+
+    def close(self) -> None:
+        for app in self.apps.values():
+            app.close()
+
+
+@pytest.fixture
+def instances(bench: Bench) -> Iterator[Callable[..., Instances]]:
+    with ExitStack() as stack:
+
+        def make(**given: Any) -> Instances:
+            found = Instances(bench, **given)
+            stack.callback(found.close)
+            return found
+
+        create(bench, 2, "in", "out")
+        yield make
+
+
+def feed(bench: Bench, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        write(bench, "in", (f"k{number % 8}", "x", number), partition=number % 2)
+
+
+def counted(bench: Bench) -> dict[str, int]:
+    """The last result of each key."""
+    found = [one for partition in range(2) for one in written(bench, "out", partition) if one.key is not None]
+    return {one.key.decode(): int.from_bytes(one.value or b"") for one in found if one.key is not None}
+
+
+def folded(count: int) -> dict[str, int]:
+    """The results of so many records: keys of one partition are all even, those of the other one all odd."""
+    return {f"k{key}": len(range(key, count, 8)) for key in range(8)}
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_tasks_of_an_instance_that_is_polled_no_more_go_on_elsewhere(
+    bench: Bench, instances: Callable[..., Instances], guarantee: str
+) -> None:
+    both = instances(guarantee=guarantee)
+    both.open("a")
+    both.open("b")
+    both.until(lambda: len(both.running("a")) == len(both.running("b")) == 1)
+    feed(bench, 40)
+    both.until(lambda: counted(bench) == folded(40))
+    both.until(lambda: len(both.running("b")) == 2, "b")
+    feed(bench, 40, first=40)
+    both.until(lambda: counted(bench) == folded(80), "b")
+    both.until(lambda: len(both.running("a")) == 1)  # it joins again, and gives up what it lost meanwhile
+    session = both.apps["a"].session
+    assert session is not None
+    assert session.counters.leases_lost[LEASE_LATE] == 1
