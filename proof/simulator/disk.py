@@ -39,13 +39,20 @@ class OpenDatabase(Protocol):
 
 
 class SimDisk:
-    """One machine's disk; it outlives processes."""
+    """One machine's disk; it outlives processes, of which one at a time runs. Its calls go through `calls`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, calls: Calls) -> None:
         self.root = root
+        self._calls = calls
         self.refuses = 0  # the errno of each change: ENOSPC, EROFS or EIO; 0: none
         self.slow_ms = 0.0
         self.opened: list[OpenDatabase] = []
+
+    def run(self, name: str, effect: Callable[[], T]) -> T:
+        """A call of the machine's process."""
+        if self.slow_ms:
+            self._calls.wait(self.slow_ms)
+        return self._calls.run(name, effect)
 
     def refuse(self, where: str) -> None:
         """Raise NoRoom, as RocksDB's engine does, if the disk takes no writes."""
@@ -57,14 +64,22 @@ class SimDisk:
         if self.refuses:
             raise OSError(self.refuses, os.strerror(self.refuses), str(path))
 
+    def end_process(self) -> None:
+        """The machine's process has ended: its files are closed, and with that its locks are free."""
+        for one in list(self.opened):
+            one.let_go()
+        self.opened.clear()
+
     def lose_power(self, draws: Draws, *question: str | int) -> None:
-        """Cut rows that were not flushed off at a drawn byte. All processes of the machine have ended before."""
-        assert not self.opened, "a process of this machine still runs"
+        """Cut rows that were not flushed off at a drawn byte. The machine's process has ended before."""
+        assert not self.opened, "the process of this machine still runs"
         for number, path in enumerate(sorted(self.root.rglob(ROWS_FILE))):
             noted, size = path.with_name(SYNCED), path.stat().st_size
             synced = int(noted.read_text(encoding="ascii")) if noted.exists() else size
             if synced < size:
-                os.truncate(path, synced + draws.below(size - synced + 1, *question, number))
+                # All and nothing are kept now and then.
+                kept = min(max(1.5 * draws.number(*question, number) - 0.25, 0), 1)
+                os.truncate(path, synced + round(kept * (size - synced)))
 
     def damage(self, path: Path, at: int) -> None:
         """Flip a bit of the byte at this place of a file."""
@@ -74,39 +89,3 @@ class SimDisk:
         for one in self.opened:
             if one.path == path.parent:
                 one.look_again()
-
-
-class SimShared:
-    """A process on a disk: what RocksShared is to RocksEngine. Its calls go through `calls`."""
-
-    def __init__(self, disk: SimDisk, calls: Calls, memory_bytes: int = 0) -> None:
-        self.disk = disk
-        self.memory_bytes = memory_bytes
-        self.opened: list[OpenDatabase] = []
-        self._calls = calls
-
-    def usage_bytes(self) -> int:
-        """Nothing is cached."""
-        return 0
-
-    def run(self, name: str, effect: Callable[[], T]) -> T:
-        """A call to the disk."""
-        if self.disk.slow_ms:
-            self._calls.wait(self.disk.slow_ms)
-        return self._calls.run(name, effect)
-
-    def took(self, database: OpenDatabase) -> None:
-        """A database was opened."""
-        self.opened.append(database)
-        self.disk.opened.append(database)
-
-    def gave_back(self, database: OpenDatabase) -> None:
-        """A database was closed."""
-        self.opened.remove(database)
-        self.disk.opened.remove(database)
-
-    def end(self) -> None:
-        """The process has ended: its files are closed, and with that its locks are free."""
-        for one in list(self.opened):
-            one.let_go()
-            self.gave_back(one)

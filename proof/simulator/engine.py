@@ -26,7 +26,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from simulator.disk import ROWS_FILE, SYNCED, SimShared
+from simulator.disk import ROWS_FILE, SYNCED, SimDisk
 from simulator.row_log import RANGE, BrokenLog, batches, encoded
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
 from standfast.store.errors import Closed, Corruption, Held, InvalidRequest, UnknownStore
@@ -66,17 +66,14 @@ class SimEngine:
     def __init__(
         self,
         path: Path,
+        disk: SimDisk,
         *,
-        shared: SimShared,
         read_only: bool = False,
         careful: bool = False,
-        whole_wal: bool = False,
-        restoring: bool = False,
         families: Collection[str] = (),
     ) -> None:
-        """`whole_wal` and `restoring` change nothing: damage is always found, and there is no compaction."""
-        self.path = Path(path)
-        self._shared = shared
+        self.path = path
+        self._disk = disk
         self._read_only = read_only
         self._closed = False
         self._memory = MemoryEngine(f"the engine of {path}")
@@ -86,7 +83,7 @@ class SimEngine:
         self._handle = -1
         self._bytes = 0
         self._sealer: Sealer | None = None
-        shared.run("engine.open", lambda: self._open(careful, sorted(families)))
+        disk.run("engine.open", lambda: self._open(careful, sorted(families)))
 
     @property
     def durable(self) -> bool:
@@ -112,17 +109,17 @@ class SimEngine:
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """As of the port."""
-        return self._shared.run("engine.get", lambda: self._sound(family).get(family, key))
+        return self._disk.run("engine.get", lambda: self._sound(family).get(family, key))
 
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """As of the port."""
-        return self._shared.run("engine.get", lambda: self._sound(family).get_many(family, keys))
+        return self._disk.run("engine.get", lambda: self._sound(family).get_many(family, keys))
 
     def scan(
         self, family: str, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
     ) -> MemoryScan:
         """As of the port."""
-        return self._shared.run("engine.scan", lambda: self._sound(family).scan(family, start, end, reverse=reverse))
+        return self._disk.run("engine.scan", lambda: self._sound(family).scan(family, start, end, reverse=reverse))
 
     def write(self, rows: Mapping[str, Rows], ranges: Sequence[KeyRange] = ()) -> None:
         """As of the port."""
@@ -167,10 +164,18 @@ class SimEngine:
         """As of the port."""
         return self._memory.statistics(family)
 
+    def stalled_ms(self) -> int:
+        """0: there is no compaction to wait for."""
+        return 0
+
+    def families_of(self, file: str) -> frozenset[str]:
+        """None: an error about damage names families."""
+        return frozenset()
+
     def close(self) -> None:
         """As of the port. Rows that were not flushed stay so."""
         if not self._closed:
-            self._shared.run("engine.close", self._close)
+            self._disk.run("engine.close", self._close)
 
     def let_go(self) -> None:
         """Close the files: at the end of the process, too."""
@@ -185,32 +190,27 @@ class SimEngine:
         self._damaged = _read(self.path).damaged
 
     def _open(self, careful: bool, families: Collection[str]) -> None:
-        found = None
-        if (self.path / "CURRENT").exists():
-            if not careful:
-                check_seal(self.path)
-            found = _read(self.path)
-            if found.damaged and not careful:
-                raise _damage(self.path, found.damaged)
+        if not careful:
+            check_seal(self.path)
+        found = _read(self.path) if (self.path / "CURRENT").exists() else None
+        if found is not None and found.damaged and not careful:
+            raise _damage(self.path, found.damaged)
         if self._read_only:
             if found is None:
                 raise InvalidRequest(f"{self.path} holds no database: name a task's directory or a checkpoint")
             self._load(found)
         else:
-            self._shared.disk.refuse(f"opening {self.path}")
+            self._disk.refuse(f"opening {self.path}")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
-            self._load(found or _Found({DEFAULT_FAMILY: 0}, 1, {}, set(), 0))
-            if self._damaged and found is not None:
-                os.ftruncate(self._handle, found.whole)
-            else:
-                _write_files(self.path, self._ids, self._tables())
-            self._bytes = os.fstat(self._handle).st_size
-            self._sync()
-            self._sealer = Sealer(self.path)
-            for family in families:
-                self._create(family)
-        self._shared.took(self)
+            try:
+                self._begin(found or _Found({DEFAULT_FAMILY: 0}, 1, {}, set(), 0))
+                for family in families:
+                    self._create(family)
+            except BaseException:
+                self.let_go()
+                raise
+        self._disk.opened.append(self)
 
     def _lock(self) -> None:
         self._handle = os.open(self.path / ROWS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -219,6 +219,16 @@ class SimEngine:
         except BlockingIOError:
             self.let_go()
             raise Held(f"opening {self.path}: another engine holds it: stop that one first") from None
+
+    def _begin(self, found: _Found) -> None:
+        self._load(found)
+        if found.damaged:
+            os.ftruncate(self._handle, found.whole)
+        else:
+            _write_files(self.path, found.ids, found.tables)
+        self._bytes = os.fstat(self._handle).st_size
+        self._sync()
+        self._sealer = Sealer(self.path)
 
     def _load(self, found: _Found) -> None:
         self._ids, self._next_id, self._damaged = found.ids, found.next_id, found.damaged
@@ -232,10 +242,10 @@ class SimEngine:
     def _change(self, name: str, effect: Callable[[], None]) -> None:
         def change() -> None:
             self._check_writable()
-            self._shared.disk.refuse(f"{name} of {self.path}")
+            self._disk.refuse(f"{name} of {self.path}")
             effect()
 
-        self._shared.run(name, change)
+        self._disk.run(name, change)
 
     def _check_writable(self) -> None:
         if self._closed:
@@ -307,7 +317,26 @@ class SimEngine:
 
     def _close(self) -> None:
         self.let_go()
-        self._shared.gave_back(self)
+        self._disk.opened.remove(self)
+
+
+def opener(disks: Sequence[SimDisk]) -> Callable[..., SimEngine]:
+    """What the product calls to open an engine: it opens those of folders on these disks."""
+
+    def open_engine(
+        path: Path,
+        *,
+        shared: RocksShared,
+        read_only: bool = False,
+        careful: bool = False,
+        whole_wal: bool = False,  # damage is always found
+        restoring: bool = False,
+        families: Collection[str] = (),
+    ) -> SimEngine:
+        (disk,) = (one for one in disks if path.is_relative_to(one.root))
+        return SimEngine(path, disk, read_only=read_only, careful=careful, families=families)
+
+    return open_engine
 
 
 class _Found(NamedTuple):

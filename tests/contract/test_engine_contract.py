@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.calls import DirectCalls
-from simulator.disk import SimDisk, SimShared
+from simulator.disk import SimDisk
 from simulator.engine import SimEngine
 from standfast.store.clock import ManualClock
 from standfast.store.engine import DEFAULT_FAMILY, Engine, KeyRange, Row
@@ -34,11 +34,10 @@ def shared() -> RocksShared:
 
 @pytest.fixture(params=["rocksdb", "memory", "simulated"])
 def engine(request: Any, tmp_path: Path, shared: RocksShared) -> Iterator[Engine]:
-    simulated = SimShared(SimDisk(tmp_path), DirectCalls(ManualClock(0)))
     opened: Engine = {
         "rocksdb": lambda: RocksEngine(tmp_path / "db", shared=shared),
         "memory": MemoryEngine,
-        "simulated": lambda: SimEngine(tmp_path / "db", shared=simulated),
+        "simulated": lambda: SimEngine(tmp_path / "db", SimDisk(tmp_path, DirectCalls(ManualClock(0)))),
     }[request.param]()
     opened.create_family(FAMILY)
     yield opened
