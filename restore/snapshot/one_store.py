@@ -26,9 +26,11 @@ from standfast.restore.snapshot.fetch import Step, fetch, warn_of_pass
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import Judged
+from standfast.store.engine import Engine
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.sst import Batch, write_batches
 from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores
@@ -120,7 +122,7 @@ def read_rows(directory: Path, wanted: Collection[str], target: Path, shared: Ro
     record = read_cut(directory, shared).record
     target.mkdir(mode=0o700)
     found = {}
-    with closing(RocksEngine(directory, shared=shared, read_only=True)) as engine:
+    with closing(open_engine(directory, shared=shared, read_only=True)) as engine:
         families = sorted(engine.families())
         for number, store in enumerate(sorted(wanted)):
             position = record.positions.get(store)
@@ -135,7 +137,7 @@ def read_rows(directory: Path, wanted: Collection[str], target: Path, shared: Ro
     return found
 
 
-def _write(engine: RocksEngine, family: str, path: Path) -> bool:
+def _write(engine: Engine, family: str, path: Path) -> bool:
     """Write the rows of a family as one file; False if it has none, since an empty file is an error."""
     with engine.scan(family) as scan:
         batches = _batches(iter(scan))

@@ -23,7 +23,8 @@ from standfast.restore.verify.at_rest import cut_of
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.log import as_event, logger
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position
 from standfast.store.task.state_dir import StateDir, check_marker
@@ -105,7 +106,7 @@ class RowsOnDisk:
         try:
             check_marker(path, self._state_dir.app, str(task))
             with self._opening(path):
-                engine = RocksEngine(path, shared=self._shared, read_only=True)
+                engine = open_engine(path, shared=self._shared, read_only=True)
                 try:
                     return cut_of(engine, str(path)).positions
                 finally:

@@ -34,13 +34,13 @@ from standfast.store.errors import Closed, Corruption, Held, InternalError, Inva
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.process import forks
+from standfast.store.process.tracebacks import clear_frames, is_foreign
 from standfast.store.rocks.damage import DamageNotes, refuse_noted
 from standfast.store.rocks.errors import STALLS_PROPERTY, damaged_file, stalled_ms, translate
 from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refuse_foreign
 from standfast.store.rocks.scan import RocksScan
 from standfast.store.rocks.seal import Sealer, check_seal
 from standfast.store.rocks.sst import ingest, table_options
-from standfast.store.tracebacks import clear_frames, is_foreign
 
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms

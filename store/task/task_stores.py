@@ -30,8 +30,9 @@ from standfast.store.file_errors import NoRoom, told
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import hidden_row
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import StoreSpec, as_stored, definition_changes
@@ -480,15 +481,14 @@ class TaskStores:
 
     def stalled_ms(self) -> int:
         """Milliseconds for which the database, one for all stores of a task, held writes back since its opening."""
-        return self.engine.stalled_ms() if isinstance(self.engine, RocksEngine) else 0
+        return self.engine.stalled_ms()
 
     def checkpoint(self, directory: Path) -> None:
         """Write an openable copy of all committed rows, without stores in memory, to a new directory."""
         self._check_usable()
-        engine = self.engine
-        if not isinstance(engine, RocksEngine):
+        if not self.engine.durable:
             raise InvalidRequest(f"task {self.task} has no files to copy: its stores are in memory")
-        engine.checkpoint(directory)
+        self.engine.checkpoint(directory)
         definitions_file.keep(directory, {name: spec.placed_definition() for name, spec in self.specs.items()})
 
     def restoring(self, on: bool) -> None:
@@ -537,7 +537,7 @@ class TaskStores:
             write_marker(self.directory, app, self.task)
         if self._whole_wal and not self._careful:
             refuse_damaged_wal(self.directory, every_byte=False)
-        return RocksEngine(
+        return open_engine(
             self.directory,
             shared=shared,
             careful=self._careful,

@@ -38,9 +38,9 @@ from standfast.store.names import few
 from standfast.store.process import forks
 from standfast.store.process.figures import Figures
 from standfast.store.process.interrupts import Apart, Flag, is_main, whole
+from standfast.store.process.tracebacks import letting_go
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.store.tracebacks import letting_go
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host

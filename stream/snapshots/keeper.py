@@ -26,7 +26,7 @@ from standfast.store.arguments import INT64_MAX
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.snapshots.care import StorageCare
@@ -239,7 +239,7 @@ class SnapshotKeeper(StorageCare):
 
 def on_disk(task: RunningTask) -> bool:
     """Whether a task has files: one whose stores are all in memory, or that has none, has no snapshot."""
-    return isinstance(task.stores.engine, RocksEngine)
+    return task.stores.engine.durable
 
 
 def _place(task: RunningTask) -> int:

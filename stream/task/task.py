@@ -68,11 +68,11 @@ from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
 from standfast.store.process import forks
 from standfast.store.process.interrupts import Flag
+from standfast.store.process.tracebacks import clear_frames
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import source_key
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
-from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes

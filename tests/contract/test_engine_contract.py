@@ -65,6 +65,11 @@ def test_rows_come_in_order_of_unsigned_bytes(engine: Engine) -> None:
     assert rows_of(engine, reverse=True) == expected[::-1]
 
 
+def test_engine_answers_about_stalls_and_unknown_files(engine: Engine) -> None:
+    assert engine.stalled_ms() == 0
+    assert engine.families_of("999999") == frozenset()
+
+
 @pytest.mark.parametrize("start", [None, *KEYS])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_ranges_include_their_start_and_exclude_their_end(engine: Engine, start: bytes | None, reverse: bool) -> None:
