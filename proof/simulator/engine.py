@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simulator.disk import ROWS_FILE, SYNCED, SimDisk
-from simulator.row_log import RANGE, BrokenLog, batches, encoded
+from simulator.draws import Draws
+from simulator.row_log import HEADER_BYTES, RANGE, BrokenLog, batches, encoded
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
 from standfast.store.errors import Closed, Corruption, Held, InvalidRequest, UnknownStore
 from standfast.store.memory import MemoryEngine, MemoryScan
@@ -339,6 +340,27 @@ def opener(disks: Sequence[SimDisk]) -> Callable[..., SimEngine]:
     return open_engine
 
 
+def damage_somewhere(disk: SimDisk, draws: Draws, *question: str | int) -> Path | None:
+    """Flip a bit of rows of a drawn family of a drawn database, or now and then of a header; None if it has none."""
+    files = [path for path in sorted(disk.root.rglob(ROWS_FILE)) if path.stat().st_size]
+    if not files:
+        return None
+    path = draws.choice(files, *question, "database")
+    try:
+        frames = [frame for batch in batches(path.read_bytes()) for frame in batch]
+    except BrokenLog:
+        frames = []
+    if not frames:
+        return None  # all of it is damaged, or was cut short
+    family = draws.choice(sorted({frame.family for frame in frames}), *question, "family")
+    frame = draws.choice([one for one in frames if one.family == family], *question, "frame")
+    header = draws.below(8, *question, "header") == 0
+    length = HEADER_BYTES if header else frame.end - frame.begin
+    at = draws.below(length, *question, "byte")
+    disk.damage(path, frame.begin + (at - HEADER_BYTES if header else at))
+    return path
+
+
 class _Found(NamedTuple):
     """What the files of a database hold; `whole` is where a torn batch begins."""
 
@@ -363,7 +385,7 @@ def _read(path: Path) -> _Found:
     damaged, whole = set[str](), 0
     try:
         for batch in batches(raw):
-            for kind, number, data in batch.frames:
+            for kind, number, data, *_ in batch:
                 if number not in tables:
                     continue  # its family was dropped
                 table = tables[number]
@@ -373,7 +395,7 @@ def _read(path: Path) -> _Found:
                     table.update(dict.fromkeys([key for key in table if data[0] <= key < data[1]]))
                 else:
                     table.update(data)
-            whole = batch.end
+            whole = batch[-1].end
     except BrokenLog as error:
         raise _damage(path, {DEFAULT_FAMILY}) from error
     rows: dict[str, Rows] = {

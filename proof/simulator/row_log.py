@@ -29,17 +29,12 @@ HEADER_BYTES = _FIELDS.size + _CRC.size
 
 
 class Frame(NamedTuple):
-    """A part of a batch, of one family. `data` is None if its bytes are damaged."""
+    """A part of a batch, of one family. `data` is None if its bytes, from `begin` to `end`, are damaged."""
 
     kind: int
     family: int
     data: Any
-
-
-class Batch(NamedTuple):
-    """The frames of one write, and where the next batch begins."""
-
-    frames: list[Frame]
+    begin: int
     end: int
 
 
@@ -63,8 +58,8 @@ def encoded(ids: Mapping[str, int], rows: Mapping[str, Rows], ranges: Sequence[K
     return b"".join(parts)
 
 
-def batches(raw: bytes) -> Iterator[Batch]:
-    """The whole batches of a file. Raises BrokenLog behind the last one that can be read."""
+def batches(raw: bytes) -> Iterator[list[Frame]]:
+    """The whole batches of a file, as their frames. Raises BrokenLog behind the last one that can be read."""
     at, frames = 0, list[Frame]()
     while at + HEADER_BYTES <= len(raw):
         kind, last, family, length, crc = _FIELDS.unpack_from(raw, at)
@@ -76,7 +71,8 @@ def batches(raw: bytes) -> Iterator[Batch]:
             return
         at += length
         sound = zlib.crc32(data) == crc
-        frames.append(Frame(kind, family, msgpack.unpackb(data, strict_map_key=False) if sound else None))
+        content = msgpack.unpackb(data, strict_map_key=False) if sound else None
+        frames.append(Frame(kind, family, content, at - length, at))
         if last:
-            yield Batch(frames, at)
+            yield frames
             frames = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ import pytest
 from simulator.calls import DirectCalls, ProcessEnded
 from simulator.disk import ROWS_FILE, SimDisk
 from simulator.draws import Draws
-from simulator.engine import SimEngine
+from simulator.engine import SimEngine, damage_somewhere
 from simulator.row_log import BrokenLog, batches, encoded
 from standfast.store.clock import ManualClock
 from standfast.store.engine import DEFAULT_FAMILY, KeyRange
@@ -118,7 +119,7 @@ def test_a_flipped_bit_is_found_wherever_it_is():
         damaged = bytearray(raw)
         damaged[at] ^= 1
         try:
-            found = [frame for batch in batches(bytes(damaged)) for frame in batch.frames]
+            found = [frame for batch in batches(bytes(damaged)) for frame in batch]
         except BrokenLog as error:
             assert error.at <= at
             kinds.add("header")
@@ -158,6 +159,20 @@ def test_damage_of_an_open_database_is_met_by_the_next_read(disk: SimDisk):
     with pytest.raises(Corruption, match=FAMILY):
         engine.get(FAMILY, b"0")
     assert position(engine) == 9
+
+
+def test_drawn_damage_is_found_by_the_next_opening(disk: SimDisk):
+    assert damage_somewhere(disk, Draws(0), "damage") is None
+    met = set[frozenset[str]]()
+    for seed in range(8):
+        filled(disk, "0_0").close()
+        path = damage_somewhere(disk, Draws(seed), "damage")
+        assert path == disk.root / "0_0" / ROWS_FILE
+        with pytest.raises(Corruption) as found:
+            opened(disk)
+        met.add(found.value.families)
+        shutil.rmtree(path.parent)
+    assert {frozenset({FAMILY}), frozenset({DEFAULT_FAMILY})} <= met
 
 
 @pytest.mark.parametrize("name", [ROWS_FILE, "MANIFEST-000005", "CURRENT", "000001.log"])
