@@ -52,7 +52,9 @@ def main() -> int:
 
 
 def _changed(plan: Plan, args: argparse.Namespace) -> Plan:
-    given = {name: getattr(args, name) for name in ("machines", "records", "standbys") if getattr(args, name) is not None}
+    given = {
+        name: getattr(args, name) for name in ("machines", "records", "standbys") if getattr(args, name) is not None
+    }
     plan = replace(plan, **given)
     faults = plan.faults
     if args.faults is not None:

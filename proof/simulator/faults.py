@@ -69,5 +69,11 @@ def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Ite
         skip = draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip")
         lasts_ms = 100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts")
         yield Fault(
-            kind, draws.below(machines, *about, "machine"), at_ms, place, skip, bool(draws.below(2, *about, "after")), lasts_ms
+            kind,
+            draws.below(machines, *about, "machine"),
+            at_ms,
+            place,
+            skip,
+            bool(draws.below(2, *about, "after")),
+            lasts_ms,
         )

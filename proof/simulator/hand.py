@@ -64,7 +64,11 @@ class Hand:
 
     def changelogs(self) -> list[str]:
         """Names of the application's changelog topics."""
-        return [name for name in self._client.admin.topic_names() if name.startswith(f"{APP}-") and name.endswith("-changelog")]
+        return [
+            name
+            for name in self._client.admin.topic_names()
+            if name.startswith(f"{APP}-") and name.endswith("-changelog")
+        ]
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:
         """Ends as readers of committed records see them."""

@@ -7,13 +7,17 @@ called by a clean stop alone, as by SIGTERM.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import standfast as sf
 from simulator.checkers import History
+from simulator.hand import APP
 from simulator.plan import Plan
-from simulator.programs import declare, stores_of
+from simulator.programs import COUNTS, declare, stores_of
 from simulator.world import Machine
+from standfast.replication.offsets import TopicPartition
+from standfast.store.names import changelog_topic
 
 IDLE_MS = 20
 
@@ -37,7 +41,7 @@ class Watch(sf.Listener):
 class Instance:
     """The application of one machine; each start makes an App of its own."""
 
-    def __init__(self, machine: Machine, plan: Plan, log: str, state_dir: str, history: History) -> None:
+    def __init__(self, machine: Machine, plan: Plan, log: str, state_dir: Path, history: History) -> None:
         self.machine = machine
         self.app: sf.App | None = None
         self.stopping = False
@@ -64,11 +68,23 @@ class Instance:
         held = session.held_tasks().values()
         return {f"{task.role} {task.state.value}" for task in held} or {"no task"}
 
+    def rows(self) -> dict[TopicPartition, dict[Any, Any]]:
+        """Rows of each copy here, by the partition of its changelog."""
+        session = None if self.app is None else self.app.session
+        found = {}
+        for task in () if session is None else session.held_tasks().values():
+            for store in task.stores.specs:
+                if store == COUNTS:
+                    with task.stores.committed_view(store).all() as rows:
+                        at = TopicPartition(changelog_topic(APP, store), task.id.partition)
+                        found[at] = dict(rows)
+        return found
+
     def _make(self) -> sf.App:
         plan, machine, history = self._plan, self.machine, self._history
         who = f"{machine.process}"
         app = sf.App(
-            "world",
+            APP,
             log=self._log,
             state_dir=self._state_dir,
             stores=stores_of(plan.program),
@@ -77,7 +93,6 @@ class Instance:
             lease_ms=plan.lease_ms,
             commit_interval_ms=plan.commit_interval_ms,
             gate=plan.gate,
-            engine="sim",
             restart=sf.FixedDelay(1_000_000, 200),
             clock=machine,
             listeners=[Watch(who, history)],

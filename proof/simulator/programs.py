@@ -50,9 +50,7 @@ def stores_of(program: str) -> list[Any]:
     """Definitions of a program's stores."""
     if program == "windows":
         kept_ms = WINDOW_MS + GRACE_MS
-        return [
-            sf.WindowStore(COUNTS, sf.serde.string, sf.serde.int64, window_size_ms=WINDOW_MS, retention_ms=kept_ms)
-        ]
+        return [sf.WindowStore(COUNTS, sf.serde.string, sf.serde.int64, window_size_ms=WINDOW_MS, retention_ms=kept_ms)]
     # Each result is forwarded, whatever commits come between: caching would leave some out.
     return [sf.KeyValueStore(COUNTS, sf.serde.string, sf.serde.int64, caching=program != "rekeyed")]
 
@@ -122,6 +120,11 @@ class Truth:
         self.records[record.partition].append(record)
         self._before[record.partition, record.number] = self._counts[record.partition, record.key]
         self._counts[record.partition, record.key] += 1
+
+    @property
+    def total(self) -> int:
+        """The number of records."""
+        return len(self._before)
 
     def before(self, partition: int, number: int) -> int:
         """How many records of the same key lie before a record."""

@@ -11,6 +11,8 @@ way of its own; the garbage collector runs between worlds alone.
 from __future__ import annotations
 
 import gc
+import hashlib
+import logging
 import shutil
 import tempfile
 import threading
@@ -21,18 +23,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from simulator.checkers import Alarm, History
-from simulator.faults import Fault, Kind, is_end
+from simulator.checkers import Alarm, History, fold_alarms, result_alarms
+from simulator.disk import SimDisk
+from simulator.engine import damage_somewhere
+from simulator.faults import ENDS, Fault, Kind
+from simulator.hand import Hand
 from simulator.instance import Instance
+from simulator.log import SimLog
+from simulator.outside import outside_of
 from simulator.plan import FEED_MS, Plan
 from simulator.programs import IN, OUT, Fed, Truth
+from simulator.storage import SimBucket
 from simulator.world import Machine, World
+from standfast.store.log import logger
 
 T = TypeVar("T")
 LOOK_MS = 100
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
-MEMORY = Path("/dev/shm")
+PLACE_MS = 4_000  # a fault that has not met its place by then has none
+MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
 
 
 @dataclass(slots=True)
@@ -43,6 +53,7 @@ class Outcome:
     alarms: list[Alarm]
     digest: str
     trace: list[str]
+    events: list[str]
     simulated_ms: int
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
     states: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -91,35 +102,45 @@ class _Run:
         self._rest_since = -1.0
         self._over = False
         self._restarts: dict[int, float] = {}  # machine -> time of its next start
+        self._last: dict[int, Fault] = {}  # machine -> fault that ended its process
 
     def outcome(self) -> Outcome:
+        """Run it."""
         plan, world = self.plan, self.world
         with ExitStack() as stack:
             folder = Path(tempfile.mkdtemp(prefix="world-", dir=MEMORY if MEMORY.is_dir() else None))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            self.log = stack.enter_context(opened_log(world, plan.style))
-            stack.enter_context(outside_of(world))
-            stack.enter_context(_logged(world))
+            log = SimLog("world", world, world, style=plan.style)
+            self.disks = [SimDisk(folder / f"m{machine.number}", world) for machine in world.machines]
+            stack.enter_context(outside_of(world, log, self.disks, SimBucket(world, world.wall_ms)))
+            stack.enter_context(_told(world))
+            self.hand = Hand(world, log)
             self.instances = [
-                Instance(machine, plan, self.log.address, str(folder / f"m{machine.number}"), self.history)
-                for machine in world.machines
+                Instance(machine, plan, self.hand.address, disk.root, self.history)
+                for machine, disk in zip(world.machines, self.disks, strict=True)
             ]
             world.states_of = lambda machine: self.instances[machine.number].states()
             world.on_fault = self._on_fault
-            self.log.create(IN, plan.partitions)
-            self.log.create(OUT, plan.partitions)
-            world.scheduler.spawn("feeder", self._feed)
-            for instance in self.instances:
-                joins = [one.at_ms for one in plan.faults if one.kind is Kind.JOIN and one.machine == instance.machine.number]
-                self._restarts[instance.machine.number] = min(joins) if joins and instance.machine.number else FIRST_MS * instance.machine.number
-            world.scheduler.spawn("keeper", self._keep)
-            limit_ms = FEED_MS + sum(one.for_ms for one in plan.faults) + REST_MS
+            self.hand.create(IN, plan.partitions)
+            self.hand.create(OUT, plan.partitions)
+            self._restarts = {machine.number: FIRST_MS * machine.number for machine in world.machines}
+            for fault in plan.faults:
+                if fault.kind is Kind.JOIN and fault.machine:
+                    self._restarts[fault.machine] = fault.at_ms
+            own = [world.scheduler.spawn("feeder", self._feed), world.scheduler.spawn("keeper", self._keep)]
+            limit_ms = FEED_MS + PLACE_MS + sum(one.for_ms for one in plan.faults) + REST_MS
             if not world.scheduler.run_until(lambda: self._over, limit_ms):
                 self.history.alarm("rest", self._unrest())
-            self._stop()
+            for actor in own:
+                if actor.error is not None:
+                    raise actor.error
             self._judge()
+            self._stop()
+        for alarm in self.history.alarms:
+            world.tell(str(alarm))
+        digest = hashlib.sha256("\n".join(world.trace).encode()).hexdigest()
         return Outcome(
-            plan, self.history.alarms, digest_of(world.trace), world.trace, int(world.now_ms), world.met, world.states
+            plan, self.history.alarms, digest, world.trace, world.events, int(world.now_ms), world.met, world.states
         )
 
     # --- the feeder, and the keeper: processes without a machine, which meet no fault ---
@@ -134,7 +155,7 @@ class _Run:
             stamp = index * 250 + 10_000 - late_ms
             record = Fed(partition, numbers[partition], f"k{draws.below(plan.keys, 'key', index)}", stamp)
             numbers[partition] += 1
-            self.log.write(IN, partition, record.key, f"{partition}/{record.number}", stamp)
+            self.hand.write(IN, partition, record.key, f"{partition}/{record.number}", stamp)
             self.truth.add(record)
 
     def _keep(self) -> None:
@@ -142,6 +163,8 @@ class _Run:
         while not self._over:
             for instance in self.instances:
                 self._look_after(instance)
+            for machine in world.machines:
+                machine.waiting = [one for one in machine.waiting if one.at_ms + PLACE_MS > world.now_ms]
             if self._at_rest():
                 self._over = True
             world.wait(LOOK_MS)
@@ -151,6 +174,8 @@ class _Run:
         process = machine.process
         if process is not None and process.done:
             machine.process = None
+            self.disks[machine.number].end_process()
+            self._damage(machine)
             if process.error is not None:
                 self._judge_error(repr(process), process.error)
             instance.app = None
@@ -159,18 +184,32 @@ class _Run:
         if machine.process is None and now_ms >= self._restarts.get(machine.number, now_ms + 1):
             del self._restarts[machine.number]
             machine.process = self.world.scheduler.spawn(machine.name, instance.body)
-            self.world.tell(f"{machine.process} starts")
+            self.world.event(f"{machine.process} starts")
+
+    def _damage(self, machine: Machine) -> None:
+        """What happens to the machine while its process is down."""
+        disk, fault = self.disks[machine.number], self._last.pop(machine.number, None)
+        if fault is None:
+            return
+        about = ("disk", machine.number, fault.at_ms)
+        if fault.kind is Kind.POWER:
+            disk.lose_power(self.world.draws, *about)
+        elif fault.kind is Kind.DAMAGE:
+            damage_somewhere(disk, self.world.draws, *about)
+        elif fault.kind is Kind.WIPE:
+            shutil.rmtree(disk.root, ignore_errors=True)
 
     def _judge_error(self, who: str, error: Exception) -> None:
         """A process may end with an error only if that says that something outside is wrong."""
-        self.world.tell(f"{who} ends: {type(error).__name__}: {error}")
+        self.world.event(f"{who} ends: {type(error).__name__}: {error}")
         if type(error).__name__ not in ("Unavailable", "Held", "Fenced", "Broken"):
             self.history.alarm("error", f"{who} ends with {type(error).__name__}: {error}")
 
     def _on_fault(self, fault: Fault, machine: Machine) -> None:
         instance = self.instances[machine.number]
-        if is_end(fault):
+        if fault.kind in ENDS:
             self._restarts[machine.number] = self.world.now_ms + fault.for_ms
+            self._last[machine.number] = fault
         if fault.kind is Kind.STOP:
             instance.stopping = True
 
@@ -190,8 +229,8 @@ class _Run:
 
     def _unrest(self) -> str:
         """Why the world is not at rest; "" if it is."""
-        committed = self.log.committed(IN)
-        behind = {at: end for at, end in self.log.ends(IN).items() if committed.get(at, 0) < end}
+        committed = self.hand.committed(IN)
+        behind = {at: end for at, end in self.hand.ends(IN).items() if committed.get(at, 0) < end}
         if behind:
             return f"not committed: {behind}, committed {committed}; {self._tasks()}"
         missing = [one.machine.name for one in self.instances if one.app is None or one.app.session is None]
@@ -221,23 +260,45 @@ class _Run:
             instance.machine.waiting.clear()
         running = [one.machine.process for one in self.instances if one.machine.process is not None]
         if not scheduler.run_until(lambda: all(one.done for one in running), scheduler.now_ms + REST_MS):
-            self.history.alarm("end", f"a clean end takes longer than {REST_MS} ms: {[one for one in running if not one.done]}")
+            late = [one for one in running if not one.done]
+            self.history.alarm("end", f"a clean end takes longer than {REST_MS} ms: {late}")
         for actor in list(scheduler.actors):
             scheduler.end(actor)
+        for disk in self.disks:
+            disk.end_process()
         for one in running:
             if one.error is not None:
                 self._judge_error(repr(one), one.error)
 
     def _judge(self) -> None:
-        plan, log, alarms = self.plan, self.log, self.history.alarms
-        found: Counter[tuple[str, str]] = Counter()
-        for partition in range(plan.partitions):
-            found.update((text(one.key), text(one.value)) for one in log.records(OUT, partition))
+        plan, hand, alarms = self.plan, self.hand, self.history.alarms
+        found = Counter((_text(one.key), _text(one.value)) for at in hand.partitions(OUT) for one in hand.records(at))
         alarms += result_alarms(found, self.truth, plan.program, exact=self.history.exact)
-        for topic in log.changelogs():
-            for partition in range(log.partitions(topic)):
-                rows = self._rows.get((topic, partition))
-                if rows is not None:
-                    changes = [(one.offset, one.key, one.value) for one in log.records(topic, partition)]
-                    alarms += fold_alarms(f"{topic}-{partition}", *rows, changes)
-                alarms += writer_alarms(f"{topic}-{partition}", log.epochs(topic, partition))
+        for instance in self.instances:
+            for at, rows in instance.rows().items():
+                alarms += fold_alarms(f"{instance.machine.name}, {at}", rows, hand.records(at), plan.program)
+
+
+def _text(raw: bytes | None) -> str:
+    return "" if raw is None else raw.decode()
+
+
+@contextmanager
+def _told(world: World) -> Iterator[None]:
+    """Put what the product logs into the trace."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = f"{world.who()} {record.levelname}: {record.getMessage()}"
+            (world.event if record.levelno >= logging.WARNING else world.tell)(text)
+
+    handler, before = Handler(), (logger.level, logger.propagate)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

@@ -63,7 +63,11 @@ def story(outcome: Outcome) -> str:
     room = STEPS_MAX - 1 - len(alarms)
     events = outcome.events
     if len(events) > room:
-        events = [*events[: room // 2], f"... {len(events) - room + 1} further events ...", *events[len(events) - (room - room // 2 - 1) :]]
+        events = [
+            *events[: room // 2],
+            f"... {len(events) - room + 1} further events ...",
+            *events[len(events) - (room - room // 2 - 1) :],
+        ]
     steps = [begin, *events, *alarms]
     told = "\n".join(f"{number:3}. {step}" for number, step in enumerate(steps, 1))
     return f"{told}\nrepeat: python -m simulator --seed {plan.seed}{_options(plan)}"

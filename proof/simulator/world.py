@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from simulator.calls import ProcessEnded
 from simulator.draws import Draws
-from simulator.faults import ENDS, Fault, Kind
+from simulator.faults import Fault, Kind
 from simulator.scheduler import Actor, Scheduler
 from standfast.store.errors import Unavailable
 
@@ -64,14 +64,16 @@ class World:
         self.draws = Draws(seed)
         self.scheduler = Scheduler(self.draws)
         self.machines = [Machine(number, self.scheduler) for number in range(machines)]
-        self.trace: list[str] = []
+        self.trace: list[str] = []  # every call
+        self.events: list[str] = []  # what a story tells
         self.met: Counter[tuple[str, str]] = Counter()
         self.states: Counter[tuple[str, str]] = Counter()
         self.refused: Counter[str] = Counter()  # calls of processes that had ended, none of which had an effect
         self.on_fault: Callable[[Fault, Machine], None] = lambda fault, machine: None
         self.states_of: Callable[[Machine], set[str]] = lambda machine: set()
         for fault in faults:
-            self.machines[fault.machine].waiting.append(fault)
+            if fault.kind is not Kind.JOIN:  # a start, and no call of a process
+                self.machines[fault.machine].waiting.append(fault)
         for machine in self.machines:
             machine.waiting.sort(key=lambda one: one.at_ms)
 
@@ -85,9 +87,33 @@ class World:
         actor = self.scheduler.current
         return None if actor is None else next((one for one in self.machines if one.process is actor), None)
 
+    def who(self) -> str:
+        """The running process, with its incarnation."""
+        actor = self.scheduler.current
+        return "world" if actor is None else repr(actor)
+
     def tell(self, text: str) -> None:
         """Write a line of the trace."""
         self.trace.append(f"{self.now_ms:.3f} {text}")
+
+    def event(self, text: str) -> None:
+        """Write a line of the trace and of a story."""
+        self.tell(text)
+        self.events.append(f"{self.now_ms / 1_000:.3f} s: {text}")
+
+    # As Clock, of the world itself.
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return START_MS + int(self.now_ms)
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since the world's beginning."""
+        return int(self.now_ms)
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Let simulated time pass."""
+        self.scheduler.wait(duration_ms)
 
     # As Calls.
 
@@ -151,7 +177,7 @@ class World:
         raise Unavailable(f"{name}: no answer (simulated)")
 
     def _meet(self, fault: Fault, machine: Machine, name: str) -> None:
-        self.tell(f"{machine.process} meets {fault}")
+        self.event(f"{machine.process} meets {fault}, in {name}")
         self.met[fault.kind.value, name] += 1
         for state in self.states_of(machine):
             self.states[fault.kind.value, state] += 1
@@ -175,8 +201,3 @@ class World:
     def over(self) -> bool:
         """Whether every fault has met its place, or has none."""
         return all(not machine.waiting for machine in self.machines)
-
-
-def is_end(fault: Fault) -> bool:
-    """Whether a process ends by it, and starts again later."""
-    return fault.kind in ENDS
