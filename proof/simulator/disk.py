@@ -8,6 +8,7 @@ A process that ends keeps all that it wrote. Rules of this file: it knows files 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,12 @@ class SimDisk:
         for one in list(self.opened):
             one.let_go()
         self.opened.clear()
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                if Path(os.readlink(f"/proc/self/fd/{number}")).is_relative_to(self.root):
+                    fcntl.flock(int(number), fcntl.LOCK_UN)
+            except OSError:
+                continue
 
     def lose_power(self, draws: Draws, *question: str | int) -> None:
         """Cut rows that were not flushed off at a drawn byte. The machine's process has ended before."""

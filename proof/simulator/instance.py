@@ -7,6 +7,7 @@ called by a clean stop alone, as by SIGTERM.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,15 @@ class Instance:
     def body(self) -> None:
         """A process, from its start to its clean end."""
         self.app = app = self._make()
-        app.open(background=False)
-        while not self.stopping:
-            if not app.poll_once():
-                self.machine.sleep_ms(IDLE_MS)
+        try:
+            app.open(background=False)
+            while not self.stopping:
+                if not app.poll_once():
+                    self.machine.sleep_ms(IDLE_MS)
+        except Exception:
+            with suppress(Exception):  # the first error says why it ends
+                app.close()
+            raise
         app.close()
         self.app = None
 
