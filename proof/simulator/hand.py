@@ -62,12 +62,10 @@ class Hand:
         found = self._client.admin.describe_topic(topic)
         return [] if found is None else [TopicPartition(topic, number) for number in range(found.partitions)]
 
-    def changelogs(self) -> list[str]:
-        """Names of the application's changelog topics."""
+    def repartitions(self) -> list[str]:
+        """Names of the application's repartition topics."""
         return [
-            name
-            for name in self._client.admin.topic_names()
-            if name.startswith(f"{APP}-") and name.endswith("-changelog")
+            name for name in self._client.admin.topic_names() if name.startswith(f"{APP}-") and "-repartition" in name
         ]
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:

@@ -20,7 +20,7 @@ from simulator.world import Machine
 from standfast.replication.offsets import TopicPartition
 from standfast.store.names import changelog_topic
 
-IDLE_MS = 20
+IDLE_MS = 40
 
 
 class Broken(Exception):
@@ -73,6 +73,16 @@ class Instance:
             return {"not open"}
         held = session.held_tasks().values()
         return {f"{task.role} {task.state.value}" for task in held} or {"no task"}
+
+    def behind(self) -> str:
+        """A copy here that has not read its changelog to the end; "" if there is none."""
+        session = None if self.app is None else self.app.session
+        for task in () if session is None else session.held_tasks().values():
+            if COUNTS in task.stores.specs:
+                lag = session.read(COUNTS, task.id.partition, allow_stale=True).lag_records
+                if lag:
+                    return f"{self.machine.name}: {task.role} {task.id} is {lag} records behind"
+        return ""
 
     def rows(self) -> dict[TopicPartition, dict[Any, Any]]:
         """Rows of each copy here, by the partition of its changelog."""

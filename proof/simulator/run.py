@@ -41,6 +41,7 @@ T = TypeVar("T")
 LOOK_MS = 100
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
+STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
 PLACE_MS = 4_000  # a fault that has not met its place by then has none
 MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
 
@@ -99,7 +100,7 @@ class _Run:
         self.world = World(plan.seed, plan.machines, plan.faults)
         self.truth = Truth()
         self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
-        self._rest_since = -1.0
+        self._rest_since = 0.0
         self._over = False
         self._restarts: dict[int, float] = {}  # machine -> time of its next start
         self._last: dict[int, Fault] = {}  # machine -> fault that ended its process
@@ -110,10 +111,11 @@ class _Run:
         with ExitStack() as stack:
             folder = Path(tempfile.mkdtemp(prefix="world-", dir=MEMORY if MEMORY.is_dir() else None))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._folder = folder
             log = SimLog("world", world, world, style=plan.style)
             self.disks = [SimDisk(folder / f"m{machine.number}", world) for machine in world.machines]
             stack.enter_context(outside_of(world, log, self.disks, SimBucket(world, world.wall_ms)))
-            stack.enter_context(_told(world))
+            stack.enter_context(_told(world, folder))
             self.hand = Hand(world, log)
             self.instances = [
                 Instance(machine, plan, self.hand.address, disk.root, self.history)
@@ -165,8 +167,9 @@ class _Run:
                 self._look_after(instance)
             for machine in world.machines:
                 machine.waiting = [one for one in machine.waiting if one.at_ms + PLACE_MS > world.now_ms]
-            if self._at_rest():
-                self._over = True
+            if not self._at_rest():
+                self._rest_since = world.now_ms
+            self._over = world.now_ms - self._rest_since >= STILL_MS
             world.wait(LOOK_MS)
 
     def _look_after(self, instance: Instance) -> None:
@@ -201,7 +204,7 @@ class _Run:
 
     def _judge_error(self, who: str, error: Exception) -> None:
         """A process may end with an error only if that says that something outside is wrong."""
-        self.world.event(f"{who} ends: {type(error).__name__}: {error}")
+        self.world.event(f"{who} ends: {type(error).__name__}: {error}".replace(f"{self._folder}/", ""))
         if type(error).__name__ not in ("Unavailable", "Held", "Fenced", "Broken"):
             self.history.alarm("error", f"{who} ends with {type(error).__name__}: {error}")
 
@@ -229,10 +232,11 @@ class _Run:
 
     def _unrest(self) -> str:
         """Why the world is not at rest; "" if it is."""
-        committed = self.hand.committed(IN)
-        behind = {at: end for at, end in self.hand.ends(IN).items() if committed.get(at, 0) < end}
-        if behind:
-            return f"not committed: {behind}, committed {committed}; {self._tasks()}"
+        for topic in (IN, *self.hand.repartitions()):
+            committed = self.hand.committed(topic)
+            behind = {str(at): end for at, end in self.hand.ends(topic).items() if committed.get(at, 0) < end}
+            if behind:
+                return f"not committed up to {behind}; {self._tasks()}"
         missing = [one.machine.name for one in self.instances if one.app is None or one.app.session is None]
         if missing:
             return f"not open: {missing}"
@@ -241,7 +245,7 @@ class _Run:
         groups = 2 if self.plan.program == "rekeyed" else 1
         if tasks["active running"] != active or active != groups * self.plan.partitions:
             return f"not all tasks run: {self._tasks()}"
-        return ""
+        return next((why for one in self.instances if (why := one.behind())), "")
 
     def _copies(self, instance: Instance) -> list[str]:
         session = None if instance.app is None else instance.app.session
@@ -284,12 +288,12 @@ def _text(raw: bytes | None) -> str:
 
 
 @contextmanager
-def _told(world: World) -> Iterator[None]:
+def _told(world: World, folder: Path) -> Iterator[None]:
     """Put what the product logs into the trace."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            text = f"{world.who()} {record.levelname}: {record.getMessage()}"
+            text = f"{world.who()} {record.levelname}: {record.getMessage()}".replace(f"{folder}/", "")
             (world.event if record.levelno >= logging.WARNING else world.tell)(text)
 
     handler, before = Handler(), (logger.level, logger.propagate)

@@ -11,8 +11,6 @@ has an order of its own. An actor that is ended meets `ProcessEnded` in its next
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
 from greenlet import getcurrent, greenlet
 
 from simulator.calls import ProcessEnded
@@ -57,20 +55,21 @@ class Scheduler:
         self.turns = 0
         self.actors: list[Actor] = []
         self._draws = draws
+        self._of: dict[greenlet, Actor] = {}
         self._incarnations: dict[str, int] = {}
         self._main = getcurrent()
 
     @property
     def current(self) -> Actor | None:
         """The actor that runs; None outside of all."""
-        found = getcurrent()
-        return next((actor for actor in self.actors if actor.greenlet is found), None)
+        return self._of.get(getcurrent())
 
     def spawn(self, name: str, body: Callable[[], None], after_ms: float = 0) -> Actor:
         """Start a process; one of the same name has a higher incarnation."""
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         actor = Actor(name, number, body, self.now_ms + after_ms, self._main)
         self.actors.append(actor)
+        self._of[actor.greenlet] = actor
         return actor
 
     def wait(self, wait_ms: float, ready: Callable[[], bool] | None = None) -> None:
@@ -113,17 +112,18 @@ class Scheduler:
         return True
 
     def _next(self) -> Actor | None:
-        def due(actor: Actor) -> tuple[float, int]:
-            ready = actor.wake_ms <= self.now_ms or (actor.ready is not None and actor.ready())
-            at_ms = self.now_ms if ready else actor.wake_ms
-            return at_ms, self._draws.bits("turn", actor.name, actor.incarnation, actor.turns)
-
-        return min(self.actors, key=due, default=None)
+        now_ms, found, first_ms = self.now_ms, [], 0.0
+        for actor in self.actors:
+            ready = actor.wake_ms <= now_ms or (actor.ready is not None and actor.ready())
+            at_ms = now_ms if ready else actor.wake_ms
+            if not found or at_ms < first_ms:
+                found, first_ms = [actor], at_ms
+            elif at_ms == first_ms:
+                found.append(actor)
+        if len(found) < 2:
+            return found[0] if found else None
+        return min(found, key=lambda one: self._draws.bits("turn", one.name, one.incarnation, one.turns))
 
     def _forget(self) -> None:
         self.actors = [actor for actor in self.actors if not actor.done]
 
-
-def traceback_of(actor: Actor) -> Any:
-    """The frames at which a process waits."""
-    return actor.greenlet.gr_frame

@@ -22,7 +22,8 @@ from standfast.store.errors import Unavailable
 T = TypeVar("T")
 START_MS = 1_356_998_400_000  # 2013-01-01, as the records of the tests
 LOG_CALLS = ("log.", "group.", "admin.")
-LATENCY_MS = 2.0  # of a call to the log, on the average
+LATENCY_MS = 6.0  # of a call to the log at most
+TRAVELS = 0.3  # of the calls: the others take no time, and no other process runs in them
 SLOW_MS = 400.0
 
 
@@ -168,8 +169,10 @@ class World:
     def _travel(self, machine: Machine, name: str) -> None:
         number = machine.calls[name]
         part = self.draws.number("latency", machine.number, name, number)
-        usual_ms = SLOW_MS if self.now_ms < machine.slow_until_ms else LATENCY_MS
-        self.scheduler.wait(2 * usual_ms * part * part)
+        if self.now_ms < machine.slow_until_ms:
+            self.scheduler.wait(SLOW_MS * part)
+        elif part < TRAVELS:
+            self.scheduler.wait(LATENCY_MS * part / TRAVELS)
 
     def _wait_for_answer(self, machine: Machine, name: str) -> None:
         """The log does not answer: the client gives up, as the product's clients do after their time."""
