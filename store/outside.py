@@ -78,6 +78,11 @@ def random_number(kind: str) -> float:
     return RANDOM_NUMBER.ask(kind)
 
 
+def random_bytes(kind: str, count: int) -> bytes:
+    """So many random bytes; `kind` says for what."""
+    return random.Random(new_id(kind, 32)).randbytes(count)
+
+
 def process_id() -> int:
     """The number of this process on its machine."""
     return PROCESS_ID.ask()

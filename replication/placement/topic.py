@@ -31,7 +31,7 @@ from standfast.replication.placement.records import (
     report_record,
 )
 from standfast.replication.topics.app_topics import PLACEMENT
-from standfast.store.clock import Clock, SystemClock
+from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.timestamps import duration_text
@@ -319,7 +319,7 @@ class PlacementTopic:
         """Read up to the present end: a leader must not decide by half of the records."""
         assert self._reader is not None
         end = self._reader.bounds([self.source])[self.source].end
-        wall = SystemClock()  # waits for the log take real time under any clock
+        wall = real_clock()  # waits for the log take real time under any clock
         deadline_ms = wall.monotonic_ms() + READ_WHOLE_MS
         while self._reader.assignment()[self.source] < end:
             for fetched in self._reader.fetch(LOOK_RECORDS, LOOK_WAIT_MS):

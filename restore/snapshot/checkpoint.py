@@ -9,7 +9,6 @@ Rules of this file: reads only, and follows no link out of the directory.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +21,7 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.names import changelog_topic
+from standfast.store.outside import new_id
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
 from standfast.store.task.commit_record import CUT_KEY, INGESTING_KEY, STORES_KEY, CommitRecord, decode_record
@@ -103,7 +103,7 @@ def describe(
     topics = {name: kept.get("source_topic") or changelog_topic(app, name) for name, kept in found.stores.items()}
     cut = cut_of(found.record, topics, int(task.rpartition("_")[2]))
     return Snapshot(
-        id=uuid.uuid4().hex,
+        id=new_id("snapshot", 32),
         app=app,
         task=task,
         epoch=found.record.epoch if epoch is None else epoch,

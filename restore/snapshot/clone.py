@@ -15,8 +15,6 @@ application.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +35,6 @@ from standfast.replication.topics.restoring import (
     mark_of,
     read_mark,
 )
-from standfast.restore.files.manifest_files import fsync_folder
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.clone_plan import ClonePlan, Part, plan_clone, refuse_used
 from standfast.restore.snapshot.fetch import fetch, holds_database, place
@@ -46,6 +43,7 @@ from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.verify.at_rest import cut_of
+from standfast.store import files
 from standfast.store.clock import Clock
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Fenced, InvalidRequest, StandfastError, UnknownStore
@@ -174,7 +172,7 @@ class _Run:
                 raise
         finally:
             for scratch in self._scratches.values():
-                shutil.rmtree(scratch, ignore_errors=True)
+                files.clear(scratch)
 
     def _begin(self) -> None:
         """Make the mark's topic, and write the mark. Raises InvalidRequest if the name is in use after all."""
@@ -407,12 +405,8 @@ def _offsets(record: CommitRecord) -> tuple[dict[str, tuple[str, int]], dict[str
 def _sync(directory: Path) -> None:
     """Make every file of a closed database durable, before it gets its place."""
     for path in directory.iterdir():
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    fsync_folder(directory)
+        files.sync_file(path)
+    files.sync_folder(directory)
 
 
 def _outcome(

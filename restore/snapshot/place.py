@@ -9,7 +9,6 @@ removes it at its end. The storage is opened with the environment's credentials 
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,6 +21,7 @@ from standfast.restore.snapshot.fetch import fetch
 from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address, parse_name, split_address
 from standfast.restore.snapshot.opening import open_existing
 from standfast.restore.snapshot.planning import Kept, newest
+from standfast.store import files
 from standfast.store.engine import Engine
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.names import few
@@ -94,7 +94,7 @@ def fetched(text: str, app: str) -> Iterator[Path]:
         fetch(storage, snapshot, target, RocksShared(MEMORY_BYTES))
         yield target
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        files.clear(scratch)
 
 
 @contextmanager

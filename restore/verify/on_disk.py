@@ -20,7 +20,7 @@ from pathlib import Path
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.verify.at_rest import cut_of
-from standfast.store.clock import Clock, SystemClock
+from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
@@ -55,7 +55,7 @@ class RowsOnDisk:
         self._shared = shared
         self._clock = clock
         self._opening = opening  # announces an opening to the lease
-        self._wall = SystemClock()  # bounds of work take real time under any clock
+        self._wall = real_clock()  # bounds of work take real time under any clock
         self._open: frozenset[TaskId] | None = None
         self._waiting: list[TaskId] = []
         self._positions: dict[TaskId, Positions] = {}  # empty: unreadable

@@ -11,13 +11,12 @@ Rules of this file: it changes nothing in the directory that it reads. It does n
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from standfast.store import window_key
+from standfast.store import files, window_key
 from standfast.store.engine import DEFAULT_FAMILY, Engine, Row
 from standfast.store.errors import Corruption
 from standfast.store.rocks.engine import RocksShared, repair
@@ -96,17 +95,17 @@ def _is_of(remains: Remains, task: str) -> bool:
 
 
 def _open_copy(directory: Path, scratch: Path, shared: RocksShared, *, log: bool = True) -> Remains | None:
-    shutil.rmtree(scratch, ignore_errors=True)
+    files.clear(scratch)
     # A copy, because RocksDB removes files that its MANIFEST does not know, which may be all that is left.
     copy_closed(directory, scratch)
     if not log:
         for path in wal_files(scratch):
-            path.unlink()
+            files.remove(path)
     gaps = _log_gaps(scratch) if log else ["its write-ahead log is that of another task: rows written last are missing"]
     manifests = sorted(scratch.glob("MANIFEST-*"))
     if manifests:
         # CURRENT is one line that names the newest MANIFEST, so it can be written again after any damage.
-        (scratch / "CURRENT").write_text(f"{manifests[-1].name}\n", encoding="ascii")
+        files.write(scratch / "CURRENT", f"{manifests[-1].name}\n".encode("ascii"))
     try:
         if not manifests or manifest_fault(scratch) is not None:
             raise Corruption(f"{directory} has no MANIFEST that can be used")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from standfast.store import files
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, Part, WriteBuffer
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
@@ -534,7 +535,7 @@ class TaskStores:
             return MemoryEngine()
         with told(f"opening task {self.task}", self.directory):
             check_marker(self.directory, app, self.task)
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_folder(self.directory, parents=True, exist_ok=True)
             write_marker(self.directory, app, self.task)
         if self._whole_wal and not self._careful:
             refuse_damaged_wal(self.directory, every_byte=False)

@@ -15,7 +15,6 @@ abandoned, with an error for the tasks whose calls it has; the next call starts 
 from __future__ import annotations
 
 import inspect
-import random
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import as_event, logger
+from standfast.store.outside import random_number
 from standfast.store.process.interrupts import Flag
 from standfast.store.timestamps import duration_text
 from standfast.stream.topology.calls import CALL, Call, CallStep
@@ -248,7 +248,7 @@ async def _attempts(call: Call) -> None:
                 error.add_note(f"in attempt {call.attempts} of {settings.retries + 1}")
             raise error
         call.retries += 1
-        await asyncio.sleep(settings.pause_ms(call.attempts, random.random()) / 1_000)
+        await asyncio.sleep(settings.pause_ms(call.attempts, random_number("retry")) / 1_000)
 
 
 async def _attempt(call: Call) -> BaseException | None:

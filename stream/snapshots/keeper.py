@@ -9,7 +9,6 @@ from the checkpoint's database, so rows and cut are of one moment whatever the a
 
 from __future__ import annotations
 
-import shutil
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from standfast.restore.snapshot.checkpoint import Hashes, describe
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import position_of
 from standfast.restore.snapshot.policy import SnapshotPolicy
+from standfast.store import files
 from standfast.store.arguments import INT64_MAX
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
@@ -148,7 +148,7 @@ class SnapshotKeeper(StorageCare):
             snapshot = self._store(task_id, kept, epoch, directory)
         finally:
             # Links cost no space until compaction replaces the files that they name.
-            shutil.rmtree(directory, ignore_errors=True)
+            files.clear(directory)
         kept.due_ms = self._clock.monotonic_ms() + (self.policy.every_ms or 0)
         return str(snapshot.name)
 
@@ -158,7 +158,7 @@ class SnapshotKeeper(StorageCare):
         try:
             task.stores.checkpoint(directory)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            files.clear(directory)
             raise
         return directory
 

@@ -15,7 +15,6 @@ that another attempt may mend is waited for until the leader's order ends.
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
 from standfast.restore.snapshot.checkpoint import NothingCommitted, cut_of
 from standfast.restore.snapshot.manifest import Cut
+from standfast.store import files
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
@@ -180,7 +180,7 @@ class CheckpointParts:
             self._fail(task_id, number, error)
         finally:
             if made.directory is not None:
-                shutil.rmtree(made.directory, ignore_errors=True)
+                files.clear(made.directory)
 
     def _store(self, task_id: TaskId, number: int, made: _Made) -> None:
         from standfast.restore.snapshot.checkpoints import Part, put_part

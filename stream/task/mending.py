@@ -13,7 +13,6 @@ nothing. A directory that was set aside stays until the caller knows that the ta
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import Protocol
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.plan import CORRUPT, DIVERGED
+from standfast.store import files
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
@@ -161,7 +161,7 @@ class Mender:
             return lost or self._replace(task, copy, loss)
         finally:
             if not lost:  # otherwise it stays: rows are gone from the directory
-                shutil.rmtree(copy, ignore_errors=True)
+                files.clear(copy)
 
     def take_back(self, task: TaskId) -> dict[str, str]:
         """Finish a replacement that a crash interrupted: the task has no directory, its old one lies aside; rare."""
@@ -253,7 +253,7 @@ class Mender:
         finally:
             if remains is not None:
                 remains.close()
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.clear(scratch)
         why = "" if loss.damage is None else f": {loss.damage}"
         logger.warning(
             "task %s: the whole directory is set aside (%s)%s",
@@ -268,9 +268,9 @@ class Mender:
         self._state_dir.set_aside(name, CORRUPT)
         reach("mending.aside")
         if unlogged:
-            build.rename(self._state_dir.task_path(name))
+            files.rename(build, self._state_dir.task_path(name))
         else:
-            shutil.rmtree(build, ignore_errors=True)
+            files.clear(build)
         return logged or dict.fromkeys(unlogged, CORRUPT)
 
     def _copy_unlogged(
