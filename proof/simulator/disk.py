@@ -1,6 +1,7 @@
 """The disk of a simulated machine: real files in a folder in memory, and its condition.
 
-    power is lost ──> each database loses a part of what was written since its last flush (SYNCED has the size then)
+    power is lost ──> each database loses a part of what was written since its last flush (SYNCED has the size then),
+                      and each file a part of what was written and not synced; renames and removals stay done
     full, read-only, failing ──> each change is refused, with this errno; slow ──> each call waits first
 
 A process that ends keeps all that it wrote. Rules of this file: it knows files and their names, and no format.
@@ -8,7 +9,6 @@ A process that ends keeps all that it wrote. Rules of this file: it knows files 
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -48,45 +48,52 @@ class SimDisk:
         self.refuses = 0  # the errno of each change: ENOSPC, EROFS or EIO; 0: none
         self.slow_ms = 0.0
         self.opened: list[OpenDatabase] = []
+        self.unsynced: dict[Path, None] = {}  # files that were written and not synced, in this order
+        self.locks: dict[tuple[int, int], int] = {}  # the handle that has the lock of a file, by device and inode
+        self.in_call = False
 
     def run(self, name: str, effect: Callable[[], T]) -> T:
-        """A call of the machine's process."""
+        """A call of the machine's process. Whatever the effect does to files is a part of it."""
+
+        def call() -> T:
+            self.in_call = True
+            try:
+                return effect()
+            finally:
+                self.in_call = False
+
         if self.slow_ms:
             self._calls.wait(self.slow_ms)
-        return self._calls.run(name, effect)
+        return self._calls.run(name, call)
 
     def refuse(self, where: str) -> None:
         """Raise NoRoom, as RocksDB's engine does, if the disk takes no writes."""
         if self.refuses:
             raise no_room(where, self.refuses)  # without the folder: free bytes of the real disk are in its text
 
-    def refuse_file(self, path: Path) -> None:
-        """Raise OSError, as the operating system does, if the disk takes no writes."""
-        if self.refuses:
-            raise OSError(self.refuses, os.strerror(self.refuses), str(path))
-
     def end_process(self) -> None:
         """The machine's process has ended: its files are closed, and with that its locks are free."""
         for one in list(self.opened):
             one.let_go()
         self.opened.clear()
-        for number in os.listdir("/proc/self/fd"):
-            try:
-                if Path(os.readlink(f"/proc/self/fd/{number}")).is_relative_to(self.root):
-                    fcntl.flock(int(number), fcntl.LOCK_UN)
-            except OSError:
-                continue
+        for place, handle in self.locks.items():
+            if is_open(handle, place):
+                os.close(handle)
+        self.locks.clear()
 
     def lose_power(self, draws: Draws, *question: str | int) -> None:
-        """Cut rows that were not flushed off at a drawn byte. The machine's process has ended before."""
+        """Cut what was not synced off at a drawn byte. The machine's process has ended before."""
         assert not self.opened, "the process of this machine still runs"
-        for number, path in enumerate(sorted(self.root.rglob(ROWS_FILE))):
-            noted, size = path.with_name(SYNCED), path.stat().st_size
-            synced = int(noted.read_text(encoding="ascii")) if noted.exists() else size
-            if synced < size:
-                # All and nothing are kept now and then.
-                kept = min(max(1.5 * draws.number(*question, number) - 0.25, 0), 1)
-                os.truncate(path, synced + round(kept * (size - synced)))
+        least = {path: 0 for path in self.unsynced if path.is_file()}
+        for path in sorted(self.root.rglob(ROWS_FILE)):
+            noted = path.with_name(SYNCED)
+            if noted.exists():
+                least[path] = int(noted.read_text(encoding="ascii"))
+        for number, (path, synced) in enumerate(least.items()):
+            # All and nothing are kept now and then.
+            kept = min(max(1.5 * draws.number(*question, number) - 0.25, 0), 1)
+            os.truncate(path, synced + round(kept * (path.stat().st_size - synced)))
+        self.unsynced.clear()
 
     def damage(self, path: Path, at: int) -> None:
         """Flip a bit of the byte at this place of a file."""
@@ -96,3 +103,17 @@ class SimDisk:
         for one in self.opened:
             if one.path == path.parent:
                 one.look_again()
+
+
+def place_of(handle: int) -> tuple[int, int]:
+    """Device and inode of an open file."""
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def is_open(handle: int, place: tuple[int, int]) -> bool:
+    """Whether a handle is still that of this file: it may be closed, and its number another file's by now."""
+    try:
+        return place_of(handle) == place
+    except OSError:
+        return False

@@ -83,6 +83,7 @@ class SimEngine:
         self._damaged: set[str] = set()
         self._handle = -1
         self._bytes = 0
+        self._unsynced: set[str] = set()
         self._sealer: Sealer | None = None
         disk.run("engine.open", lambda: self._open(careful, sorted(families)))
 
@@ -144,7 +145,7 @@ class SimEngine:
         self._change("engine.ingest", lambda: self._ingest(family, files))
 
     def flush(self, family: str | None = None) -> None:
-        """As of the port. A flush of one family syncs all rows, since RocksDB syncs the log before it."""
+        """As of the port. The flush of a family with new rows syncs all, since RocksDB syncs its log before it."""
         self._change("engine.flush", lambda: self._flush(family))
 
     def compact(self, family: str) -> None:
@@ -283,6 +284,7 @@ class SimEngine:
         self._memory.write(rows, ranges)  # raises before the first change
         batch = encoded(self._ids, rows, ranges)
         if batch:
+            self._unsynced.update(rows, (one.family for one in ranges))
             self._bytes += os.write(self._handle, batch)
 
     def _ingest(self, family: str, files: Sequence[Path]) -> None:
@@ -302,9 +304,11 @@ class SimEngine:
 
     def _flush(self, family: str | None) -> None:
         self._memory.flush(family)
-        self._sync()
+        if family is None or family in self._unsynced:
+            self._sync()
 
     def _sync(self) -> None:
+        self._unsynced.clear()
         (self.path / SYNCED).write_text(str(self._bytes), encoding="ascii")
 
     def _checkpoint(self, directory: Path) -> None:

@@ -454,6 +454,7 @@ class TaskStores:
         )
         kept = {name: definition for name, definition in self._stored.items() if name not in names}
         self._record(cut, kept, copying)
+        self.engine.flush(DEFAULT_FAMILY)  # as in `_load`
         reach("stores.forgotten")
         for family in self.engine.families():
             if family != DEFAULT_FAMILY and store_of_family(family) in names:
@@ -614,9 +615,10 @@ class TaskStores:
             if family != DEFAULT_FAMILY and store_of_family(family) not in kept
         ]
         # A store leaves the record before its rows are dropped and enters it again after that, so that at every crash
-        # the rows of a store in the record are its own.
+        # the rows of a store in the record are its own. A drop survives a loss of power, a write only after a flush.
         if (dead and kept != stored) or unsure:
             self._record(cut, kept)
+            self.engine.flush(DEFAULT_FAMILY)
         for family in dead:
             self.engine.drop_family(family)
         for name in sorted(stored.keys() - declared.keys()):
@@ -632,17 +634,15 @@ class TaskStores:
     def _record(
         self, cut: CommitRecord, definitions: Mapping[str, Any], copying: Mapping[str, str] | None = None
     ) -> None:
-        mark = encode_copying(copying) if copying else None
         record = {
             CUT_KEY: replace(cut, task=self.task).encode(),
             STORES_KEY: encode_definitions(definitions),
-            INGESTING_KEY: mark,
+            INGESTING_KEY: encode_copying(copying) if copying else None,
         }
-        durable = self.engine.durable
-        if durable:
+        if self.engine.durable:
             definitions_file.forget_other(self.directory, definitions)
         self.engine.write({DEFAULT_FAMILY: record})
-        if durable:
+        if self.engine.durable:
             definitions_file.keep(self.directory, definitions)
 
     def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:

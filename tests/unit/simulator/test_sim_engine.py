@@ -24,6 +24,13 @@ T = TypeVar("T")
 FAMILY = "aircraft"
 
 
+class AllLost(Draws):
+    """Draws the worst loss of power."""
+
+    def number(self, *question: str | int) -> float:
+        return 0
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> SimDisk:
     return SimDisk(tmp_path, DirectCalls(ManualClock(0)))
@@ -90,6 +97,20 @@ def test_a_loss_of_power_keeps_families_and_may_lose_the_rows_written_before_the
         again = opened(disk, str(seed))
         assert again.families() == {DEFAULT_FAMILY, "made"}
         assert position(again) >= 4
+        disk.end_process()
+
+
+def test_a_flush_of_one_family_syncs_all_rows_if_it_has_new_ones(disk: SimDisk):
+    """As of RocksDB, which syncs its log before it flushes a family, and does nothing without rows to flush."""
+    for flushed, left in ((DEFAULT_FAMILY, 1), ("empty", 0)):
+        engine = opened(disk, flushed)
+        for family in (FAMILY, "empty"):
+            engine.create_family(family)
+        engine.write({FAMILY: {b"0": b"row"}, DEFAULT_FAMILY: {b"position": b"0"}})
+        engine.flush(flushed)
+        disk.end_process()
+        disk.lose_power(AllLost(0), "power")
+        assert len(numbers(opened(disk, flushed))) == left
         disk.end_process()
 
 
