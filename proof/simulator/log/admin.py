@@ -118,22 +118,31 @@ class SimAdmin:
         return self._read("first_offsets", effect, times_ms)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Remove records below these offsets. Raises InvalidRequest for one past the end."""
+        """Remove records below these offsets. Raises InvalidRequest for one past the end.
+
+        A log like the embedded one goes from partition to partition, so that an error leaves the first ones shortened.
+        """
+        wanted = {TopicPartition(*source): offset for source, offset in before.items()}
+
+        def check(some: Iterable[TopicPartition]) -> None:
+            found = {at: self._log.partition(at) for at in some}
+            for at, one in found.items():
+                if not 0 <= wanted[at] <= one.end:
+                    raise InvalidRequest(
+                        f"{at} cannot be truncated before {wanted[at]}: it holds {one.begin} to {one.end}"
+                    )
 
         def effect() -> None:
-            found = {TopicPartition(*source): self._log.partition(source) for source in before}
-            for at, one in found.items():
-                if not 0 <= before[at] <= one.end:
-                    raise InvalidRequest(
-                        f"{at} cannot be truncated before {before[at]}: it holds {one.begin} to {one.end}"
-                    )
-            for at, one in found.items():
-                if self._log.kafka and "delete" not in one.policy.cleanup:
+            if self._log.kafka:
+                check(wanted)
+            for at, offset in wanted.items():
+                check([at])
+                if self._log.kafka and "delete" not in self._log.partition(at).policy.cleanup:
                     raise InvalidRequest(f"deleting records of {at}: its topic is compacted, without delete")
-                one.move_begin(before[at])
-            self._log.version += 1
+                self._log.partition(at).move_begin(offset)
+                self._log.version += 1
 
-        self._write("delete_records", effect, before)
+        self._write("delete_records", effect, wanted)
 
     def lacking(self, needs: Iterable[Need]) -> list[str]:
         """Empty: this log has no permissions."""
