@@ -11,6 +11,7 @@ has an order of its own. An actor that is ended meets `ProcessEnded` in its next
 from __future__ import annotations
 
 from collections.abc import Callable
+
 from greenlet import getcurrent, greenlet
 
 from simulator.calls import ProcessEnded
@@ -126,4 +127,3 @@ class Scheduler:
 
     def _forget(self) -> None:
         self.actors = [actor for actor in self.actors if not actor.done]
-

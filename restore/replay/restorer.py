@@ -213,6 +213,11 @@ class Restorer:
             for changelog in restoring.changelogs.values()
         )
 
+    @property
+    def waits_for_threads(self) -> bool:
+        """Whether threads of this process build or compact the files of a bulk restore."""
+        return self.bulk is not None and self.bulk.loading
+
     def bulk_statistics(self) -> BulkStatistics:
         """Counts of the bulk restore's workers."""
         return self.bulk.statistics() if self.bulk is not None else BulkStatistics()

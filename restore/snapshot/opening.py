@@ -28,20 +28,10 @@ def missing_library() -> list[str]:
 def open_storage(text: str, app: str, *, patience_s: int | None = None, threads: Threads = THREADS) -> Storage:
     """The storage of an application's snapshots; `patience_s` bounds the repeats of a failed request.
 
-    `threads`: for requests that are made beside each other.
-
-    Raises BadConfig for an unusable address, and with the line that installs the library if that is missing.
+    `threads`: for requests that are made beside each other. Raises BadConfig for an unusable address, and with the line
+    that installs the library if that is missing.
     """
-    address = parse_storage(text)
-    if address.service in OTHERS:
-        return OTHERS[address.service](address, app, patience_s)
-    try:
-        from standfast.restore.snapshot.storage import PATIENCE_S, Storage
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "obstore":
-            raise
-        raise BadConfig([MISSING]) from error
-    storage = Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)
+    storage = _opened(text, app, patience_s)
     storage.threads = threads
     return storage
 
@@ -53,3 +43,16 @@ def open_existing(text: str, app: str, *, patience_s: int | None = None) -> Stor
     if folder is not None and not (folder / app).is_dir():
         raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and the application")
     return open_storage(text, app, patience_s=patience_s)
+
+
+def _opened(text: str, app: str, patience_s: int | None) -> Storage:
+    address = parse_storage(text)
+    if address.service in OTHERS:
+        return OTHERS[address.service](address, app, patience_s)
+    try:
+        from standfast.restore.snapshot.storage import PATIENCE_S, Storage
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "obstore":
+            raise
+        raise BadConfig([MISSING]) from error
+    return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)

@@ -48,14 +48,16 @@ class RowsOnDisk:
         *,
         clock: Clock,
         opening: Callable[[Path], AbstractContextManager[None]],
+        waits: Clock | None = None,
     ) -> None:
+        """`waits`: the clock that bounds of work go by; by default real time, whatever the session's clock is."""
         self._state_dir = state_dir
         self._reader = reader
         self._stores_of = stores_of
         self._shared = shared
         self._clock = clock
         self._opening = opening  # announces an opening to the lease
-        self._wall = real_clock()  # bounds of work take real time under any clock
+        self._waits = waits or real_clock()
         self._open: frozenset[TaskId] | None = None
         self._waiting: list[TaskId] = []
         self._positions: dict[TaskId, Positions] = {}  # empty: unreadable
@@ -94,8 +96,8 @@ class RowsOnDisk:
 
     def _read(self, budget_ms: int) -> int:
         """Read positions of further tasks; returns how many."""
-        until_ms, count = self._wall.monotonic_ms() + budget_ms, 0
-        while self._waiting and (not count or self._wall.monotonic_ms() < until_ms):
+        until_ms, count = self._waits.monotonic_ms() + budget_ms, 0
+        while self._waiting and (not count or self._waits.monotonic_ms() < until_ms):
             task = self._waiting.pop()
             self._positions[task] = self._position(task)
             count += 1

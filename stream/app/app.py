@@ -33,6 +33,7 @@ from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic
 from standfast.store.process.interrupts import Apart, Flag
 from standfast.store.process.parent import lent_channel
+from standfast.store.process.threads import THREADS, Threads
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
@@ -49,6 +50,7 @@ from standfast.stream.app.rounds import Rounds, closing_after
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.dsl.ways import APP, no_step
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
+from standfast.stream.runtime.call_loop import CallLoop
 from standfast.stream.runtime.group_consumers import GroupConsumers
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.runtime.runner import RunnerSettings
@@ -496,7 +498,7 @@ class App:
         session.counters.dropped = self.drops.counts
         return session
 
-    def runner_settings(self, assembled: Assembled, clock: Clock) -> RunnerSettings:
+    def runner_settings(self, assembled: Assembled, clock: Clock, threads: Threads = THREADS) -> RunnerSettings:
         """The settings that the runners of this application's tasks share."""
         return RunnerSettings(
             clock,
@@ -508,6 +510,7 @@ class App:
             assembled.event_time,
             assembled.outputs,
             tracing=self.tracing,
+            calls=CallLoop(threads),
         )
 
     def run(self, *, workers: Workers | None = None) -> None:
@@ -641,7 +644,7 @@ class App:
 
     def make_loop(self, session: Session, assembled: Assembled) -> Loop:
         """The loop over the tasks of a session; for run() and for worker processes."""
-        runners = self.runner_settings(assembled, self.clock)
+        runners = self.runner_settings(assembled, self.clock, session.threads)
         return Loop(
             session,
             assembled.topology,

@@ -87,8 +87,7 @@ def make_instance(
     if all(one.partitions for one in groups.values()):
         opener.ensure_topics(follow=follow)
     readiness = Readiness(
-        # Bulk restores are built by threads.
-        Restorer(log, listeners, reader("restore"), None if threads.stepped else settings.bulk(), wake, clock),
+        Restorer(log, listeners, reader("restore"), settings.bulk(threads=not threads.stepped), wake, clock),
         Tailer(log, group, listeners, reader("standby"), clock),
         Gate(settings.gate),
         group,
@@ -101,7 +100,8 @@ def make_instance(
     )
     placement_topic = None
     if settings.placement == "managed":
-        placement_topic = PlacementTopic(log, app, state.instance_id, clock, acceptable_lag=settings.acceptable_lag)
+        at = (log, app, state.instance_id, clock)
+        placement_topic = PlacementTopic(*at, acceptable_lag=settings.acceptable_lag, waits=threads.clock)
     return Instance(
         opener,
         Writers(log, group, app, state.instance_id, threads),

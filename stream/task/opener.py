@@ -132,6 +132,7 @@ class TaskOpener:
         self._settings = settings
         self._shared = RocksShared(settings.memory_bytes)
         self._clock = clock
+        self._threads = threads
         self._listener = listener
         self._limits = RowLimits(value_bytes=settings.value_max_bytes, least_timestamp_ms=log.least_timestamp_ms)
         self._buffer_bytes = buffer_bytes
@@ -385,6 +386,7 @@ class TaskOpener:
             self._shared,
             clock=self._clock,
             opening=self.progress.replaying,
+            waits=self._threads.clock,
         )
 
     def hasten(self) -> None:

@@ -5,6 +5,7 @@ Several instances are driven by hand, in one thread and under one clock, which m
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -123,3 +124,42 @@ def test_tasks_of_an_instance_that_is_polled_no_more_go_on_elsewhere(
     session = both.apps["a"].session
     assert session is not None
     assert session.counters.leases_lost[LEASE_LATE] == 1
+
+
+def test_asynchronous_steps_go_by_the_clock_of_the_session(bench: Bench) -> None:
+    clock, text = bench.clock, sf.serde.string
+    attempts: list[int] = []
+    ended: list[int] = []
+
+    class Slow(sf.Processor):
+        """Answers its first attempt too late; begins and ends asynchronously, too."""
+
+        calls = sf.Calls(timeout_ms=5_000, retries=1, backoff_ms=0)
+
+        async def init(self, context: sf.Context) -> None:
+            await asyncio.sleep(0.5)
+            self.context = context
+
+        async def process(self, record: sf.Record) -> None:
+            attempts.append(clock.monotonic_ms())
+            await asyncio.sleep(3_600 if len(attempts) == 1 else 2)
+            self.context.forward(record)
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.5)
+            ended.append(clock.monotonic_ms())
+
+    app = sf.App("app", log=bench.address, state_dir=bench.root / "a", clock=clock)
+    app.stream("in", value=text).process(Slow).to("out", value=text)
+    create(bench, 1, "in", "out")
+    app.open(background=False)
+    write(bench, "in", ("k", "x", 1))
+    for _ in range(500):
+        app.poll_once()
+        if written(bench, "out"):
+            break
+        clock.advance(STEP_MS)
+    app.close()
+    assert [one.value for one in written(bench, "out")] == [b"x"]
+    assert 5_000 <= attempts[1] - attempts[0] < 6_000
+    assert len(ended) == 1
