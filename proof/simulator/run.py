@@ -27,6 +27,7 @@ from simulator.checkers import Alarm, History, fold_alarms, result_alarms
 from simulator.disk import SimDisk
 from simulator.engine import damage_somewhere
 from simulator.faults import ENDS, Fault, Kind
+from simulator.files import SimFiles
 from simulator.hand import Hand
 from simulator.instance import Instance
 from simulator.log import SimLog
@@ -115,6 +116,7 @@ class _Run:
             log = SimLog("world", world, world, style=plan.style)
             self.disks = [SimDisk(folder / f"m{machine.number}", world) for machine in world.machines]
             stack.enter_context(outside_of(world, log, self.disks, SimBucket(world, world.wall_ms)))
+            stack.enter_context(SimFiles(self.disks).watched())
             stack.enter_context(_told(world, folder))
             self.hand = Hand(world, log)
             self.instances = [

@@ -57,7 +57,7 @@ def story(outcome: Outcome) -> str:
     plan = outcome.plan
     begin = (
         f"{plan.machines} instances run program {plan.program!r} over {plan.partitions} partitions on a log like "
-        f"{plan.style}, {plan.guarantee}, {plan.standbys} standbys, lease {plan.lease_ms} ms, for {plan.records} records"
+        f"{plan.style}, {plan.guarantee}, {plan.standbys} standbys, lease {plan.lease_ms} ms: {plan.records} records"
     )
     alarms = [f"{alarm}" for alarm in outcome.alarms[:3]]
     room = STEPS_MAX - 1 - len(alarms)
