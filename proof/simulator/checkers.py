@@ -1,7 +1,7 @@
 """Promises, judged on what happened in a world; each broken one names its checker and says what was seen.
 
     at each record   its row is the plain count of the records before it              row
-    at each commit   offsets of a partition never go back                             commits
+    at each look     the log has every acknowledged commit                            commits
     at each event    a standby's position, the gate, a wipe without a word            limits, gate, wipe
     at rest          every task runs, every standby is at the end, all is processed   rest
     at the end       results equal the plain computation                              results
@@ -37,7 +37,7 @@ class History:
 
     def __init__(self, truth: Truth, *, exact: bool) -> None:
         self.alarms: list[Alarm] = []
-        self.committed: dict[tuple[str, int], int] = {}  # acknowledged by the log
+        self.acknowledged: dict[tuple[str, int], int] = {}
         self._truth = truth
         self.exact = exact
 
@@ -53,12 +53,17 @@ class History:
             record = f"record {number} of partition {partition}"
             self.alarm("row", f"{who} counts {before} before {record}: {which} than {right}")
 
-    def commit(self, who: str, topic: str, partition: int, offset: int) -> None:
-        """A commit was acknowledged."""
-        last = self.committed.get((topic, partition), -1)
-        if offset < last:
-            self.alarm("commits", f"{who} commits {topic}-{partition} at {offset}, which was at {last}")
-        self.committed[topic, partition] = max(offset, last)
+    def commit(self, topic: str, partition: int, offset: int) -> None:
+        """A process knows of a commit: the log must have it, or a later one, from now on."""
+        at = topic, partition
+        self.acknowledged[at] = max(offset, self.acknowledged.get(at, 0))
+
+    def in_log(self, topic: str, partition: int, offset: int) -> None:
+        """The committed offset of a partition now."""
+        known = self.acknowledged.get((topic, partition), 0)
+        if offset < known:
+            self.alarm("commits", f"{topic}-{partition} is committed at {offset}, and was at {known}")
+        self.commit(topic, partition, offset)
 
 
 def result_alarms(found: Counter[tuple[str, str]], truth: Truth, program: str, *, exact: bool) -> Iterator[Alarm]:

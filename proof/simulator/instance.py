@@ -30,13 +30,12 @@ class Broken(Exception):
 class Watch(sf.Listener):
     """Gives acknowledged commits to the history."""
 
-    def __init__(self, who: str, history: History) -> None:
-        self._who = who
+    def __init__(self, history: History) -> None:
         self._history = history
 
     def on_commit(self, task: Any, sources: Any) -> None:
         for at, offset in sources.items():
-            self._history.commit(f"{self._who}, task {task}", at.topic, at.partition, offset)
+            self._history.commit(at.topic, at.partition, offset)
 
 
 class Instance:
@@ -111,7 +110,7 @@ class Instance:
             gate=plan.gate,
             restart=sf.FixedDelay(1_000_000, 200),
             clock=machine,
-            listeners=[Watch(who, history)],
+            listeners=[Watch(history)],
         )
 
         def seen(partition: int, number: int, before: int) -> None:

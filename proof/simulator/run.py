@@ -10,18 +10,19 @@ way of its own; the garbage collector runs between worlds alone.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import hashlib
 import logging
+import os
 import shutil
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from simulator.checkers import Alarm, History, fold_alarms, result_alarms
 from simulator.disk import SimDisk
@@ -38,7 +39,6 @@ from simulator.storage import SimBucket
 from simulator.world import Machine, World
 from standfast.store.log import logger
 
-T = TypeVar("T")
 LOOK_MS = 100
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
@@ -65,25 +65,36 @@ def run(plan: Plan) -> Outcome:
     """Run a world in a thread of its own. Raises whatever the world itself raises."""
     found: list[Outcome] = []
     failed: list[BaseException] = []
+    folder = Path(tempfile.mkdtemp(prefix="world-", dir=MEMORY if MEMORY.is_dir() else None))
 
     def body() -> None:
         try:
-            found.append(_Run(plan).outcome())
+            found.append(_Run(plan, folder).outcome())
         except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
             failed.append(error)
 
     thread = threading.Thread(target=body, name="simulator")
-    with _without_collector():
-        thread.start()
-        thread.join()
+    try:
+        with _own_process():
+            thread.start()
+            thread.join()
+    finally:
+        _close_left(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     if failed:
         raise failed[0]
     return found[0]
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
-    """A finaliser of a dead process runs at the end of the world, not in the middle of another process."""
+def _own_process() -> Iterator[None]:
+    """What simulated processes share, because they are one real process.
+
+    A finaliser of a dead process runs at the end of the world, not in the middle of another process. The first one that
+    opened would write its stacks to a file of its own.
+    """
+    stacks = faulthandler.is_enabled()
+    faulthandler.enable()
     gc.collect()
     gc.disable()
     try:
@@ -91,13 +102,24 @@ def _without_collector() -> Iterator[None]:
     finally:
         gc.enable()
         gc.collect()
+        if not stacks:
+            faulthandler.disable()
+
+
+def _close_left(folder: Path) -> None:
+    """Close the files that dead processes had open: nothing has them any more."""
+    for link in sorted(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):
+            if link.readlink().is_relative_to(folder):
+                os.close(int(link.name))
 
 
 class _Run:
     """One world from its beginning to its judgement."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
+        self.folder = folder
         self.world = World(plan.seed, plan.machines, plan.faults)
         self.truth = Truth()
         self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
@@ -110,14 +132,11 @@ class _Run:
         """Run it."""
         plan, world = self.plan, self.world
         with ExitStack() as stack:
-            folder = Path(tempfile.mkdtemp(prefix="world-", dir=MEMORY if MEMORY.is_dir() else None))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            self._folder = folder
             log = SimLog("world", world, world, style=plan.style)
-            self.disks = [SimDisk(folder / f"m{machine.number}", world) for machine in world.machines]
+            self.disks = [SimDisk(self.folder / f"m{machine.number}", world) for machine in world.machines]
             stack.enter_context(outside_of(world, log, self.disks, SimBucket(world, world.wall_ms)))
             stack.enter_context(SimFiles(self.disks).watched())
-            stack.enter_context(_told(world, folder))
+            stack.enter_context(_told(world, self.folder))
             self.hand = Hand(world, log)
             self.instances = [
                 Instance(machine, plan, self.hand.address, disk.root, self.history)
@@ -169,6 +188,9 @@ class _Run:
                 self._look_after(instance)
             for machine in world.machines:
                 machine.waiting = [one for one in machine.waiting if one.at_ms + PLACE_MS > world.now_ms]
+            for topic in self._inputs():
+                for at, offset in self.hand.committed(topic).items():
+                    self.history.in_log(topic, at.partition, offset)
             if not self._at_rest():
                 self._rest_since = world.now_ms
             self._over = world.now_ms - self._rest_since >= STILL_MS
@@ -206,7 +228,7 @@ class _Run:
 
     def _judge_error(self, who: str, error: Exception) -> None:
         """A process may end with an error only if that says that something outside is wrong."""
-        self.world.event(f"{who} ends: {type(error).__name__}: {error}".replace(f"{self._folder}/", ""))
+        self.world.event(f"{who} ends: {type(error).__name__}: {error}".replace(f"{self.folder}/", ""))
         if type(error).__name__ not in ("Unavailable", "Held", "Fenced", "Broken"):
             self.history.alarm("error", f"{who} ends with {type(error).__name__}: {error}")
 
@@ -232,9 +254,12 @@ class _Run:
             one.waiting or one.cut_until_ms > now_ms or one.slow_until_ms > now_ms for one in self.world.machines
         )
 
+    def _inputs(self) -> list[str]:
+        return [IN, *self.hand.repartitions()]
+
     def _unrest(self) -> str:
         """Why the world is not at rest; "" if it is."""
-        for topic in (IN, *self.hand.repartitions()):
+        for topic in self._inputs():
             committed = self.hand.committed(topic)
             behind = {str(at): end for at, end in self.hand.ends(topic).items() if committed.get(at, 0) < end}
             if behind:
