@@ -48,9 +48,11 @@ class BrokenLog(Exception):
 
 def encoded(ids: Mapping[str, int], rows: Mapping[str, Rows], ranges: Sequence[KeyRange] = ()) -> bytes:
     """A batch: the range deletions, then the rows; empty if there are none. `ids` are the numbers of the families."""
-    frames = [(RANGE, ids[one.family], [one.start, one.end]) for one in ranges if one.start < one.end]
+    frames: list[tuple[int, int, Any]] = [
+        (RANGE, ids[one.family], [one.start, one.end]) for one in ranges if one.start < one.end
+    ]
     frames += [(ROWS, ids[family], dict(changes)) for family, changes in rows.items() if changes]
-    parts = []
+    parts: list[bytes] = []
     for number, (kind, family, content) in enumerate(frames, 1):
         data = msgpack.packb(content)
         fields = _FIELDS.pack(kind, number == len(frames), family, len(data), zlib.crc32(data))

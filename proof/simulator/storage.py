@@ -86,8 +86,9 @@ class SimStorage(Storage):
     def put_file(self, key: str, path: Path, *, pace: Callable[[int], None] | None = None) -> None:
         """As of Storage."""
         content = path.read_bytes()
-        for begin in range(0, len(content), PIECE_BYTES) if pace is not None else ():
-            pace(len(content[begin : begin + PIECE_BYTES]))
+        if pace is not None:
+            for begin in range(0, len(content), PIECE_BYTES):
+                pace(len(content[begin : begin + PIECE_BYTES]))
         self._ask("storage.put", lambda: self._bucket.put(self._full(key), content))
 
     def read(self, key: str) -> bytes | None:

@@ -192,7 +192,7 @@ def test_drawn_damage_is_found_by_the_next_opening(disk: SimDisk):
         with pytest.raises(Corruption) as found:
             opened(disk)
         met.add(found.value.families)
-        shutil.rmtree(path.parent)
+        shutil.rmtree(disk.root / "0_0")
     assert {frozenset({FAMILY}), frozenset({DEFAULT_FAMILY})} <= met
 
 
