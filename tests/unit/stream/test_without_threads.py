@@ -15,6 +15,11 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
+from standfast.restore.snapshot.catalogue import listed
+from standfast.restore.snapshot.checkpoints import State, checkpoints
+from standfast.restore.snapshot.opening import open_storage
+from standfast.store.clock import Clock
+from standfast.store.process.threads import NoThreads, Running
 from standfast.stream.task.statistics import LEASE_LATE
 from support.apps import create, write, written
 from support.sessions import Bench
@@ -163,3 +168,81 @@ def test_asynchronous_steps_go_by_the_clock_of_the_session(bench: Bench) -> None
     assert [one.value for one in written(bench, "out")] == [b"x"]
     assert 5_000 <= attempts[1] - attempts[0] < 6_000
     assert len(ended) == 1
+
+
+def test_snapshots_and_checkpoints_are_made_and_a_new_instance_begins_with_one(
+    bench: Bench, instances: Callable[..., Instances]
+) -> None:
+    to = str(bench.root / "snaps")
+    several = instances(
+        snapshots=sf.SnapshotPolicy(to=to, every_ms=2_000, checkpoint_every_ms=4_000), standby_replicas=0, restart_grace_ms=0
+    )
+    several.open("a")
+    several.open("b")
+    several.until(lambda: len(several.running("a")) == len(several.running("b")) == 1)
+    feed(bench, 40)
+    storage = open_storage(to, "app", threads=NoThreads(bench.clock))
+    several.until(lambda: counted(bench) == folded(40))
+    several.until(lambda: {"0_0", "0_1"} <= {one.snapshot.task for one in listed(storage).whole})
+    several.until(
+        lambda: any(one.outcome is not None and one.outcome.state is State.COMPLETE for one in checkpoints(storage))
+    )
+    several.close()
+    third = several.open("c")
+    several.until(lambda: len(several.running("c")) == 2, "c")
+    assert third.session is not None
+    assert third.session.counters.snapshots.restores["restored"] == 2
+    feed(bench, 40, first=40)
+    several.until(lambda: counted(bench) == folded(80), "c")
+
+
+class Numbers(sf.Source):
+    """Collects some numbers."""
+
+    def run(self, context: sf.SourceContext) -> None:
+        for number in range(context.position, 30):
+            context.collect(sf.Record(f"k{number % 8}", "x", number), number + 1)
+
+
+class Actors(NoThreads):
+    """Notes what is started: a simulator makes actors of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.started: list[str] = []
+
+    def start(self, name: str, run: Callable[[], object]) -> Running:
+        self.started.append(name)
+        return super().start(name, run)
+
+
+def test_sources_of_ones_own_run_where_the_application_is_given_threads_for_them(bench: Bench) -> None:
+    app = sf.App("app", log=bench.address, state_dir=bench.root / "a", clock=bench.clock, commit_interval_ms=100)
+    app.source_runs.threads = actors = Actors(bench.clock)
+    app.stream(Numbers(), name="lines", value=sf.serde.string).to("out")
+    create(bench, 1, "out")
+    app.open(background=False)
+    for _ in range(200):
+        app.poll_once()
+        bench.clock.advance(STEP_MS)
+        if len(written(bench, "out")) == 30:
+            break
+    assert len(written(bench, "out")) == 30
+    assert actors.started == ["standfast-source-lines-0"]
+    app.close()
+
+
+def test_figures_and_refusals_need_no_thread(bench: Bench) -> None:
+    app = sf.App("app", log=bench.address, state_dir=bench.root / "a", clock=bench.clock)
+    app.stream("in").to("out")
+    create(bench, 1, "in", "out")
+    with pytest.raises(sf.InvalidRequest, match="is not open: call open"):
+        app.poll_once()
+    session = app.open(background=False)
+    with pytest.raises(sf.InvalidRequest, match="timeout_ms must be a whole number"):
+        app.poll_once(timeout_ms=0.5)  # type: ignore[arg-type]
+    assert session.statistics().app == "app"
+    app.close()
+    app.close()
+    with pytest.raises(sf.Closed):
+        session.poll_once()
