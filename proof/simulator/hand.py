@@ -62,6 +62,14 @@ class Hand:
         found = self._client.admin.describe_topic(topic)
         return [] if found is None else [TopicPartition(topic, number) for number in range(found.partitions)]
 
+    def topics(self) -> list[str]:
+        """Names of all topics."""
+        return self._client.admin.topic_names()
+
+    def care(self) -> None:
+        """Housekeeping: retention and compaction."""
+        self._client.care(self.log.clock.wall_ms())
+
     def repartitions(self) -> list[str]:
         """Names of the application's repartition topics."""
         return [

@@ -6,13 +6,14 @@ called by a clean stop alone, as by SIGTERM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import standfast as sf
 from simulator.checkers import History
+from simulator.faults import Kind
 from simulator.hand import APP
 from simulator.plan import Plan
 from simulator.programs import COUNTS, declare, stores_of
@@ -21,6 +22,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.names import changelog_topic
 
 IDLE_MS = 40
+SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
 
 
 class Broken(Exception):
@@ -30,10 +32,12 @@ class Broken(Exception):
 class Watch(sf.Listener):
     """Gives acknowledged commits to the history."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, machine: Machine) -> None:
         self._history = history
+        self._machine = machine
 
     def on_commit(self, task: Any, sources: Any) -> None:
+        raise_once(self._machine, Kind.LISTENER)
         for at, offset in sources.items():
             self._history.commit(at.topic, at.partition, offset)
 
@@ -110,20 +114,19 @@ class Instance:
             gate=plan.gate,
             restart=sf.FixedDelay(1_000_000, 200),
             clock=machine,
-            listeners=[Watch(history)],
+            snapshots=SNAPSHOTS if plan.snapshots else None,
+            listeners=[Watch(history, machine)],
         )
 
         def seen(partition: int, number: int, before: int) -> None:
             history.seen(who, partition, number, before)
 
-        declare(app, plan.program, seen, _raiser(machine))
+        declare(app, plan.program, seen, partial(raise_once, machine, Kind.RAISE))
         return app
 
 
-def _raiser(machine: Machine) -> Callable[[], None]:
-    def raise_once() -> None:
-        if machine.raises:
-            machine.raises -= 1
-            raise Broken("the application's code fails once")
-
-    return raise_once
+def raise_once(machine: Machine, kind: Kind) -> None:
+    """Raise the exception that a fault of this kind asks for."""
+    if machine.raises[kind]:
+        machine.raises[kind] -= 1
+        raise Broken(f"{kind.value} (simulated)")
