@@ -15,7 +15,7 @@ Rules of this file: no product but its plain values; it reads a world and change
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from simulator.programs import GRACE_MS, WINDOW_MS, Truth
@@ -45,10 +45,14 @@ class History:
         """Note a broken promise."""
         self.alarms.append(Alarm(checker, text))
 
-    def seen(self, who: str, partition: int, number: int, before: int) -> None:
-        """A process has read the row of a record's key, before it processes the record."""
+    def seen(self, who: str, partition: int, number: int, before: int, *, owns: Callable[[], bool]) -> None:
+        """A process has read the row of a record's key, before it processes the record.
+
+        One that was taken over and does not know it yet reads old rows: whatever it writes is fenced. `owns`: whether
+        the task is its own.
+        """
         right = self._truth.before(partition, number)
-        if before < right or (self.exact and before > right):
+        if (before < right or (self.exact and before > right)) and owns():
             which = "less" if before < right else "more"
             record = f"record {number} of partition {partition}"
             self.alarm("row", f"{who} counts {before} before {record}: {which} than {right}")

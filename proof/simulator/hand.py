@@ -11,7 +11,7 @@ from typing import TypeVar
 from simulator.log import SimLog, SimLogClient
 from simulator.world import World
 from standfast.replication.log import Outgoing, Record, TopicPolicy
-from standfast.replication.offsets import TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 
 T = TypeVar("T")
 APP = "world"
@@ -90,6 +90,10 @@ class Hand:
         """Offsets that the application has committed."""
         found = self.log.group(APP).committed  # a client would wait for the end of open transactions
         return {at: found[at].offset for at in self.partitions(topic) if at in found}
+
+    def owner_of(self, task: TaskId) -> str | None:
+        """The member that last opened the task's writer."""
+        return self._client.group(APP).owners().get(f"{APP}-{task.group}-{task.partition}")
 
     def records(self, at: TopicPartition) -> Iterator[Record]:
         """All committed records of a partition."""

@@ -14,11 +14,11 @@ from typing import Any
 import standfast as sf
 from simulator.checkers import History
 from simulator.faults import Kind
-from simulator.hand import APP
+from simulator.hand import APP, Hand
 from simulator.plan import Plan
 from simulator.programs import COUNTS, declare, stores_of
 from simulator.world import Machine
-from standfast.replication.offsets import TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.names import changelog_topic
 
 IDLE_MS = 40
@@ -45,12 +45,13 @@ class Watch(sf.Listener):
 class Instance:
     """The application of one machine; each start makes an App of its own."""
 
-    def __init__(self, machine: Machine, plan: Plan, log: str, state_dir: Path, history: History) -> None:
+    def __init__(self, machine: Machine, plan: Plan, hand: Hand, state_dir: Path, history: History) -> None:
         self.machine = machine
         self.app: sf.App | None = None
         self.stopping = False
         self._plan = plan
-        self._log = log
+        self._log = hand.address
+        self._owner_of = hand.owner_of
         self._state_dir = state_dir
         self._history = history
 
@@ -99,6 +100,11 @@ class Instance:
                         found[at] = dict(rows)
         return found
 
+    def _owns(self, partition: int) -> bool:
+        """Whether this instance was the last one that opened the writer of a task of group 0."""
+        session = None if self.app is None else self.app.session
+        return session is not None and self._owner_of(TaskId(0, partition)) == session.instance_id
+
     def _make(self) -> sf.App:
         plan, machine, history = self._plan, self.machine, self._history
         who = f"{machine.process}"
@@ -119,7 +125,7 @@ class Instance:
         )
 
         def seen(partition: int, number: int, before: int) -> None:
-            history.seen(who, partition, number, before)
+            history.seen(who, partition, number, before, owns=lambda: self._owns(partition))
 
         declare(app, plan.program, seen, partial(raise_once, machine, Kind.RAISE))
         return app

@@ -144,7 +144,7 @@ class _Run:
             stack.enter_context(_told(world, self.folder))
             self.hand = Hand(world, log)
             self.instances = [
-                Instance(machine, plan, self.hand.address, disk.root, self.history)
+                Instance(machine, plan, self.hand, disk.root, self.history)
                 for machine, disk in zip(world.machines, self.disks, strict=True)
             ]
             world.states_of = lambda machine: self.instances[machine.number].states()
@@ -285,7 +285,11 @@ class _Run:
 
     def _faults_last(self) -> bool:
         now_ms = self.world.now_ms
-        return bool(self._restarts or self._ends or self.log.outages) or any(
+        held = [one.held[1] for topic in self.log.topics.values() for one in topic.partitions if one.held is not None]
+        ends = [*held, *(one.until_ms for one in self.log.outages)]
+        if self._restarts or self._ends or any(until_ms > now_ms for until_ms in ends):
+            return True
+        return any(
             one.waiting or one.cut_until_ms > now_ms or one.slow_until_ms > now_ms for one in self.world.machines
         )
 
