@@ -16,6 +16,7 @@ import gc
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -38,15 +39,18 @@ from simulator.plan import FEED_MS, Plan
 from simulator.programs import IN, OUT, Fed, Truth
 from simulator.storage import SimBucket
 from simulator.world import Machine, World
+from standfast.store.disk import AGAIN_MS
 from standfast.store.errors import InvalidRequest
 from standfast.store.log import logger
 
 LOOK_MS = 100
+NO_ROOM = (Kind.FULL, Kind.READ_ONLY)
 CRAWL_MS = 30.0
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
 STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
 PLACE_MS = 4_000  # a fault that has not met its place by then has none
+FREE_BYTES = re.compile(r"[^ ]* has \d+ of \d+ bytes free: |: \d+ of \d+ bytes are free")  # of the real disk
 MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
 
 
@@ -157,6 +161,8 @@ class _Run:
                     self._restarts[fault.machine] = fault.at_ms
             own = [world.scheduler.spawn("feeder", self._feed), world.scheduler.spawn("keeper", self._keep)]
             limit_ms = FEED_MS + PLACE_MS + sum(one.for_ms for one in plan.faults) + REST_MS
+            if any(one.kind in NO_ROOM for one in plan.faults):
+                limit_ms += AGAIN_MS  # an instance counts as one with room only after so long
             if not world.scheduler.run_until(lambda: self._over, limit_ms):
                 self.history.alarm("rest", self._unrest())
             for actor in own:
@@ -248,7 +254,7 @@ class _Run:
             self._restarts[machine.number] = self.world.now_ms + fault.for_ms
             self._last[machine.number] = fault
             self.instances[machine.number].stopping = kind is Kind.STOP
-        elif kind in (Kind.FULL, Kind.READ_ONLY):
+        elif kind in NO_ROOM:
             disk.refuses = errno.ENOSPC if kind is Kind.FULL else errno.EROFS
             self._until(fault, lambda: setattr(disk, "refuses", 0))
         elif kind is Kind.CRAWL:
@@ -360,6 +366,7 @@ def _told(world: World, folder: Path) -> Iterator[None]:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = f"{world.who()} {record.levelname}: {record.getMessage()}".replace(f"{folder}/", "")
+            text = FREE_BYTES.sub("", text)
             (world.event if record.levelno >= logging.WARNING else world.tell)(text)
 
     handler, before = Handler(), (logger.level, logger.propagate)
