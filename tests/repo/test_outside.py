@@ -1,11 +1,11 @@
-"""The repository checks itself: what a session draws from outside comes from few files, and so do its changes of files.
+"""The repository checks itself: sources outside of a session, and changes of files, in few files.
 
     ids, random numbers, process, host, variables    store/outside.py
     time                                             store/clock.py (readings: test_tidy.py), given as a `Clock`
     files of the state directory                     store/files.py; free bytes of its disk store/file_errors.py
 
-Rules of this file: as in `test_tidy.py`. A simulation replaces what these files do; whatever goes past them is
-outside of its world. EXCEPTIONS says which files may, and why; an exception that is not needed any more is a problem.
+Rules of this file: as in `test_tidy.py`. A simulation replaces the functions of these files; a call past them
+is outside of its world. EXCEPTIONS lists the files that may, with reasons; an exception without need is a problem.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GIVEN = "the clock of a caller that gives none"
 FAILPOINT = "ends this very process where a test of crashes says so"
 LOGGER = "the lines of this process for people, and their file"
 
-# What may go past these files: (path, or a folder with its "/"; which rule) -> why.
+# Files that may go past them: (path, or a folder with its "/"; which rule) -> why.
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("replication/embedded/", DRAWS): LOG_FILE,
     ("replication/embedded/", FILE_CHANGES): LOG_FILE,
