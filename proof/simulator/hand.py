@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from simulator.log import SimLog, SimLogClient
 from simulator.world import World
-from standfast.replication.log import Outgoing, Record, TopicPolicy
+from standfast.replication.log import Committed, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 
 T = TypeVar("T")
@@ -43,11 +43,6 @@ class Hand:
         self._reader = self._client.reader()
         self._group = self._client.group(APP)
 
-    @property
-    def address(self) -> str:
-        """The log's address, for processes."""
-        return self._client.address
-
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic that keeps everything."""
         self._client.admin.create_topic(topic, partitions, TopicPolicy())
@@ -72,9 +67,9 @@ class Hand:
         """Ends as readers of committed records see them."""
         return {at: found.end for at, found in self._reader.bounds(self.partitions(topic)).items()}
 
-    def committed(self, topic: str) -> Mapping[TopicPartition, int]:
+    def committed(self, topic: str) -> Mapping[TopicPartition, Committed]:
         """Offsets that the application has committed."""
-        return {at: one.offset for at, one in self._group.committed(self.partitions(topic)).items()}
+        return self._group.committed(self.partitions(topic))
 
     def records(self, at: TopicPartition) -> Iterator[Record]:
         """All committed records of a partition."""
