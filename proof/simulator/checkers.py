@@ -29,7 +29,7 @@ from simulator.programs import GRACE_MS, LATEST, WINDOW_MS, Truth
 
 
 TOLD_MAX = 5  # alarms of one checker: the first ones tell the story
-Change = tuple[bytes, bytes | None]  # key and value of a changelog's record
+Change = tuple[int, bytes, bytes | None]  # offset, key and value of a changelog's record
 Times = Mapping[str, int]  # stream times, or progress
 
 
@@ -139,20 +139,25 @@ def _some(results: Counter[tuple[str, str]]) -> str:
     return f"{sum(results.values())} ({shown})" if results else "nothing"
 
 
-def fold_alarms(who: str, store: str, rows: Mapping[Any, Any], changes: Iterable[Change], program: str) -> Iterator[Alarm]:
-    """Compare a store's rows with those of its changelog up to the store's position."""
-    windows = program == "windows"
+def fold_alarms(
+    who: str, store: str, rows: Mapping[Any, Any], changes: Iterable[Change], end: int, program: str
+) -> Iterator[Alarm]:
+    """Compare a store's rows with those of its changelog below an offset. `changes` are those of the whole changelog."""
+    windows, newest = program == "windows", 0
     folded: dict[Any, Any] = {}
-    for raw, value in changes:
+    for offset, raw, value in changes:
         key = (raw[:-12], int.from_bytes(raw[-12:-4])) if windows else raw
-        folded.pop(key, None)
-        if value is not None:
-            folded[key] = value.decode() if store == LATEST else int.from_bytes(value)
+        newest = max(newest, key[1] if windows else 0)
+        if offset < end:
+            folded.pop(key, None)
+            if value is not None:
+                folded[key] = value.decode() if store == LATEST else int.from_bytes(value)
     have = {(one.key.encode(), one.start) if windows else one.encode(): value for one, value in rows.items()}
     if windows:
-        # Windows behind the retention leave the store by themselves, each copy in its own time.
-        newest = max((start for _, start in folded), default=0) - WINDOW_MS - GRACE_MS
-        folded = {key: value for key, value in folded.items() if key[1] > newest or key in have}
+        # Windows behind the retention leave the store by themselves, each copy in its own time. Their removal outlives
+        # a loss of power, which the position that came with it may not: so the time of the whole log counts.
+        gone = newest - WINDOW_MS - GRACE_MS
+        folded = {key: value for key, value in folded.items() if key[1] > gone or key in have}
     if have == folded:
         return
     if not have:

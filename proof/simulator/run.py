@@ -328,7 +328,8 @@ class _Run:
         alarms += result_alarms(found, self.truth, plan.program, exact=self.history.exact)
         for instance in self.instances:
             for who, store, at, rows in instance.rows():
-                alarms += fold_alarms(who, store, rows, changes(hand.log, at, hand.log.partition(at).end), plan.program)
+                end = hand.log.partition(at).end
+                alarms += fold_alarms(who, store, rows, changes(hand.log, at), end, plan.program)
 
 
 def _offset(found: Committed | None) -> int:

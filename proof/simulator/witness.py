@@ -92,7 +92,7 @@ class Witness(sf.Listener):
             who = f"{self._who}, {task.role} {task.id} as opened at {offset}"
             with self._world.look():
                 rows = rows_of(task, store)
-            for one in fold_alarms(who, store, rows, changes(self._log, changelog, offset), self._plan.program):
+            for one in fold_alarms(who, store, rows, changes(self._log, changelog), offset, self._plan.program):
                 self._history.alarm(*one)
 
     def _runs(self, task: Any) -> None:
@@ -135,13 +135,12 @@ def offsets(log: SimLog, at: TopicPartition) -> list[int]:
     return found.offsets[: found.index(min(found.open.values(), default=found.end))]
 
 
-def changes(log: SimLog, at: TopicPartition, end: int) -> Iterator[Change]:
-    """The records of a changelog below an offset."""
+def changes(log: SimLog, at: TopicPartition) -> Iterator[Change]:
+    """The records of a changelog."""
     found = log.partition(at)
-    count = found.index(end)
-    for key, value in zip(found.keys[:count], found.values[:count], strict=True):
+    for offset, key, value in zip(found.offsets, found.keys, found.values, strict=True):
         assert key is not None, "a changelog's record has a key"
-        yield key, value
+        yield offset, key, value
 
 
 def committed_in(log: SimLog, at: TopicPartition) -> int:
