@@ -1,15 +1,22 @@
 """Promises, judged on what happened in a world; each broken one names its checker and says what was seen.
 
-    at each record   its row is the plain count of the records before it              row
-    at each look     the log has every acknowledged commit                            commits
-    at each event    a standby's position, the gate, a wipe without a word            limits, gate, wipe
-    at rest          every task runs, every standby is at the end, all is processed   rest
-    at the end       results equal the plain computation                              results
-                     each window once                                                 windows
-                     the store is its changelog, folded to the store's position       fold
-                     one writer at a time: epochs in a changelog never fall           writers
+    at each record    its row is the plain count of the records before it              row
+                      with gate="all" no task of the process restores                  gate
+    at each commit    the log has it, and has it from then on                          commits
+    at each look      stream times and progress never go back                          times
+    at each opening   the store is its changelog, folded to the store's position       fold
+                      no row and no position went without a word in the log            wipe
+    at a task's run   its stores are whole, and so are its clocks                      gate, times
+    at each batch     a standby stays below the committed offset of a source topic     limits
+    at each write     no owner writes after a newer one                                writers
+    at each claim     the owner before has died, or given the task up                  claims
+    at rest           every task runs, every standby is at the end, all is processed   rest
+    at the end        results equal the plain computation                              results
+                      each window once                                                 windows
+                      the store is its changelog, folded                               fold
 
-Rules of this file: no product but its plain values; it reads a world and changes nothing.
+Rules of this file: no product but its plain values; it reads a world and changes nothing. `witness.py` brings it what a
+process does.
 """
 
 from __future__ import annotations
@@ -18,8 +25,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from simulator.programs import GRACE_MS, WINDOW_MS, Truth
-from standfast.replication.log import Record
+from simulator.programs import GRACE_MS, LATEST, WINDOW_MS, Truth
+
+TOLD_MAX = 5  # alarms of one checker: the first ones tell the story
+Change = tuple[int, bytes, bytes | None]  # offset, key and value of a changelog's record
+Times = Mapping[str, int]  # stream times, or progress
 
 
 class Alarm(NamedTuple):
@@ -38,12 +48,16 @@ class History:
     def __init__(self, truth: Truth, *, exact: bool) -> None:
         self.alarms: list[Alarm] = []
         self.acknowledged: dict[tuple[str, int], int] = {}
+        self.times: dict[tuple[str, int], dict[str, int]] = {}  # by source partition, as committed
+        self.positions: dict[tuple[int, str, str], int] = {}  # machine, task, store -> the last one that is known
         self._truth = truth
+        self._epochs: dict[str, int] = {}
         self.exact = exact
 
     def alarm(self, checker: str, text: str) -> None:
         """Note a broken promise."""
-        self.alarms.append(Alarm(checker, text))
+        if sum(one.checker == checker for one in self.alarms) < TOLD_MAX:
+            self.alarms.append(Alarm(checker, text))
 
     def seen(self, who: str, partition: int, number: int, before: int, *, owns: Callable[[], bool]) -> None:
         """A process has read the row of a record's key, before it processes the record.
@@ -69,6 +83,42 @@ class History:
             self.alarm("commits", f"{topic}-{partition} is committed at {offset}, and was at {known}")
         self.commit(topic, partition, offset)
 
+    def committed_times(self, topic: str, partition: int, found: Times) -> None:
+        """The stream times and progress numbers that lie beside a committed offset now."""
+        self.not_back(f"{topic}-{partition} in the log", topic, partition, found)
+        self.times.setdefault((topic, partition), {}).update(found)
+
+    def not_back(self, who: str, topic: str, partition: int, found: Times) -> None:
+        """A clock is never behind the committed one."""
+        for name, known in self.times.get((topic, partition), {}).items():
+            if found.get(name, -1) < known:
+                self.alarm("times", f"{who}: {name} is {found.get(name, -1)}, and was {known}")
+
+    def position(self, machine: int, task: str, store: str, offset: int) -> None:
+        """A store is on disk up to an offset of its changelog."""
+        self.positions[machine, task, store] = offset
+
+    def lost(self, machine: int, task: str | None = None, stores: Iterable[str] | None = None) -> None:
+        """Rows of a machine went with a word: of all tasks, of a task, or of some of its stores."""
+        gone = None if stores is None else set(stores)
+        for one in list(self.positions):
+            if one[0] == machine and task in (None, one[1]) and (gone is None or one[2] in gone):
+                del self.positions[one]
+
+    def opened(self, machine: int, who: str, task: str, store: str, offset: int) -> None:
+        """A process found a store on its disk up to this offset."""
+        known = self.positions.get((machine, task, store), 0)
+        if offset < known:
+            self.alarm("wipe", f"{who}: {store} of {task} is at {offset}, was at {known}, and no log line says why")
+        self.position(machine, task, store, offset)
+
+    def wrote(self, name: str, epoch: int) -> None:
+        """The owner of an id with this epoch wrote to the log."""
+        newest = self._epochs.setdefault(name, epoch)
+        if epoch < newest:
+            self.alarm("writers", f"epoch {epoch} of {name} wrote after epoch {newest}")
+        self._epochs[name] = max(epoch, newest)
+
 
 def result_alarms(found: Counter[tuple[str, str]], truth: Truth, program: str, *, exact: bool) -> Iterator[Alarm]:
     """Compare the results in the log with the plain computation."""
@@ -92,32 +142,30 @@ def _some(results: Counter[tuple[str, str]]) -> str:
     return f"{sum(results.values())} ({shown})" if results else "nothing"
 
 
-def fold_alarms(who: str, rows: Mapping[Any, Any], changes: Iterable[Record], program: str) -> Iterator[Alarm]:
-    """Compare a store's rows with its whole changelog, at rest."""
+def fold_alarms(
+    who: str, store: str, rows: Mapping[Any, Any], changes: Iterable[Change], end: int, program: str
+) -> Iterator[Alarm]:
+    """Compare a store's rows with those of its changelog below an offset. `changes` are those of the whole changelog."""
+    windows, newest = program == "windows", 0
     folded: dict[Any, Any] = {}
-    for one in changes:
-        key = one.key if program != "windows" else (one.key[:-12], int.from_bytes(one.key[-12:-4]))
-        folded.pop(key, None)
-        if one.value is not None:
-            folded[key] = int.from_bytes(one.value)
-    if program == "windows":
-        have = {(one.key.encode(), one.start): value for one, value in rows.items()}
-        # Windows behind the retention leave the store by themselves, each copy in its own time.
-        newest = max((start for _, start in folded), default=0) - WINDOW_MS - GRACE_MS
-        folded = {key: value for key, value in folded.items() if key[1] > newest or key in have}
-    else:
-        have = {key.encode(): value for key, value in rows.items()}
-    if have != folded:
-        wrong = sorted(key for key in have.keys() | folded.keys() if have.get(key) != folded.get(key))
-        told = [(key, have.get(key), folded.get(key)) for key in wrong[:3]]
-        yield Alarm("fold", f"{who}: {len(wrong)} rows differ from the changelog (key, row, changelog): {told}")
-
-
-def writer_alarms(changelog: str, epochs: Iterable[tuple[int, int]]) -> Iterator[Alarm]:
-    """(offset, epoch of the writer) of a changelog's records, in the order of the log."""
-    newest = -1
-    for offset, epoch in epochs:
-        if epoch < newest:
-            yield Alarm("writers", f"{changelog}: epoch {epoch} wrote at {offset}, after epoch {newest}")
-            return
-        newest = epoch
+    for offset, raw, value in changes:
+        key = (raw[:-12], int.from_bytes(raw[-12:-4])) if windows else raw
+        newest = max(newest, key[1] if windows else 0)
+        if offset < end:
+            folded.pop(key, None)
+            if value is not None:
+                folded[key] = value.decode() if store == LATEST else int.from_bytes(value)
+    have = {(one.key.encode(), one.start) if windows else one.encode(): value for one, value in rows.items()}
+    if windows:
+        # Windows behind the retention leave the store by themselves, each copy in its own time. Their removal outlives
+        # a loss of power, which the position that came with it may not: so the time of the whole log counts.
+        gone = newest - WINDOW_MS - GRACE_MS
+        folded = {key: value for key, value in folded.items() if key[1] > gone or key in have}
+    if have == folded:
+        return
+    if not have:
+        yield Alarm("wipe", f"{who}: no row of {store} is there, of {len(folded)}")
+        return
+    wrong = sorted(key for key in have.keys() | folded.keys() if have.get(key) != folded.get(key))
+    told = [(key, have.get(key), folded.get(key)) for key in wrong[:3]]
+    yield Alarm("fold", f"{who}: {len(wrong)} rows of {store} differ from its log (key, row, log): {told}")

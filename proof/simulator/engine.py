@@ -92,6 +92,11 @@ class SimEngine:
         """True: rows survive the process."""
         return True
 
+    @property
+    def damaged(self) -> frozenset[str]:
+        """Families with damaged rows."""
+        return frozenset(self._damaged)
+
     def families(self) -> frozenset[str]:
         """As of the port."""
         return self._memory.families()

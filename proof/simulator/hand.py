@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from simulator.log import SimLog, SimLogClient
 from simulator.world import World
-from standfast.replication.log import Outgoing, Record, TopicPolicy
-from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.log import Committed, Outgoing, Record, TopicPolicy
+from standfast.replication.offsets import TopicPartition
 
 T = TypeVar("T")
 APP = "world"
@@ -41,11 +41,6 @@ class Hand:
         self._client = SimLogClient(log, world, HandCalls(world))
         self._producer = self._client.producer()
         self._reader = self._client.reader()
-
-    @property
-    def address(self) -> str:
-        """The log's address, for processes."""
-        return self._client.address
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic that keeps everything."""
@@ -86,14 +81,10 @@ class Hand:
         """Ends as readers of committed records see them."""
         return {at: found.end for at, found in self._reader.bounds(self.partitions(topic)).items()}
 
-    def committed(self, topic: str) -> Mapping[TopicPartition, int]:
+    def committed(self, topic: str) -> Mapping[TopicPartition, Committed]:
         """Offsets that the application has committed."""
         found = self.log.group(APP).committed  # a client would wait for the end of open transactions
-        return {at: found[at].offset for at in self.partitions(topic) if at in found}
-
-    def owner_of(self, task: TaskId) -> str | None:
-        """The member that last opened the task's writer."""
-        return self._client.group(APP).owners().get(f"{APP}-{task.group}-{task.partition}")
+        return {at: found[at] for at in self.partitions(topic) if at in found}
 
     def records(self, at: TopicPartition) -> Iterator[Record]:
         """All committed records of a partition."""

@@ -6,20 +6,21 @@ called by a clean stop alone, as by SIGTERM.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import standfast as sf
 from simulator.checkers import History
 from simulator.faults import Kind
-from simulator.hand import APP, Hand
+from simulator.hand import APP
+from simulator.log import SimLog
 from simulator.plan import Plan
-from simulator.programs import COUNTS, declare, stores_of
-from simulator.world import Machine
-from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.store.names import changelog_topic
+from simulator.programs import declare, stores_of
+from simulator.witness import Witness, rows_of, tasks_of
+from simulator.world import Machine, World
+from standfast.replication.offsets import TopicPartition
 
 IDLE_MS = 40
 SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
@@ -29,29 +30,35 @@ class Broken(Exception):
     """What the application's code raises where a fault says so."""
 
 
-class Watch(sf.Listener):
-    """Gives acknowledged commits to the history."""
+def raise_once(machine: Machine, kind: Kind) -> None:
+    """Raise the exception that a fault of this kind asks for."""
+    if machine.raises[kind]:
+        machine.raises[kind] -= 1
+        raise Broken(f"{kind.value} (simulated)")
 
-    def __init__(self, history: History, machine: Machine) -> None:
-        self._history = history
+
+class Failing(sf.Listener):
+    """Raises an exception where a fault says so."""
+
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     def on_commit(self, task: Any, sources: Any) -> None:
         raise_once(self._machine, Kind.LISTENER)
-        for at, offset in sources.items():
-            self._history.commit(at.topic, at.partition, offset)
 
 
 class Instance:
     """The application of one machine; each start makes an App of its own."""
 
-    def __init__(self, machine: Machine, plan: Plan, hand: Hand, state_dir: Path, history: History) -> None:
+    def __init__(
+        self, machine: Machine, plan: Plan, world: World, log: SimLog, state_dir: Path, history: History
+    ) -> None:
         self.machine = machine
         self.app: sf.App | None = None
         self.stopping = False
         self._plan = plan
-        self._log = hand.address
-        self._owner_of = hand.owner_of
+        self._world = world
+        self._log = log
         self._state_dir = state_dir
         self._history = history
 
@@ -72,45 +79,42 @@ class Instance:
 
     def states(self) -> set[str]:
         """Role and state of each task that this process holds."""
-        session = None if self.app is None else self.app.session
-        if session is None:
+        if self.app is None or self.app.session is None:
             return {"not open"}
-        held = session.held_tasks().values()
-        return {f"{task.role} {task.state.value}" for task in held} or {"no task"}
+        return {f"{task.role} {task.state.value}" for task in tasks_of(self.app).values()} or {"no task"}
 
     def behind(self) -> str:
         """A copy here that has not read its changelog to the end; "" if there is none."""
         session = None if self.app is None else self.app.session
         for task in () if session is None else session.held_tasks().values():
-            if COUNTS in task.stores.specs:
-                lag = session.read(COUNTS, task.id.partition, allow_stale=True).lag_records
+            for store in task.stores.specs:
+                lag = session.read(store, task.id.partition, allow_stale=True).lag_records
                 if lag:
-                    return f"{self.machine.name}: {task.role} {task.id} is {lag} records behind"
+                    return f"{self.machine.name}: {task.role} {task.id} is {lag} records behind in {store}"
         return ""
 
-    def rows(self) -> dict[TopicPartition, dict[Any, Any]]:
-        """Rows of each copy here, by the partition of its changelog."""
-        session = None if self.app is None else self.app.session
-        found = {}
-        for task in () if session is None else session.held_tasks().values():
-            for store in task.stores.specs:
-                if store == COUNTS:
-                    with task.stores.committed_view(store).all() as rows:
-                        at = TopicPartition(changelog_topic(APP, store), task.id.partition)
-                        found[at] = dict(rows)
-        return found
+    def rows(self) -> Iterator[tuple[str, str, TopicPartition, dict[Any, Any]]]:
+        """Each copy here: of a task, a store, the partition of its changelog, and the rows."""
+        for task in tasks_of(self.app).values():
+            for store, at in task.applier.changelogs.items():
+                yield f"{self.machine.name}, {task.role} {task.id}", store, at, rows_of(task, store)
 
-    def _owns(self, partition: int) -> bool:
-        """Whether this instance was the last one that opened the writer of a task of group 0."""
-        session = None if self.app is None else self.app.session
-        return session is not None and self._owner_of(TaskId(0, partition)) == session.instance_id
+    def owns(self, member: str, name: str) -> bool:
+        """Whether this process is that member, and processes the task of a transactional id."""
+        process = self.machine.process
+        if self.app is None or self.app.session is None or process is None or process.ended or process.done:
+            return False
+        return self.app.session.instance_id == member and any(
+            name == f"{APP}-{task.id.group}-{task.id.partition}" and task.looped and task.error is None
+            for task in tasks_of(self.app).values()
+        )
 
     def _make(self) -> sf.App:
-        plan, machine, history = self._plan, self.machine, self._history
-        who = f"{machine.process}"
+        plan, machine = self._plan, self.machine
+        witness = Witness(self._world, machine, plan, self._log, self._history)
         app = sf.App(
             APP,
-            log=self._log,
+            log=f"sim://{self._log.name}?style={self._log.style}",
             state_dir=self._state_dir,
             stores=stores_of(plan.program),
             guarantee=plan.guarantee,
@@ -121,18 +125,13 @@ class Instance:
             restart=sf.FixedDelay(1_000_000, 200),
             clock=machine,
             snapshots=SNAPSHOTS if plan.snapshots else None,
-            listeners=[Watch(history, machine)],
+            listeners=[witness, Failing(machine)],
         )
 
-        def seen(partition: int, number: int, before: int) -> None:
-            history.seen(who, partition, number, before, owns=lambda: self._owns(partition))
+        def hook() -> None:
+            witness.processing()
+            raise_once(machine, Kind.RAISE)
 
-        declare(app, plan.program, seen, partial(raise_once, machine, Kind.RAISE))
+        witness.app = app
+        declare(app, plan.program, witness.seen, hook)
         return app
-
-
-def raise_once(machine: Machine, kind: Kind) -> None:
-    """Raise the exception that a fault of this kind asks for."""
-    if machine.raises[kind]:
-        machine.raises[kind] -= 1
-        raise Broken(f"{kind.value} (simulated)")

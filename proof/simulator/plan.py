@@ -13,6 +13,7 @@ from simulator.faults import Fault, draw_faults
 
 FEED_MS = 16_000
 PROGRAMS = ("count", "windows", "rekeyed")
+TABLE = "table"  # a fourth of the worlds, by a question of its own
 LOG_STYLES = ("embedded", "kafka")
 
 
@@ -42,7 +43,7 @@ def draw_plan(seed: int) -> Plan:
     machines = 2 + draws.below(3, "machines")
     return Plan(
         seed=seed,
-        program=draws.choice(PROGRAMS, "program"),
+        program=TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program"),
         style=draws.choice(LOG_STYLES, "style"),
         guarantee=draws.choice(("exactly_once", "exactly_once", "at_least_once"), "guarantee"),
         machines=machines,

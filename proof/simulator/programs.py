@@ -3,6 +3,7 @@
     count     counts by key in a store; each result names its record, and the row before it is checked at each record
     windows   counts by key and window, emitted once when the window has closed
     rekeyed   counts by another key, behind a repartition topic: two sub-topologies
+    table     count, beside a second store whose changelog is the source topic: the last value of each key
 
 A record of topic IN: key `k3`, value `partition/number`, timestamp.
 
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import standfast as sf
 
 IN, OUT = "in", "out"
-COUNTS = "counts"
+COUNTS, LATEST = "counts", "latest"
 WINDOW_MS, GRACE_MS = 10_000, 2_000
 GROUPS = 5
 
@@ -43,7 +45,9 @@ def group_of(value: str) -> str:
 
 def declare(app: sf.App, program: str, seen: Seen, hook: Hook) -> None:
     """Declare a program's steps. `hook` may raise an exception, as an application's code does."""
-    {"count": _count, "windows": _windows, "rekeyed": _rekeyed}[program](app, seen, hook)
+    {"count": _count, "windows": _windows, "rekeyed": _rekeyed, "table": partial(_count, table=True)}[program](
+        app, seen, hook
+    )
 
 
 def stores_of(program: str) -> list[Any]:
@@ -52,15 +56,19 @@ def stores_of(program: str) -> list[Any]:
         kept_ms = WINDOW_MS + GRACE_MS
         return [sf.WindowStore(COUNTS, sf.serde.string, sf.serde.int64, window_size_ms=WINDOW_MS, retention_ms=kept_ms)]
     # Each result is forwarded, whatever commits come between: caching would leave some out.
-    return [sf.KeyValueStore(COUNTS, sf.serde.string, sf.serde.int64, caching=program != "rekeyed")]
+    counts = sf.KeyValueStore(COUNTS, sf.serde.string, sf.serde.int64, caching=program != "rekeyed")
+    if program == "table":
+        return [counts, sf.KeyValueStore(LATEST, sf.serde.string, sf.serde.string, source_topic=IN)]
+    return [counts]
 
 
-def _count(app: sf.App, seen: Seen, hook: Hook) -> None:
+def _count(app: sf.App, seen: Seen, hook: Hook, *, table: bool = False) -> None:
     class Count(sf.Processor):
-        stores = (COUNTS,)
+        stores = (COUNTS, LATEST) if table else (COUNTS,)
 
         def init(self, context: Any) -> None:
             self.context, self.counts = context, context.store(COUNTS)
+            self.latest = context.store(LATEST) if table else None
 
         def process(self, record: Any) -> None:
             hook()
@@ -68,6 +76,8 @@ def _count(app: sf.App, seen: Seen, hook: Hook) -> None:
             before = self.counts.get(record.key) or 0
             seen(partition, number, before)
             self.counts.put(record.key, before + 1)
+            if self.latest is not None:
+                self.latest.put(record.key, record.value)
             self.context.forward(sf.Record(record.key, f"{record.value}/{before + 1}", record.timestamp))
 
     text = sf.serde.string
@@ -133,7 +143,7 @@ class Truth:
     def results(self, program: str) -> Counter[tuple[str, str]]:
         """Keys and values of OUT, each with how often it is there."""
         found: Counter[tuple[str, str]] = Counter()
-        if program == "count":
+        if program in ("count", "table"):
             for records in self.records.values():
                 for one in records:
                     count = self.before(one.partition, one.number) + 1

@@ -34,11 +34,15 @@ from simulator.files import SimFiles
 from simulator.hand import Hand
 from simulator.instance import Instance
 from simulator.log import SimLog
+from simulator.log.cluster import Owner
 from simulator.outside import outside_of
 from simulator.plan import FEED_MS, Plan
 from simulator.programs import IN, OUT, Fed, Truth
 from simulator.storage import SimBucket
+from simulator.witness import changes
 from simulator.world import Machine, World
+from standfast.replication.commit_metadata import CommitMetadata
+from standfast.replication.log import Committed
 from standfast.store.disk import AGAIN_MS
 from standfast.store.errors import InvalidRequest
 from standfast.store.log import logger
@@ -51,6 +55,7 @@ FIRST_MS = 500  # from one start to the next one, at first
 STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
 PLACE_MS = 4_000  # a fault that has not met its place by then has none
 FREE_BYTES = re.compile(r"[^ ]* has \d+ of \d+ bytes free: |: \d+ of \d+ bytes are free")  # of the real disk
+LOSSES = ("stores_reset", "directory_set_aside", "import_interrupted", "state_exchanged")  # events of the product's log
 MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
 
 
@@ -145,14 +150,15 @@ class _Run:
             self.disks = [SimDisk(self.folder / f"m{machine.number}", world) for machine in world.machines]
             stack.enter_context(outside_of(world, log, self.disks, self.bucket))
             stack.enter_context(SimFiles(self.disks).watched())
-            stack.enter_context(_told(world, self.folder))
+            stack.enter_context(_told(world, self.folder, self.history))
             self.hand = Hand(world, log)
             self.instances = [
-                Instance(machine, plan, self.hand, disk.root, self.history)
+                Instance(machine, plan, world, log, disk.root, self.history)
                 for machine, disk in zip(world.machines, self.disks, strict=True)
             ]
             world.states_of = lambda machine: self.instances[machine.number].states()
             world.on_fault = self._on_fault
+            log.on_write, log.on_claim = self.history.wrote, self._claimed
             self.hand.create(IN, plan.partitions)
             self.hand.create(OUT, plan.partitions)
             self._restarts = {machine.number: FIRST_MS * machine.number for machine in world.machines}
@@ -203,8 +209,12 @@ class _Run:
             for machine in world.machines:
                 machine.waiting = [one for one in machine.waiting if one.at_ms + PLACE_MS > world.now_ms]
             for topic in self._inputs():
-                for at, offset in self.hand.committed(topic).items():
-                    self.history.in_log(topic, at.partition, offset)
+                for at, found in self.hand.committed(topic).items():
+                    self.history.in_log(topic, at.partition, found.offset)
+                    told = CommitMetadata.from_text(found.metadata)
+                    if told is not None:
+                        times = {**told.stream_times, **told.progress}
+                        self.history.committed_times(topic, at.partition, times)
             if not self._at_rest():
                 self._rest_since = world.now_ms
             self._over = world.now_ms - self._rest_since >= STILL_MS
@@ -233,6 +243,8 @@ class _Run:
         if fault is None:
             return
         about = ("disk", machine.number, fault.at_ms)
+        if fault.kind in (Kind.POWER, Kind.WIPE):
+            self.history.lost(machine.number)
         if fault.kind is Kind.POWER:
             disk.lose_power(self.world.draws, *about)
         elif fault.kind is Kind.DAMAGE:
@@ -281,6 +293,15 @@ class _Run:
     def _until(self, fault: Fault, end: Callable[[], None]) -> None:
         self._ends.append((self.world.now_ms + fault.for_ms, end))
 
+    def _claimed(self, name: str, before: Owner | None, taken: Owner) -> None:
+        """A member has claimed an id: the owner before it has died, or processes that task no more."""
+        if before is None or before.member_id == taken.member_id:
+            return
+        lease = self.hand.log.group(before.group).leases.get(before.member_id)
+        lives = lease is not None and lease.deadline_ms > self.world.monotonic_ms()
+        if lives and any(one.owns(before.member_id, name) for one in self.instances):
+            self.history.alarm("claims", f"{self.world.who()} takes {name} from {before.member_id}, which processes it")
+
     # --- rest ---
 
     def _at_rest(self) -> bool:
@@ -306,7 +327,7 @@ class _Run:
         """Why the world is not at rest; "" if it is."""
         for topic in self._inputs():
             committed = self.hand.committed(topic)
-            behind = {str(at): end for at, end in self.hand.ends(topic).items() if committed.get(at, 0) < end}
+            behind = {str(at): end for at, end in self.hand.ends(topic).items() if _offset(committed.get(at)) < end}
             if behind:
                 return f"not committed up to {behind}; {self._tasks()}"
         missing = [one.machine.name for one in self.instances if one.app is None or one.app.session is None]
@@ -351,8 +372,13 @@ class _Run:
         found = Counter((_text(one.key), _text(one.value)) for at in hand.partitions(OUT) for one in hand.records(at))
         alarms += result_alarms(found, self.truth, plan.program, exact=self.history.exact)
         for instance in self.instances:
-            for at, rows in instance.rows().items():
-                alarms += fold_alarms(f"{instance.machine.name}, {at}", rows, hand.records(at), plan.program)
+            for who, store, at, rows in instance.rows():
+                end = hand.log.partition(at).end
+                alarms += fold_alarms(who, store, rows, changes(hand.log, at), end, plan.program)
+
+
+def _offset(found: Committed | None) -> int:
+    return 0 if found is None else found.offset
 
 
 def _text(raw: bytes | None) -> str:
@@ -360,13 +386,16 @@ def _text(raw: bytes | None) -> str:
 
 
 @contextmanager
-def _told(world: World, folder: Path) -> Iterator[None]:
-    """Put what the product logs into the trace."""
+def _told(world: World, folder: Path, history: History) -> Iterator[None]:
+    """Put what the product logs into the trace, and tell the history which rows went with a word."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = f"{world.who()} {record.levelname}: {record.getMessage()}".replace(f"{folder}/", "")
             text = FREE_BYTES.sub("", text)
+            machine = world.machine()
+            if machine is not None and getattr(record, "event", "") in LOSSES:
+                history.lost(machine.number, str(getattr(record, "task")), getattr(record, "stores", None))  # noqa: B009
             (world.event if record.levelno >= logging.WARNING else world.tell)(text)
 
     handler, before = Handler(), (logger.level, logger.propagate)

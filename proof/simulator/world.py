@@ -10,7 +10,8 @@ is the world's own hand, and meets no fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from simulator.calls import ProcessEnded
@@ -77,6 +78,7 @@ class World:
         self.met: Counter[tuple[str, str]] = Counter()
         self.states: Counter[tuple[str, str]] = Counter()
         self.refused: Counter[str] = Counter()  # calls of processes that had ended, none of which had an effect
+        self.looking = False  # a judge reads what a process has: no call of that process
         self.on_fault: Callable[[Fault, Machine], None] = lambda fault, machine: None
         self.states_of: Callable[[Machine], set[str]] = lambda machine: set()
         for fault in faults:
@@ -109,6 +111,15 @@ class World:
         self.tell(text)
         self.events.append(f"{self.now_ms / 1_000:.3f} s: {text}")
 
+    @contextmanager
+    def look(self) -> Iterator[None]:
+        """Let reads of the block be no calls of the running process."""
+        self.looking = True
+        try:
+            yield
+        finally:
+            self.looking = False
+
     # As Clock, of the world itself.
 
     def wall_ms(self) -> int:
@@ -128,7 +139,7 @@ class World:
     def run(self, name: str, effect: Callable[[], T]) -> T:
         """A call of a port, by the running process."""
         actor = self.scheduler.current
-        if actor is None:
+        if actor is None or self.looking:
             return effect()
         if actor.ended:
             self.refused[name] += 1

@@ -206,6 +206,7 @@ class SimGroup:
         def effect() -> None:
             if claim is not None:
                 check_claim(self._log, claim)
+                self._log.on_write(*claim)
             self._log.commit(self._name, offsets)
 
         self._access.write("log.commit", effect, offsets)

@@ -119,6 +119,8 @@ class EmbeddedWriter(SimWriter):
             ends = self._log.append(rows, self._began)
             if commit is not None:
                 self._log.commit(commit.group, commit.offsets)
+            if self.claim is not None:
+                self._log.on_write(*self.claim)
             return ends
 
         return self._unsure(name, effect, rows)
@@ -189,6 +191,8 @@ class KafkaWriter(SimWriter):
             member = commit.member if commit is not None else None
             begun = self._log.begin(self._name, epoch, rows, _offsets_of(commit), member)
             opened.append(begun.number)
+            if self.claim is not None:
+                self._log.on_write(*self.claim)
             return begun
 
         try:
@@ -310,6 +314,7 @@ def open_embedded(
         taken = owner._replace(epoch=(held.epoch if held is not None else 0) + 1)
         log.writers[name] = taken
         log.version += 1
+        log.on_claim(name, held, taken)
         return WriterClaim(name, taken.epoch)
 
     claim = access.write("log.open_writer", effect, patient=False)
@@ -331,6 +336,7 @@ def open_kafka(
             _check_free(log, name, owner.group, held)
         taken = group.owners[name] = owner._replace(epoch=(held.epoch if held is not None else 0) + 1)
         log.version += 1
+        log.on_claim(name, held, taken)
         return taken
 
     made = KafkaWriter(access, closed, name, access.write("log.claim", claim))
