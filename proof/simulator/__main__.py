@@ -19,7 +19,7 @@ from pathlib import Path
 
 from simulator.coverage import Coverage
 from simulator.plan import Plan, draw_plan
-from simulator.run import Outcome, run
+from simulator.run import Outcome, run, run_seed
 from simulator.shrink import shrink, story
 
 STORIES_MAX = 5  # a broken product fails everywhere: the first stories are enough
@@ -72,12 +72,7 @@ def _outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
     """The outcomes of all seeds, in their order."""
     # Not forked: a process begins without the threads and files of this one.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_outcome, seeds, chunksize=4)
-
-
-def _outcome(seed: int) -> Outcome:
-    found = run(draw_plan(seed))
-    return found if found.alarms else replace(found, trace=[], events=[])
+        yield from pool.map(run_seed, seeds, chunksize=4)
 
 
 def _changed(plan: Plan, args: argparse.Namespace) -> Plan:

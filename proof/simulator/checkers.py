@@ -145,7 +145,7 @@ def _some(results: Counter[tuple[str, str]]) -> str:
 def fold_alarms(
     who: str, store: str, rows: Mapping[Any, Any], changes: Iterable[Change], end: int, program: str
 ) -> Iterator[Alarm]:
-    """Compare a store's rows with those of its changelog below an offset. `changes` are those of the whole changelog."""
+    """Compare a store's rows with those of its changelog below an offset; `changes` are all that are in it."""
     windows, newest = program == "windows", 0
     folded: dict[Any, Any] = {}
     for offset, raw, value in changes:
