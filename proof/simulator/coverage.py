@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simulator.faults import Kind
+from simulator.faults import CALLS, STATES, Kind, family_of
 from simulator.run import Outcome
 
-CALLS = ("log.append", "log.transact", "log.fetch", "log.open_writer", "log.other", "group", "admin", "engine", "file")
-STATES = ("not open", "no task", "active restoring", "active running", "standby standby")
 UNREACHABLE = {
     Kind.JOIN: "it is a start, and no call",
 }
@@ -27,7 +25,7 @@ class Coverage:
     def add(self, outcome: Outcome) -> None:
         """Count what one world met."""
         for (kind, name), count in outcome.met.items():
-            self._calls[kind, _family(name)] += count
+            self._calls[kind, family_of(name)] += count
         self._states.update(outcome.states)
 
     def missing(self) -> list[str]:
@@ -49,10 +47,3 @@ class Coverage:
                 ]
                 lines.append(f"{kind.value:10}" + "".join(f"{count:11}" for count in row))
         return "\n".join(lines)
-
-
-def _family(name: str) -> str:
-    if name in CALLS:
-        return name
-    part = name.partition(".")[0]
-    return "log.other" if part == "log" else part

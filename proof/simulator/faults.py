@@ -2,6 +2,7 @@
 
     at_ms       simulated time from which the fault waits for its place
     call, skip  the place: the call of that name after `skip` others of that name; "" is any call of the process
+    state       a task of the process must be in that role and state, "" for any
     after       whether the effect of that call happens first
     for_ms      how long it lasts: a pause, a cut; until a process that ended starts again
 
@@ -50,6 +51,9 @@ class Kind(Enum):
 
 
 PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
+CALLS = ("log.append", "log.transact", "log.fetch", "log.open_writer", "log.other", "group", "admin", "engine", "file")
+STATES = ("not open", "no task", "active restoring", "active running", "standby standby")
+ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
 PLACES = ("", "", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
 LONGEST_MS = 8_000
@@ -64,11 +68,13 @@ class Fault:
     at_ms: int
     call: str = ""
     skip: int = 0
+    state: str = ""
     after: bool = False
     for_ms: int = 0
 
     def __str__(self) -> str:
-        where = f" at {self.call or 'a call'} {self.skip + 1}{', after its effect' if self.after else ''}"
+        state = f" with {self.state}" if self.state else ""
+        where = f"{state} at {self.call or 'a call'} {self.skip + 1}{', after its effect' if self.after else ''}"
         lasts = f", for {self.for_ms} ms" if self.for_ms else ""
         return f"{self.at_ms} ms: {self.kind.value} of instance {self.machine}{where}{lasts}"
 
@@ -78,16 +84,20 @@ def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Ite
     for number in range(3 + draws.below(8, "faults")):
         about = ("fault", number)
         kind = draws.choice(tuple(Kind), *about, "kind")
-        at_ms = from_ms + draws.below(until_ms - from_ms, *about, "at")
-        place = draws.choice(PLACES, *about, "place")
-        skip = draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip")
-        lasts_ms = 100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts")
+        place = draws.choice((*CALLS, *STATES), *about, "place")
         yield Fault(
             kind,
-            draws.below(machines, *about, "machine"),
-            at_ms,
-            place,
-            skip,
-            bool(draws.below(2, *about, "after")),
-            lasts_ms,
+            machine=draws.below(machines, *about, "machine"),
+            at_ms=from_ms + draws.below(until_ms - from_ms, *about, "at"),
+            call=place if place in CALLS else "",
+            skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
+            state=place if place in STATES else "",
+            after=bool(draws.below(2, *about, "after")),
+            for_ms=100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts"),
         )
+
+
+def family_of(name: str) -> str:
+    """The one of CALLS that a call's name belongs to."""
+    part = name.partition(".")[0]
+    return name if name in CALLS else "log.other" if part == "log" else part

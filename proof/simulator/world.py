@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from simulator.calls import ProcessEnded
 from simulator.draws import Draws
-from simulator.faults import PROCESS_ENDS, Fault, Kind
+from simulator.faults import PROCESS_ENDS, Fault, Kind, family_of
 from simulator.scheduler import Actor, Scheduler
 from standfast.store.errors import Unavailable
 
@@ -175,12 +176,12 @@ class World:
         for index, fault in enumerate(machine.waiting):
             if fault.at_ms > self.now_ms:
                 return None
-            if not name.startswith(fault.call):
+            if fault.call not in ("", family_of(name)):
+                continue
+            if fault.state and fault.state not in self.states_of(machine):
                 continue
             if fault.skip:
-                machine.waiting[index] = Fault(
-                    fault.kind, fault.machine, fault.at_ms, fault.call, fault.skip - 1, fault.after, fault.for_ms
-                )
+                machine.waiting[index] = replace(fault, skip=fault.skip - 1)
                 continue
             del machine.waiting[index]
             return fault
