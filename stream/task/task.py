@@ -732,8 +732,8 @@ class Task:
     ) -> None:
         """Write the acknowledged commit locally, in one batch."""
         before = self.stores.cut
-        check_log(self.id, before, batches, acknowledged, self.applier)
         marked = self.guarantee == "exactly_once" and writer.marks_transactions
+        check_log(self.id, before, batches, acknowledged, self.applier, marked=marked)
         record = recorded(before, cut, acknowledged, self.applier, marked=marked, epoch=writer.epoch, owns=self._owns)
         prepared, self._prepared = self._prepared, None
         self.stores.commit(record, prepared)
