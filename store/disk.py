@@ -30,7 +30,7 @@ from weakref import WeakSet
 
 from standfast.store import files
 from standfast.store.errors import DiskFull, StandfastError
-from standfast.store.file_errors import FIXES, NoRoom, has_text, no_room, space_of
+from standfast.store.file_errors import FIXES, SPACE, NoRoom, has_text, no_room, space_of
 from standfast.store.log import as_event, logger
 from standfast.store.outside import new_id
 
@@ -368,7 +368,7 @@ def _space(what: str, path: Path) -> Space:
     try:
         while not path.exists() and path != path.parent:
             path = path.parent
-        found = os.statvfs(path)
+        free, total = SPACE.ask(path)
     except OSError as error:
         return Space(what, path, 0, 0, str(error))
-    return Space(what, path, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+    return Space(what, path, free, total)

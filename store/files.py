@@ -2,12 +2,12 @@
 
     WATCH.ask("rename", path) ──> the change itself        within `WATCH.replaced(function)` a simulation hears of each
 
-Each function tells the watch the kind of the change and the path before anything happens; the watch may raise. Kinds:
+Each function first calls the watch with the kind of the change and the path; the watch may raise. Kinds are
 "make folder", "create", "write", "rename", "copy", "link", "truncate", "remove", "sync", "lock", "unlock". A rename, a
 copy and a link have the path of the new name. Reads and lists are not changes, and files of RocksDB are its own.
 
-Rules of this file: each function does one thing, and OSErrors leave as they are: callers say what they were doing
-(`standfast.store.file_errors.told`). tests/repo/test_outside.py finds a change elsewhere.
+Rules of this file: each function does one thing, and OSErrors leave as they are, and callers translate them
+(`standfast.store.file_errors`). tests/repo/test_outside.py finds a change elsewhere.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def clear(path: Path) -> None:
 
 
 def sync(handle: int, path: Path) -> None:
-    """Make what was written by a handle durable."""
+    """Make the bytes written by a handle durable."""
     WATCH.ask("sync", path)
     os.fsync(handle)
 

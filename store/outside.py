@@ -1,4 +1,4 @@
-"""What the library draws from outside of its own state, and where a simulation puts its own parts.
+"""Sources outside of the library's own state, and places for the parts of a simulation.
 
     new_id("member", 12)      random digits, for names that must differ          time     store/clock.py
     random_number("retry")    a number in [0, 1)                                 files    store/files.py
@@ -7,7 +7,7 @@
     with NEW_ID.replaced(simulated): ...        in this process the function of the simulation answers
     with OTHERS.added("sim", scheme): ...      one more implementation by its name
 
-Rules of this file: the library replaces and adds nothing. A replaced function receives what the call is for, so that a
+Rules of this file: the library replaces and adds nothing. A function receives the purpose of the call, so that a
 simulation can answer each question by itself. tests/repo/test_outside.py finds another way to the outside.
 """
 

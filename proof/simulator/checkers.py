@@ -22,11 +22,10 @@ process does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from simulator.programs import GRACE_MS, LATEST, WINDOW_MS, Truth
-
 
 TOLD_MAX = 5  # alarms of one checker: the first ones tell the story
 Change = tuple[int, bytes, bytes | None]  # offset, key and value of a changelog's record
@@ -60,10 +59,14 @@ class History:
         if sum(one.checker == checker for one in self.alarms) < TOLD_MAX:
             self.alarms.append(Alarm(checker, text))
 
-    def seen(self, who: str, partition: int, number: int, before: int) -> None:
-        """A process has read the row of a record's key, before it processes the record."""
+    def seen(self, who: str, partition: int, number: int, before: int, *, owns: Callable[[], bool]) -> None:
+        """A process has read the row of a record's key, before it processes the record.
+
+        One that was taken over and does not know it yet reads old rows: whatever it writes is fenced. `owns`: whether
+        the task is its own.
+        """
         right = self._truth.before(partition, number)
-        if before < right or (self.exact and before > right):
+        if (before < right or (self.exact and before > right)) and owns():
             which = "less" if before < right else "more"
             record = f"record {number} of partition {partition}"
             self.alarm("row", f"{who} counts {before} before {record}: {which} than {right}")
@@ -142,7 +145,7 @@ def _some(results: Counter[tuple[str, str]]) -> str:
 def fold_alarms(
     who: str, store: str, rows: Mapping[Any, Any], changes: Iterable[Change], end: int, program: str
 ) -> Iterator[Alarm]:
-    """Compare a store's rows with those of its changelog below an offset. `changes` are those of the whole changelog."""
+    """Compare a store's rows with those of its changelog below an offset; `changes` are all that are in it."""
     windows, newest = program == "windows", 0
     folded: dict[Any, Any] = {}
     for offset, raw, value in changes:

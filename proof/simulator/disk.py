@@ -76,10 +76,7 @@ class SimDisk:
         for one in list(self.opened):
             one.let_go()
         self.opened.clear()
-        for place, handle in self.locks.items():
-            if is_open(handle, place):
-                os.close(handle)
-        self.locks.clear()
+        self.locks.clear()  # their handles are closed with the world: an object of the process may still close one
 
     def lose_power(self, draws: Draws, *question: str | int) -> None:
         """Cut what was not synced off at a drawn byte. The machine's process has ended before."""

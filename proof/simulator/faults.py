@@ -21,23 +21,37 @@ from simulator.draws import Draws
 class Kind(Enum):
     """What happens."""
 
-    KILL = "kill"  # the process ends between two calls, as by SIGKILL
-    POWER = "power"  # so does its machine: unsynced writes are lost, other files stay
-    PAUSE = "pause"  # the process stands still, as by SIGSTOP, often for longer than its lease
+    # to a process
+    KILL = "kill"  # it ends between two calls, as by SIGKILL
+    POWER = "power"  # so does its machine: unsynced writes are lost
+    PAUSE = "pause"  # it stands still, as by SIGSTOP, often for longer than its lease
     STOP = "stop"  # the application ends cleanly, as by SIGTERM
-    JOIN = "join"  # a further instance starts
-    CUT = "cut"  # the log does not answer this machine; a call under way may have had its effect
-    LOST = "lost"  # one answer of the log is lost: its effect happened
-    SLOW = "slow"  # each call to the log takes long
-    AWAY = "away"  # one partition has no leader
+    JOIN = "join"  # a further instance starts late
+    RAISE = "raise"  # the application's code raises an exception once
+    LISTENER = "listener"  # a listener of it raises an exception once
+    # to its machine
     DAMAGE = "damage"  # a byte of a file changes while the process is down
     WIPE = "wipe"  # the state directory is gone when the process starts again
-    CLOCK = "clock"  # the wall clock of the machine jumps
-    RAISE = "raise"  # the application's code raises an exception once
+    CLOCK = "clock"  # the wall clock jumps
+    FULL = "full"  # the disk takes no new bytes
+    READ_ONLY = "read-only"  # the disk takes no change
+    CRAWL = "crawl"  # each change of the disk takes long
+    # to its line to the log
+    CUT = "cut"  # the log does not answer; a call under way may have had its effect
+    LOST = "lost"  # one answer is lost: its effect happened
+    SLOW = "slow"  # each call takes long
+    # to the log
+    AWAY = "away"  # one partition has no leader, or another process holds the lock of an embedded log
+    LATE = "late"  # readers of one partition see acknowledged records later
+    COMPACT = "compact"  # its care runs: compaction, and the end of old tombstones
+    # to the storage of snapshots
+    VANISH = "vanish"  # an object is gone
+    STORAGE = "storage"  # it does not answer
 
 
-PLACES = ("", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
-ENDS = (Kind.KILL, Kind.POWER, Kind.STOP, Kind.DAMAGE, Kind.WIPE)
+PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
+PLACES = ("", "", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
+ENDS = (*PROCESS_ENDS, Kind.STOP)
 LONGEST_MS = 8_000
 
 
@@ -61,7 +75,7 @@ class Fault:
 
 def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
     """The faults of one world: three at least."""
-    for number in range(3 + draws.below(5, "faults")):
+    for number in range(3 + draws.below(8, "faults")):
         about = ("fault", number)
         kind = draws.choice(tuple(Kind), *about, "kind")
         at_ms = from_ms + draws.below(until_ms - from_ms, *about, "at")

@@ -41,7 +41,6 @@ class Hand:
         self._client = SimLogClient(log, world, HandCalls(world))
         self._producer = self._client.producer()
         self._reader = self._client.reader()
-        self._group = self._client.group(APP)
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic that keeps everything."""
@@ -57,6 +56,21 @@ class Hand:
         found = self._client.admin.describe_topic(topic)
         return [] if found is None else [TopicPartition(topic, number) for number in range(found.partitions)]
 
+    def topics(self) -> list[str]:
+        """Names of all topics."""
+        return self._client.admin.topic_names()
+
+    def care(self) -> None:
+        """Compact now, as brokers do when it suits them, and as a member with an embedded log does."""
+        now_ms = self.log.clock.wall_ms()
+        if not self.log.kafka:
+            self._client.care(now_ms)
+            return
+        for topic in self.log.topics.values():
+            for partition in topic.partitions if "compact" in topic.policy.cleanup else ():
+                partition.clean_up(now_ms, partition.end)
+        self.log.version += 1
+
     def repartitions(self) -> list[str]:
         """Names of the application's repartition topics."""
         return [
@@ -69,7 +83,8 @@ class Hand:
 
     def committed(self, topic: str) -> Mapping[TopicPartition, Committed]:
         """Offsets that the application has committed."""
-        return self._group.committed(self.partitions(topic))
+        found = self.log.group(APP).committed  # a client would wait for the end of open transactions
+        return {at: found[at] for at in self.partitions(topic) if at in found}
 
     def records(self, at: TopicPartition) -> Iterator[Record]:
         """All committed records of a partition."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import standfast as sf
 from simulator.checkers import History
+from simulator.faults import Kind
 from simulator.hand import APP
 from simulator.log import SimLog
 from simulator.plan import Plan
@@ -22,10 +23,28 @@ from simulator.world import Machine, World
 from standfast.replication.offsets import TopicPartition
 
 IDLE_MS = 40
+SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
 
 
 class Broken(Exception):
     """What the application's code raises where a fault says so."""
+
+
+def raise_once(machine: Machine, kind: Kind) -> None:
+    """Raise the exception that a fault of this kind asks for."""
+    if machine.raises[kind]:
+        machine.raises[kind] -= 1
+        raise Broken(f"{kind.value} (simulated)")
+
+
+class Failing(sf.Listener):
+    """Raises an exception where a fault says so."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def on_commit(self, task: Any, sources: Any) -> None:
+        raise_once(self._machine, Kind.LISTENER)
 
 
 class Instance:
@@ -105,14 +124,13 @@ class Instance:
             gate=plan.gate,
             restart=sf.FixedDelay(1_000_000, 200),
             clock=machine,
-            listeners=[witness],
+            snapshots=SNAPSHOTS if plan.snapshots else None,
+            listeners=[witness, Failing(machine)],
         )
 
         def hook() -> None:
             witness.processing()
-            if machine.raises:
-                machine.raises -= 1
-                raise Broken("the application's code fails once")
+            raise_once(machine, Kind.RAISE)
 
         witness.app = app
         declare(app, plan.program, witness.seen, hook)

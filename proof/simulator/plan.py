@@ -33,6 +33,7 @@ class Plan:
     lease_ms: int
     commit_interval_ms: int
     gate: str
+    snapshots: bool
     faults: tuple[Fault, ...]
 
 
@@ -53,5 +54,6 @@ def draw_plan(seed: int) -> Plan:
         lease_ms=draws.choice((600, 1_500, 3_000), "lease"),
         commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
         gate=draws.choice(("all", "task"), "gate"),
+        snapshots=draws.below(3, "snapshots") == 0,
         faults=tuple(draw_faults(draws, machines, 1_000, FEED_MS)),
     )

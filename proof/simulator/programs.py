@@ -45,7 +45,9 @@ def group_of(value: str) -> str:
 
 def declare(app: sf.App, program: str, seen: Seen, hook: Hook) -> None:
     """Declare a program's steps. `hook` may raise an exception, as an application's code does."""
-    {"count": _count, "windows": _windows, "rekeyed": _rekeyed, "table": partial(_count, table=True)}[program](app, seen, hook)
+    {"count": _count, "windows": _windows, "rekeyed": _rekeyed, "table": partial(_count, table=True)}[program](
+        app, seen, hook
+    )
 
 
 def stores_of(program: str) -> list[Any]:

@@ -10,18 +10,20 @@ way of its own; the garbage collector runs between worlds alone.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import gc
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from simulator.checkers import Alarm, History, fold_alarms, result_alarms
@@ -34,20 +36,25 @@ from simulator.instance import Instance
 from simulator.log import SimLog
 from simulator.log.cluster import Owner
 from simulator.outside import outside_of
-from simulator.plan import FEED_MS, Plan
+from simulator.plan import FEED_MS, Plan, draw_plan
 from simulator.programs import IN, OUT, Fed, Truth
 from simulator.storage import SimBucket
 from simulator.witness import changes
 from simulator.world import Machine, World
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed
+from standfast.store.disk import AGAIN_MS
+from standfast.store.errors import InvalidRequest
 from standfast.store.log import logger
 
 LOOK_MS = 100
+NO_ROOM = (Kind.FULL, Kind.READ_ONLY)
+CRAWL_MS = 30.0
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
 STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
 PLACE_MS = 4_000  # a fault that has not met its place by then has none
+FREE_BYTES = re.compile(r"[^ ]* has \d+ of \d+ bytes free: |: \d+ of \d+ bytes are free")  # of the real disk
 LOSSES = ("stores_reset", "directory_set_aside", "import_interrupted", "state_exchanged")  # events of the product's log
 MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
 
@@ -91,6 +98,12 @@ def run(plan: Plan) -> Outcome:
     return found[0]
 
 
+def run_seed(seed: int) -> Outcome:
+    """Run the world of a seed; one without an alarm comes back without its trace."""
+    found = run(draw_plan(seed))
+    return found if found.alarms else replace(found, trace=[], events=[])
+
+
 @contextmanager
 def _own_process() -> Iterator[None]:
     """What simulated processes share, because they are one real process.
@@ -132,15 +145,17 @@ class _Run:
         self._rest_since = 0.0
         self._over = False
         self._restarts: dict[int, float] = {}  # machine -> time of its next start
+        self._ends: list[tuple[float, Callable[[], None]]] = []  # of faults that last: when, and what then
         self._last: dict[int, Fault] = {}  # machine -> fault that ended its process
 
     def outcome(self) -> Outcome:
         """Run it."""
         plan, world = self.plan, self.world
         with ExitStack() as stack:
-            log = SimLog("world", world, world, style=plan.style)
+            log = self.log = SimLog("world", world, world, style=plan.style)
+            self.bucket = SimBucket(world, world.wall_ms)
             self.disks = [SimDisk(self.folder / f"m{machine.number}", world) for machine in world.machines]
-            stack.enter_context(outside_of(world, log, self.disks, SimBucket(world, world.wall_ms)))
+            stack.enter_context(outside_of(world, log, self.disks, self.bucket))
             stack.enter_context(SimFiles(self.disks).watched())
             stack.enter_context(_told(world, self.folder, self.history))
             self.hand = Hand(world, log)
@@ -159,6 +174,8 @@ class _Run:
                     self._restarts[fault.machine] = fault.at_ms
             own = [world.scheduler.spawn("feeder", self._feed), world.scheduler.spawn("keeper", self._keep)]
             limit_ms = FEED_MS + PLACE_MS + sum(one.for_ms for one in plan.faults) + REST_MS
+            if any(one.kind in NO_ROOM for one in plan.faults):
+                limit_ms += AGAIN_MS  # an instance counts as one with room only after so long
             if not world.scheduler.run_until(lambda: self._over, limit_ms):
                 self.history.alarm("rest", self._unrest())
             for actor in own:
@@ -193,6 +210,9 @@ class _Run:
         while not self._over:
             for instance in self.instances:
                 self._look_after(instance)
+            for at_ms, end in [one for one in self._ends if one[0] <= world.now_ms]:
+                self._ends.remove((at_ms, end))
+                end()
             for machine in world.machines:
                 machine.waiting = [one for one in machine.waiting if one.at_ms + PLACE_MS > world.now_ms]
             for topic in self._inputs():
@@ -242,16 +262,43 @@ class _Run:
     def _judge_error(self, who: str, error: Exception) -> None:
         """A process may end with an error only if that says that something outside is wrong."""
         self.world.event(f"{who} ends: {type(error).__name__}: {error}".replace(f"{self.folder}/", ""))
-        if type(error).__name__ not in ("Unavailable", "Held", "Fenced", "Broken"):
+        refused = isinstance(error, InvalidRequest) and "read-only" in str(error)  # as the disk is
+        if not refused and type(error).__name__ not in ("Unavailable", "Held", "Fenced", "Broken", "DiskFull"):
             self.history.alarm("error", f"{who} ends with {type(error).__name__}: {error}")
 
     def _on_fault(self, fault: Fault, machine: Machine) -> None:
-        instance = self.instances[machine.number]
-        if fault.kind in ENDS:
+        """Carry out what happens to more than the process that met the fault."""
+        kind, disk, draws = fault.kind, self.disks[machine.number], self.world.draws
+        if kind in ENDS:
             self._restarts[machine.number] = self.world.now_ms + fault.for_ms
             self._last[machine.number] = fault
-        if fault.kind is Kind.STOP:
-            instance.stopping = True
+            self.instances[machine.number].stopping = kind is Kind.STOP
+        elif kind in NO_ROOM:
+            disk.refuses = errno.ENOSPC if kind is Kind.FULL else errno.EROFS
+            self._until(fault, lambda: setattr(disk, "refuses", 0))
+        elif kind is Kind.CRAWL:
+            disk.slow_ms = CRAWL_MS
+            self._until(fault, lambda: setattr(disk, "slow_ms", 0.0))
+        elif kind in (Kind.AWAY, Kind.LATE):
+            partitions = [at for topic in self.hand.topics() for at in self.hand.partitions(topic)]
+            at = draws.choice(partitions, "partition of", fault.at_ms, machine.number)
+            self.world.event(f"it is {at}")
+            if kind is Kind.AWAY:
+                self.log.stall(fault.for_ms, at)
+            else:
+                self.log.hold(at, fault.for_ms)
+        elif kind is Kind.COMPACT:
+            self.hand.care()
+        elif kind is Kind.VANISH and self.bucket.objects:
+            key = draws.choice(sorted(self.bucket.objects), "object of", fault.at_ms)
+            self.world.event(f"it is {key}")
+            self.bucket.lose(key)
+        elif kind is Kind.STORAGE:
+            self.bucket.away = True
+            self._until(fault, lambda: setattr(self.bucket, "away", False))
+
+    def _until(self, fault: Fault, end: Callable[[], None]) -> None:
+        self._ends.append((self.world.now_ms + fault.for_ms, end))
 
     def _claimed(self, name: str, before: Owner | None, taken: Owner) -> None:
         """A member has claimed an id: as far as it has seen, the owner before has died or processes that task no more.
@@ -279,7 +326,11 @@ class _Run:
 
     def _faults_last(self) -> bool:
         now_ms = self.world.now_ms
-        return bool(self._restarts) or any(
+        held = [one.held[1] for topic in self.log.topics.values() for one in topic.partitions if one.held is not None]
+        ends = [*held, *(one.until_ms for one in self.log.outages)]
+        if self._restarts or self._ends or any(until_ms > now_ms for until_ms in ends):
+            return True
+        return any(
             one.waiting or one.cut_until_ms > now_ms or one.slow_until_ms > now_ms for one in self.world.machines
         )
 
@@ -355,6 +406,7 @@ def _told(world: World, folder: Path, history: History) -> Iterator[None]:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = f"{world.who()} {record.levelname}: {record.getMessage()}".replace(f"{folder}/", "")
+            text = FREE_BYTES.sub("", text)
             machine = world.machine()
             if machine is not None and getattr(record, "event", "") in LOSSES:
                 history.lost(machine.number, str(getattr(record, "task")), getattr(record, "stores", None))  # noqa: B009

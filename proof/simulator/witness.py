@@ -37,7 +37,13 @@ class Witness(sf.Listener):
 
     def seen(self, partition: int, number: int, before: int) -> None:
         """As `History.seen`."""
-        self._history.seen(self._who, partition, number, before)
+        self._history.seen(self._who, partition, number, before, owns=lambda: self._owns(partition))
+
+    def _owns(self, partition: int) -> bool:
+        """Whether this instance was the last one that opened the writer of a task of group 0."""
+        session = None if self.app is None else self.app.session
+        owner = owner_of(self._log, f"{APP}-0-{partition}")
+        return session is not None and owner is not None and owner.member_id == session.instance_id
 
     def processing(self) -> None:
         """A record is about to be processed."""
@@ -58,9 +64,7 @@ class Witness(sf.Listener):
     def on_batch_restored(self, task: Any, store: str, changelog: Any, position: int, records: int) -> None:
         self._note(task)
 
-    def on_standby_batch(
-        self, task: Any, store: str, changelog: Any, position: int, records: int, end: int
-    ) -> None:
+    def on_standby_batch(self, task: Any, store: str, changelog: Any, position: int, records: int, end: int) -> None:
         self._note(task)
         found = tasks_of(self.app).get(task)
         if found is not None and changelog in found.applier.limited:
@@ -112,7 +116,9 @@ class Witness(sf.Listener):
             if offset < end:
                 self._history.alarm("gate", f"{self._who}: {task.id} runs at {offset} of {changelog}, below {end}")
         for at in task.sources or ():
-            self._history.not_back(f"{self._who}, {task.id}", at.topic, at.partition, {**task.stream_times, **task.progress})
+            self._history.not_back(
+                f"{self._who}, {task.id}", at.topic, at.partition, {**task.stream_times, **task.progress}
+            )
 
 
 def tasks_of(app: sf.App | None) -> Mapping[Any, Any]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from simulator.calls import ProcessEnded
 from simulator.draws import Draws
-from simulator.faults import Fault, Kind
+from simulator.faults import PROCESS_ENDS, Fault, Kind
 from simulator.scheduler import Actor, Scheduler
 from standfast.store.errors import Unavailable
 
@@ -46,7 +46,7 @@ class Machine:
         self.cut_until_ms = self.slow_until_ms = -1.0
         self.waiting: list[Fault] = []  # faults that wait for their place
         self.looked_ms = 0.0  # when a process of it last saw who is alive
-        self.raises = 0  # exceptions that the application's code is to raise
+        self.raises: Counter[Kind] = Counter()  # exceptions that the application's code and listeners are to raise
         self.calls: Counter[str] = Counter()  # by name, of all its processes
         self._scheduler = scheduler
 
@@ -209,7 +209,7 @@ class World:
             self.states[fault.kind.value, state] += 1
         self.on_fault(fault, machine)
         actor = machine.process
-        if fault.kind in (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE):
+        if fault.kind in PROCESS_ENDS:
             assert actor is not None
             actor.ended = True
             raise ProcessEnded(repr(actor))
@@ -221,8 +221,8 @@ class World:
             machine.slow_until_ms = self.now_ms + fault.for_ms
         elif fault.kind is Kind.CLOCK:
             machine.wall_offset_ms += fault.for_ms if fault.skip % 2 else -fault.for_ms
-        elif fault.kind is Kind.RAISE:
-            machine.raises += 1
+        elif fault.kind in (Kind.RAISE, Kind.LISTENER):
+            machine.raises[fault.kind] += 1
 
     def over(self) -> bool:
         """Whether every fault has met its place, or has none."""

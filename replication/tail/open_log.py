@@ -42,14 +42,14 @@ class OtherAddress(NamedTuple):
     """A parsed address of one of `OTHERS`."""
 
     scheme: str
-    log: Any  # what the scheme's `parse` made
+    log: Any  # the result of the scheme's `parse`
 
 
 class Scheme(NamedTuple):
     """A kind of logs beside the two of this library."""
 
     parse: Callable[[str], Any]  # raises BadConfig for an unusable address, and opens nothing
-    open: Callable[[Any, Clock | None], Log]  # takes what `parse` has made
+    open: Callable[[Any, Clock | None], Log]  # takes the result of `parse`
 
 
 OTHERS: Final = Implementations[Scheme](*_SCHEMES)

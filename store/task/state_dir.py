@@ -242,10 +242,14 @@ class StateDir:
     def close(self) -> None:
         """Release the lock. Closing twice is fine."""
         if self._lock >= 0:
-            if not self._lent:
-                # So that no reader takes this process, should it live on, for the owner.
-                files.truncate(self._lock, self.path / "LOCK")
-            self._let_go()
+            try:
+                if not self._lent:
+                    # So that no reader takes this process, should it live on, for the owner.
+                    files.truncate(self._lock, self.path / "LOCK")
+            except OSError as error:  # of a disk that takes no change: the lock, which counts, is released all the same
+                logger.warning("%s/LOCK keeps the id of this process: %s", self.path, error, extra=as_event("lock_kept"))
+            finally:
+                self._let_go()
 
     def _let_go(self) -> None:
         handle, self._lock = self._lock, -1  # first: another file may soon have this number

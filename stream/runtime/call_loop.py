@@ -163,11 +163,11 @@ class CallLoop:
         import asyncio
 
         if self._loop is None:
+            loop = asyncio.SelectorEventLoop() if self._threads.stepped else asyncio.new_event_loop()
+            self._loop = loop
             if self._threads.stepped:
-                self._loop = loop = asyncio.SelectorEventLoop()
                 loop.time = lambda: self.clock.monotonic_ms() / 1_000  # type: ignore[method-assign]
             else:
-                self._loop = loop = asyncio.new_event_loop()
                 # A daemon, so that a function that never ends does not keep the process.
                 self._thread = self._threads.start("standfast-calls", partial(_run, loop))
         return self._loop

@@ -1,11 +1,11 @@
-"""The repository checks itself: what a session draws from outside comes from few files, and so do its changes of files.
+"""The repository checks itself: sources outside of a session, and changes of files, in few files.
 
     ids, random numbers, process, host, variables    store/outside.py
     time                                             store/clock.py (readings: test_tidy.py), given as a `Clock`
-    files of the state directory                     store/files.py
+    files of the state directory                     store/files.py; free bytes of its disk store/file_errors.py
 
-Rules of this file: as in `test_tidy.py`. A simulation replaces what these files do; whatever goes past them is
-outside of its world. EXCEPTIONS says which files may, and why; an exception that is not needed any more is a problem.
+Rules of this file: as in `test_tidy.py`. A simulation replaces the functions of these files; a call past them
+is outside of its world. EXCEPTIONS lists the files that may, with reasons; an exception without need is a problem.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from repo.test_tidy import Source, plant, references
 pytestmark = pytest.mark.xdist_group("sources")  # one process parses the sources once
 
 ROOMS = {"store", "replication", "restore", "stream"}  # the rooms of a session
-OUTSIDE, CLOCK, FILES = "store/outside.py", "store/clock.py", "store/files.py"
+OUTSIDE, CLOCK, FILES, SPACE = "store/outside.py", "store/clock.py", "store/files.py", "store/file_errors.py"
 
 DRAWN = ("uuid", "secrets", "random", "os.urandom", "os.getpid", "os.environ", "os.environb", "os.getenv", "os.getppid",
-         "os.uname", "socket.gethostname", "socket.getfqdn", "platform.node",
+         "os.uname", "socket.gethostname", "socket.getfqdn", "platform.node", "os.statvfs",
+         "shutil.disk_usage",
          "standfast.store.clock.SystemClock")  # fmt: skip
 CHANGES = {
     "shutil": {"rmtree", "copyfile", "copy", "copy2", "copytree", "move", "chown", "copyfileobj"},
@@ -38,7 +39,7 @@ WRITING = {"O_CREAT", "O_WRONLY", "O_RDWR", "O_TRUNC", "O_APPEND"}
 MODE = re.compile("[rbt]*[wxa+][bt+]*")  # of a file that is opened for writing
 # To parse and walk every file takes long, and most name nothing of all that.
 MAYBE = re.compile(
-    r"uuid|secrets|random|urandom|getpid|getppid|environ|getenv|gethostname|getfqdn|uname|platform|SystemClock|shutil|"
+    r"uuid|secrets|random|urandom|getpid|getppid|environ|getenv|gethostname|getfqdn|uname|platform|SystemClock|shutil|statvfs|"
     r"fcntl|fsync|fdatasync|truncate|\bos\.\w|open\(|\.replace\(|\.(?:" + "|".join(sorted(METHODS)) + r")\("
 )
 
@@ -52,7 +53,7 @@ GIVEN = "the clock of a caller that gives none"
 FAILPOINT = "ends this very process where a test of crashes says so"
 LOGGER = "the lines of this process for people, and their file"
 
-# What may go past these files: (path, or a folder with its "/"; which rule) -> why.
+# Files that may go past them: (path, or a folder with its "/"; which rule) -> why.
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("replication/embedded/", DRAWS): LOG_FILE,
     ("replication/embedded/", FILE_CHANGES): LOG_FILE,
@@ -84,7 +85,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
 
 def check_draws(source: Source) -> Iterator[str]:
     """Uses of the outside, beside the files that draw from it."""
-    if source.path in (OUTSIDE, CLOCK) or not MAYBE.search(source.text):
+    if source.path in (OUTSIDE, CLOCK, SPACE) or not MAYBE.search(source.text):
         return
     for line, name in references(source):
         if any(name == one or name.startswith(f"{one}.") for one in DRAWN):

@@ -158,7 +158,7 @@ class SimAdmin:
         for name in names:
             if name in topics:
                 each = len(topics[name].partitions) if kafka else 0
-                settings = self._log.settings(topics[name]) if kafka else {}
+                settings = self._log.settings(topics[name].policy) if kafka else {}
                 found[name] = TopicSurvey(self._log.info(topics[name]), ((1,),) * each, (1,) * each, settings)
         if not kafka:
             return LogSurvey((), {}, found)

@@ -6,8 +6,8 @@
 
     open ──(end)──> ended ──(markers, `marker_delay_ms` later)──> gone       open for `transaction_ms`: aborted
 
-Rules of this file: no client, no waiting; each method is one atomic step, and raises before it changes anything. Time
-is the world's clock: leases and transactions end by themselves, as the next step finds. Nothing here is random.
+Rules of this file: no client, no waiting; each method is one atomic step. Time is the world's clock: leases
+and transactions end by themselves, as the next step finds. Nothing here is random.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from standfast.store.errors import Fenced, InvalidRequest, UnknownStore
 from standfast.store.names import few
 
 Offsets = Mapping[TopicPartition, Committed]
+Rows = Mapping[TopicPartition, Batch]
 
 
 class Owner(NamedTuple):
@@ -124,6 +125,14 @@ class Refused(Exception):
 
 class Ending(Exception):
     """The coordinator still ends the last transaction of this id: ask again."""
+
+
+class Begun(NamedTuple):
+    """An open transaction: its number, the offsets after its records, and why some of them were refused."""
+
+    number: int
+    ends: dict[TopicPartition, int]
+    refused: InvalidRequest | None
 
 
 class Outage(NamedTuple):
@@ -247,44 +256,49 @@ class SimLog:
         about = (topic.name, topic.topic_id, len(topic.partitions), topic.policy)
         if not self.kafka:
             return TopicInfo(*about)
-        settings = self.settings(topic)
+        settings = self.settings(topic.policy)
         return TopicInfo(*about, 1, ahead_max_ms(settings), int(settings[MESSAGE_BYTES]))
 
-    def settings(self, topic: Topic) -> dict[str, str]:
+    def settings(self, policy: TopicPolicy) -> dict[str, str]:
         """Settings in force for a topic of a log like Kafka, as far as this log knows any."""
         return {
             "min.insync.replicas": "1",
             MESSAGE_BYTES: "1048588",
             "message.timestamp.type": "CreateTime",
             "message.timestamp.after.max.ms": "3600000",
-            **topic.policy.extra,
+            **policy.extra,
         }
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def check(self, batches: Mapping[TopicPartition, Batch]) -> list[tuple[Partition, Batch]]:
-        """The partitions of these records. Raises for an absent one, or for records that a topic does not take."""
-        found = [(self.partition(source), batch) for source, batch in batches.items()]
-        for partition, batch in found:
-            if not batch.keys:
-                continue
-            partition.check(batch)
-            if self.kafka:
-                settings = self.settings(self.topics[partition.source.topic])
-                ahead_ms = ahead_max_ms(settings)
-                if ahead_ms is not None and max(batch.times) > self.clock.wall_ms() + ahead_ms:
-                    raise InvalidRequest(f"{partition.source}: a timestamp is too far ahead of the broker's clock")
-        return found
+    def append(self, batches: Rows, began: Began | None) -> dict[TopicPartition, int]:
+        """Write records outside of a transaction; returns the next offsets. Raises InvalidRequest for refused records.
 
-    def append(self, batches: Mapping[TopicPartition, Batch], began: Began | None) -> dict[TopicPartition, int]:
-        """Write records outside of a transaction; returns the next offsets."""
-        found = self.check(batches)
+        A log like Kafka keeps the records of the other partitions then.
+        """
+        found = [(self.partition(source), batch) for source, batch in batches.items()]
+        refused = [one for one in found if self._refusal(*one) is not None]
+        if refused and not self.kafka:
+            raise self._refusal(*refused[0]) or InvalidRequest()
         for _ in range(2 if self.duplicate_appends > 0 else 1):
-            for partition, batch in found:
-                self._write(partition, batch, began)
+            for one in found:
+                if one not in refused:
+                    self._write(*one, began)
         self.duplicate_appends = max(self.duplicate_appends - 1, 0)
         self.version += 1
+        if refused:
+            raise self._refusal(*refused[0]) or InvalidRequest()
         return {partition.source: partition.end for partition, _ in found}
+
+    def _refusal(self, partition: Partition, batch: Batch) -> InvalidRequest | None:
+        """Why a topic does not take these records."""
+        if "compact" in partition.policy.cleanup and None in batch.keys:
+            return InvalidRequest(f"{partition.source}: a record without a key cannot go into a compacted topic")
+        if self.kafka and batch.keys:
+            ahead_ms = ahead_max_ms(self.settings(partition.policy))
+            if ahead_ms is not None and max(batch.times) > self.clock.wall_ms() + ahead_ms:
+                return InvalidRequest(f"{partition.source}: a timestamp is too far ahead of the broker's clock")
+        return None
 
     def _write(self, partition: Partition, batch: Batch, began: Began | None) -> int:
         now_ms = self.clock.wall_ms()
@@ -331,11 +345,11 @@ class SimLog:
         self,
         name: str,
         epoch: int,
-        batches: Mapping[TopicPartition, Batch],
+        batches: Rows,
         offsets: tuple[str, Offsets] | None,
         member: ConsumerMember | None,
-    ) -> tuple[int, dict[TopicPartition, int]]:
-        """Open a transaction with all its records and offsets; returns its number and the offsets after the records.
+    ) -> Begun:
+        """Open a transaction with all its records and offsets. One whose records are refused is open, too.
 
         Raises Refused for a producer of an older epoch, Ending, Fenced for a consumer that is no member any more.
         """
@@ -345,21 +359,22 @@ class SimLog:
             raise Refused
         if producer.transaction is not None:
             raise Ending
-        found = self.check(batches)
+        found = [(self.partition(source), batch) for source, batch in batches.items() if batch.keys]
         if offsets is not None:
             for source in offsets[1]:
                 self.partition(source)
             if member is not None:
                 self.check_member(offsets[0], member)
         made = Transaction(self.next_number(), name, self.clock.monotonic_ms(), [], offsets)
+        refused = [refusal for one in found if (refusal := self._refusal(*one)) is not None]
         for partition, batch in found:
-            if batch.keys:
-                first = partition.open[made.number] = self._write(partition, batch, None)
-                made.parts.append((partition, first, partition.end))
+            taken = batch if self._refusal(partition, batch) is None else Batch()
+            first = partition.open[made.number] = self._write(partition, taken, None)
+            made.parts.append((partition, first, partition.end))
         producer.transaction = made
         self.transactions.append(made)
         self.version += 1
-        return made.number, {partition.source: end for partition, _, end in made.parts}
+        return Begun(made.number, {partition.source: end for partition, _, end in made.parts}, (*refused, None)[0])
 
     def is_idle(self, producer: ProducerData) -> bool:
         """Whether the coordinator has ended the last transaction of an id."""
@@ -386,9 +401,7 @@ class SimLog:
                 continue
             if partition.open.pop(one.number, None) is None:
                 continue  # lost with the tail of its partition
-            if not one.commits:
-                partition.remove_range(first, end)
-            partition.end += 1
+            partition.mark(first, end, self.clock.wall_ms(), commits=bool(one.commits))
         if one.offsets is not None:
             group = self.group(one.offsets[0])
             if one.offsets[0] in self.lost_offset_ends:
@@ -466,8 +479,7 @@ class SimLog:
         """Abort what `lose_marker` and `lose_offset_ends` left, as an operator does; they hold no more."""
         for partition, number, first, end in self.hanging:
             if partition.open.pop(number, None) is not None:
-                partition.remove_range(first, end)
-                partition.end += 1
+                partition.mark(first, end, self.clock.wall_ms(), commits=False)
         for name in self.lost_offset_ends:
             self.group(name).hanging.clear()
         self.lost_markers, self.lost_offset_ends, self.hanging = {}, {}, []

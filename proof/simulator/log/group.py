@@ -1,7 +1,8 @@
 """A group of the simulated log.
 
-Rules of this file: leases run by the world's clock. A log like Kafka differs: a member that joined again through
-another client is Fenced at the first one; offsets in a transaction that is not over are waited for.
+Rules of this file: leases run by the world's clock. A log like Kafka differs: a lease that ran out ends when a member
+looks; a member that joined again through another client is Fenced at the first one; offsets in a transaction that is
+not over are waited for.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class SimGroup:
         key = (self._name, member_id)
 
         def effect() -> GroupView:
-            data, now_ms = self._begin()
+            data, now_ms = self._data, self._log.clock.monotonic_ms()
+            if not self._log.kafka:
+                data.expire(now_ms)
             lease = data.leases.get(member_id)
             self._log.version += 1
             if lease is None or (self._log.kafka and self._access.sessions.get(key, lease.session) != lease.session):
@@ -87,6 +90,7 @@ class SimGroup:
             lease.lease_ms = lease.lease_ms if lease_ms is None else lease_ms
             lease.deadline_ms = now_ms + lease.lease_ms
             lease.busy = busy if busy.numbers else None
+            data.expire(now_ms)  # in a log like Kafka no member had looked until now, so a late renewal counts
             return data.view(now_ms)
 
         return self._access.write("group.heartbeat", effect, patient=False)
@@ -94,7 +98,14 @@ class SimGroup:
     def view(self) -> GroupView:
         """Live members now."""
         self._check_open()
-        return self._access.call("group.view", lambda: self._data.view(self._log.clock.monotonic_ms()))
+
+        def effect() -> GroupView:
+            data, now_ms = self._data, self._log.clock.monotonic_ms()
+            if self._log.kafka:
+                data.expire(now_ms)
+            return data.view(now_ms)
+
+        return self._access.call("group.view", effect)
 
     def leave(self, member_id: str) -> None:
         """Stop being a member; no error for an id that is not a member."""

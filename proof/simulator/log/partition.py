@@ -84,17 +84,13 @@ class Partition:
         self.has_headers = False
         self.epochs: list[tuple[int, str]] = []  # begin, tag
         self.open: dict[int, int] = {}
+        self.unseen: list[tuple[int, int]] = []  # offset and time of markers, and of records that were aborted
         self.held: tuple[int, int] | None = None  # readers see no more than up to an offset, until a time
         # Of care: offsets below `clean` have one record a key, and no old tombstone lies below `swept`.
         self.clean = self.kept = self.swept = 0
         self.ages: list[tuple[int, int]] = []  # end offset, by which time all below it were appended
         self.appended_ms = self.aged_ms = 0
         self.horizons: dict[int, int] = {}  # of a log like Kafka: offset of a tombstone -> when it may go
-
-    def check(self, batch: Batch) -> None:
-        """Raise InvalidRequest for records that the topic does not take."""
-        if "compact" in self.policy.cleanup and None in batch.keys:
-            raise InvalidRequest(f"{self.source}: a record without a key cannot go into a compacted topic")
 
     def append(self, batch: Batch, now_ms: int, began: Began | None) -> int:
         """Write checked records at the end; returns the offset of the first one. `began` is for a log with tags."""
@@ -138,13 +134,21 @@ class Partition:
         return RecordColumns(self.offsets[of], self.times[of], self.keys[of], self.values[of], headers)
 
     def first_at(self, time_ms: int, end: int) -> int:
-        """First offset below `end` with this timestamp or a later one; `end` if there is none."""
-        for offset, time in zip(self.offsets, self.times, strict=True):
-            if offset >= end:
-                break
-            if time >= time_ms:
-                return offset
-        return end
+        """First offset below `end` with this timestamp or a later one; `end` if there is none.
+
+        As on a broker, markers and records of aborted transactions count, too.
+        """
+        found = next((at for at, time in zip(self.offsets, self.times, strict=True) if time >= time_ms), end)
+        return min(found, end, *(at for at, time in self.unseen if time >= time_ms and at >= self.begin))
+
+    def mark(self, first: int, end: int, now_ms: int, *, commits: bool) -> None:
+        """End a transaction, whose records are these: a marker takes the next offset."""
+        if not commits:
+            of = slice(self.index(first), self.index(end))
+            self.unseen += zip(self.offsets[of], self.times[of], strict=True)
+            self.remove_range(first, end)
+        self.unseen.append((self.end, now_ms))
+        self.end += 1
 
     # -- removal ------------------------------------------------------------------------------------------------------
 

@@ -27,12 +27,18 @@ class _Slot:
     `data` are those of the topic now, while the reader has not noticed yet that it is another one than `partition`.
     """
 
-    __slots__ = ("data", "partition", "paused", "position", "source", "told_end")
+    __slots__ = ("data", "partition", "paused", "position", "refused", "source", "told_end")
 
     def __init__(self, source: TopicPartition, partition: Partition, position: int) -> None:
-        self.source, self.position = source, position
+        self.source = source
         self.partition = self.data = partition
         self.paused = self.told_end = False
+        self.start(position)
+
+    def start(self, position: int) -> None:
+        """Go on at a position; a client of Kafka asks the broker for it at once, and hears later if that refused it."""
+        self.position, self.told_end = position, False
+        self.refused = not self.data.begin <= position <= self.data.end
 
 
 class _Taken:
@@ -92,8 +98,7 @@ class SimReader:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Move the position of an assigned partition."""
         slot = self._slot(partition)
-        slot.position = _checked(partition, offset)
-        slot.told_end = False
+        slot.start(_checked(partition, offset))
         self._idle_version = -1
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -262,13 +267,14 @@ class SimReader:
 
     def _check_range(self, slot: _Slot) -> None:
         partition = slot.data
-        if partition.begin <= slot.position <= partition.end:
+        in_range = partition.begin <= slot.position <= partition.end
+        if in_range and not (slot.refused and self._log.kafka):
             return
         self._check_gone(slot)
         lost = StateLost(
             f"{slot.source}: position {slot.position} is outside of the log, begin {partition.begin} to end "
             f"{partition.end}: reinitialise from the beginning",
-            reason="offset-out-of-range",
+            reason="diverged" if in_range else "offset-out-of-range",
         )
         lost.sources = (slot.source,)
         raise lost

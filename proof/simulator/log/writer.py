@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from simulator.log.access import Access
-from simulator.log.cluster import Ending, Offsets, Owner, Refused, SimLog
+from simulator.log.cluster import Begun, Ending, Offsets, Owner, Refused, SimLog
 from simulator.log.partition import Batch, Began, checked
 from standfast.replication.checks import check_commit
 from standfast.replication.log import Batches, GroupCommit, WriterClaim
@@ -187,16 +187,18 @@ class KafkaWriter(SimWriter):
         opened: list[int] = []
         asked = False
 
-        def begin() -> dict[TopicPartition, int]:
+        def begin() -> Begun:
             member = commit.member if commit is not None else None
-            number, ends = self._log.begin(self._name, epoch, rows, _offsets_of(commit), member)
-            opened.append(number)
+            begun = self._log.begin(self._name, epoch, rows, _offsets_of(commit), member)
+            opened.append(begun.number)
             if self.claim is not None:
                 self._log.on_write(*self.claim)
-            return ends
+            return begun
 
         try:
-            ends = self._patiently(lambda: self._access.write("log.begin", begin, rows))
+            begun = self._patiently(lambda: self._access.write("log.begin", begin, rows))
+            if begun.refused is not None:
+                raise begun.refused
             if meanwhile is not None:
                 meanwhile()
             asked = True
@@ -214,7 +216,7 @@ class KafkaWriter(SimWriter):
                 self._producer_epoch = epoch
             raise
         self._producer_epoch = epoch
-        return ends
+        return begun.ends
 
     def _abort(self, epoch: int, number: int) -> bool:
         """Abort a transaction; returns whether the broker confirmed that."""

@@ -19,6 +19,7 @@ from standfast.store import files
 from standfast.store.clock import ManualClock
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Held
+from standfast.store.file_errors import space_of
 from standfast.store.task.state_dir import StateDir
 
 Watched = Callable[..., SimDisk]
@@ -81,6 +82,14 @@ def test_a_disk_that_takes_no_writes_refuses_each_change_as_the_system_does(watc
                 change()
             assert met.value.errno == number
     assert path.read_text() == "old"
+
+
+def test_a_full_disk_has_no_free_bytes(watched: Watched):
+    disk = watched()
+    free, total = space_of(disk.root)
+    assert free == total > 0
+    disk.refuses = errno.ENOSPC
+    assert space_of(disk.root) == (0, total)
 
 
 def test_a_loss_of_power_takes_bytes_that_were_not_synced(watched: Watched):

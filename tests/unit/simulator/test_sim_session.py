@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -100,6 +101,19 @@ def test_what_a_loss_of_power_took_comes_back_from_the_log(bench: Bench, disk: S
     again = bench.active(stores=KV)
     assert rows(again) == written
     assert 0 < restored(again)["kv"] < 20
+
+
+def test_a_commit_that_a_full_disk_refused_is_in_the_log_and_comes_back(bench: Bench, disk: SimDisk):
+    session = bench.active(stores=KV)
+    put(session, a="1")
+    disk.refuses = errno.ENOSPC
+    with pytest.raises(sf.CommitUnknown, match="No space left"):
+        put(session, b="2")
+    disk.refuses = 0
+    session.close()
+    again = bench.active(stores=KV)
+    assert rows(again) == {"a": "1", "b": "2"}
+    assert restored(again) == {"kv": 1}
 
 
 def test_damage_of_one_store_is_mended_and_the_other_store_stays(bench: Bench, disk: SimDisk):

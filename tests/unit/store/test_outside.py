@@ -14,7 +14,9 @@ from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
 from standfast.store import serde
 from standfast.store.clock import ManualClock
+from standfast.store.disk import STATE, DiskGuard
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.file_errors import SPACE
 from standfast.store.outside import HOST_NAME, NEW_ID, Implementations, Replaceable, host_name, new_id, random_number
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.open_engine import OPEN_ENGINE
@@ -105,3 +107,12 @@ def test_a_task_opens_its_stores_with_the_engine_that_counts(tmp_path: Path) -> 
         stores = TaskStores(tmp_path / "0_0", "app", "0_0", specs, RocksShared(32 << 20), now_ms=lambda: 0)
     stores.close()
     assert opened == [(tmp_path / "0_0", True)]
+
+
+def test_a_disk_has_the_free_bytes_that_the_world_says(tmp_path: Path) -> None:
+    guard = DiskGuard({STATE: tmp_path}, 1_000)
+    with SPACE.replaced(lambda path: (10, 5_000)):
+        guard.look()
+    assert (guard.free_bytes, "10 bytes free" in guard.full) == (10, True)
+    guard.look()
+    assert guard.full == ""

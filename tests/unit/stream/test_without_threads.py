@@ -175,7 +175,9 @@ def test_snapshots_and_checkpoints_are_made_and_a_new_instance_begins_with_one(
 ) -> None:
     to = str(bench.root / "snaps")
     several = instances(
-        snapshots=sf.SnapshotPolicy(to=to, every_ms=2_000, checkpoint_every_ms=4_000), standby_replicas=0, restart_grace_ms=0
+        snapshots=sf.SnapshotPolicy(to=to, every_ms=2_000, checkpoint_every_ms=4_000),
+        standby_replicas=0,
+        restart_grace_ms=0,
     )
     several.open("a")
     several.open("b")
