@@ -141,6 +141,7 @@ class _Run:
         self.world = World(plan.seed, plan.machines, plan.faults)
         self.truth = Truth()
         self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
+        self._claims: dict[str, int] = {}  # id -> when its owner claimed it
         self._rest_since = 0.0
         self._over = False
         self._restarts: dict[int, float] = {}  # machine -> time of its next start
@@ -300,12 +301,19 @@ class _Run:
         self._ends.append((self.world.now_ms + fault.for_ms, end))
 
     def _claimed(self, name: str, before: Owner | None, taken: Owner) -> None:
-        """A member has claimed an id: the owner before it has died, or processes that task no more."""
-        if before is None or before.member_id == taken.member_id:
+        """A member has claimed an id: as far as it has seen, the owner before has died or processes that task no more.
+
+        One that claims by what it saw before the owner was there, or alive again, is late: the log fences the other.
+        """
+        since_ms, self._claims[name] = self._claims.get(name, 0), self.world.monotonic_ms()
+        machine = self.world.machine()
+        if before is None or machine is None or before.member_id == taken.member_id:
             return
         lease = self.hand.log.group(before.group).leases.get(before.member_id)
-        lives = lease is not None and lease.deadline_ms > self.world.monotonic_ms()
-        if lives and any(one.owns(before.member_id, name) for one in self.instances):
+        if lease is None or lease.deadline_ms <= self.world.monotonic_ms():
+            return
+        knows = machine.looked_ms > max(since_ms, lease.since_ms)
+        if knows and any(one.owns(before.member_id, name) for one in self.instances):
             self.history.alarm("claims", f"{self.world.who()} takes {name} from {before.member_id}, which processes it")
 
     # --- rest ---

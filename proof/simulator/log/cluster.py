@@ -50,13 +50,14 @@ class Owner(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """A member of a group; `session` is the log client whose join counts."""
+    """A member of a group since a time; `session` is the log client whose join counts."""
 
     metadata: str
     lease_ms: int
     deadline_ms: int
     session: int
     busy: Busy | None = None
+    since_ms: int = 0
 
 
 @dataclass(slots=True)
