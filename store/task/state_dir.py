@@ -247,7 +247,9 @@ class StateDir:
                     # So that no reader takes this process, should it live on, for the owner.
                     files.truncate(self._lock, self.path / "LOCK")
             except OSError as error:  # of a disk that takes no change: the lock, which counts, is released all the same
-                logger.warning("%s/LOCK keeps the id of this process: %s", self.path, error, extra=as_event("lock_kept"))
+                logger.warning(
+                    "%s/LOCK keeps the id of this process: %s", self.path, error, extra=as_event("lock_kept")
+                )
             finally:
                 self._let_go()
 
