@@ -1,7 +1,7 @@
 """Opens the engine that keeps rows on disk: RocksDB, or an engine that a simulation put in its place.
 
 Rules of this file: all code that reads or writes rows of a directory opens it here. A directory with a database has a
-file CURRENT, also that of another engine. A look into RocksDB's own files, such as a repair, finds none of another engine.
+file CURRENT, also that of another engine. A look into files of RocksDB, such as a repair, finds none of another engine.
 """
 
 from __future__ import annotations
