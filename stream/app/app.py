@@ -127,6 +127,7 @@ class App:
 
     program: Program | None = None  # runs this program again for workers; None: the command that started this process
     _wishes: deque[str] | None = None  # of a worker process, for its supervisor
+    _rounds: Rounds | None = None  # once poll_once() was called
 
     def __init__(
         self,
@@ -194,7 +195,6 @@ class App:
         self.session_listeners = (*listeners, *(() if self.tracing is None else (self.tracing.listener,)))
         self._assembled: Assembled | None = None
         self.paused = False
-        self._rounds: Rounds | None = None  # once poll_once() was called
         self._stop = Flag()
         self._apart = Apart()
         # Kept from one run to the next: a thread that did not end must not get a second one beside it.

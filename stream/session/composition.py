@@ -98,10 +98,6 @@ def make_instance(
         progress=progress,
         closings=Closings(threads),
     )
-    placement_topic = None
-    if settings.placement == "managed":
-        at = (log, app, state.instance_id, clock)
-        placement_topic = PlacementTopic(*at, acceptable_lag=settings.acceptable_lag, waits=threads.clock)
     return Instance(
         opener,
         Writers(log, group, app, state.instance_id, threads),
@@ -111,5 +107,13 @@ def make_instance(
         clock=clock,
         counters=counters,
         learn_partitions=learn_partitions,
-        placement_topic=placement_topic,
+        placement_topic=_placement_topic(log, app, state.instance_id, settings, clock, threads),
     )
+
+
+def _placement_topic(
+    log: Log, app: str, instance: str, settings: SessionSettings, clock: Clock, threads: Threads
+) -> PlacementTopic | None:
+    if settings.placement != "managed":
+        return None
+    return PlacementTopic(log, app, instance, clock, acceptable_lag=settings.acceptable_lag, waits=threads.clock)
