@@ -18,8 +18,12 @@ from functools import partial
 from typing import Any
 
 from standfast.restore.gate import TaskState as GateState
+from standfast.restore.plan import UP_TO_DATE, Resume, UpToDate
+from standfast.store import files
 from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.errors import Unavailable
 from standfast.stream.open_windows import OpenWindows
+from standfast.stream.task.opener import NOTHING
 
 Function = Callable[..., Any]
 Make = Callable[[Function], Function]  # the function in place ──> the one with the bug
@@ -136,6 +140,17 @@ def _offsets_first(right: Function) -> Function:
     return make_durable
 
 
+# --- a wake-up is lost ---
+
+
+def _forgets_to_open(right: Function) -> Function:
+    def open_later(loop: Any, task_id: Any, error: Exception, *rest: Any) -> None:
+        if not isinstance(error, Unavailable):
+            right(loop, task_id, error, *rest)
+
+    return open_later
+
+
 # --- a wipe takes a neighbour with it ---
 
 
@@ -149,6 +164,16 @@ def _forgets_all_rows(right: Function) -> Function:
 
 
 # --- a stale claim wins ---
+
+
+def _opens_again(right: Function) -> Function:
+    def lose(instance: Any, task_id: Any, why: str) -> None:
+        if task_id in instance.tasks:
+            instance._start_over(task_id, "fenced", NOTHING, instance._clock.monotonic_ms())
+        else:
+            right(instance, task_id, why)
+
+    return lose
 
 
 def _takes_from_any(right: Function) -> Function:
@@ -167,6 +192,99 @@ def _tells_first(right: Function) -> Function:
         return (yield from right(task, cut, member))
 
     return committed
+
+
+# --- the second variants: written after the checkers, and at other places ---
+
+
+def _resumes_at_once(right: Function) -> Function:
+    def plan(*args: Any, **named: Any) -> Any:
+        found = right(*args, **named)
+        if isinstance(found, Resume):
+            return UpToDate(found.topic_partition, UP_TO_DATE, found.position, found.position)
+        return found
+
+    return plan
+
+
+def _leaves_the_last(right: Function) -> Function:
+    def stage(applier: Any, changelog: Any, records: Any, next_offset: int) -> Any:
+        return right(applier, changelog, records[:-1] if len(records) > 1 else records, next_offset)
+
+    return stage
+
+
+def _keeps_epoch(right: Function) -> Function:
+    def init_producer(log: Any, name: str) -> int:
+        known = log.producers.get(name)
+        epoch = right(log, name)
+        if known is not None and known.epoch > 1:
+            log.producers[name].epoch = epoch = 1
+        return epoch
+
+    return init_producer
+
+
+def _drains_one_more(right: Function) -> Function:
+    def drain(standby: Any) -> Any:
+        limit = standby._limit
+        standby._limit = None if limit is None else limit + 1
+        try:
+            return right(standby)
+        finally:
+            standby._limit = limit
+
+    return drain
+
+
+def _begins_without_progress(right: Function) -> Function:
+    def resume(task: Any, *args: Any, **named: Any) -> None:
+        right(task, *args, **named)
+        for name in [one for one in task.progress if one.startswith("closed:")]:
+            del task.progress[name]
+
+    return resume
+
+
+def _offsets_at_begin(right: Function) -> Function:
+    def begin(log: Any, name: str, epoch: int, batches: Any, offsets: Any, member: Any) -> Any:
+        made = right(log, name, epoch, batches, offsets, member)
+        if offsets is not None:
+            log.commit(*offsets)
+        return made
+
+    return begin
+
+
+def _takes_the_next_task(right: Function) -> Function:
+    def set_aside(state_dir: Any, task: str, reason: str) -> Any:
+        found = right(state_dir, task, reason)
+        for other in state_dir.tasks():
+            if other > task:
+                files.clear(state_dir.task_path(other))
+                break
+        return found
+
+    return set_aside
+
+
+def _holds_for_good(right: Function) -> Function:
+    return lambda waiting, task_id: task_id in waiting._tasks
+
+
+def _always(right: Function) -> Function:
+    return lambda *args, **named: True
+
+
+def _hopes(right: Function) -> Function:
+    def write_log(task: Any, writer: Any, batches: Any, commit: Any, size_bytes: int) -> Any:
+        try:
+            return (yield from right(task, writer, batches, commit, size_bytes))
+        except Unavailable:
+            stored = {at: task.applier.position(at) for at in batches if at in task.applier.store_of}
+            return {at: (0 if one is None else one.offset) + len(batches[at]) for at, one in stored.items()}
+
+    return write_log
 
 
 GATE, POSITION, EPOCH = "gate opens early", "position ahead of rows", "epoch not checked"
@@ -191,7 +309,27 @@ FIRST = {
     WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.dsl.final_results.FinalResults.__init__": _forgets_given}),
     OFFSETS: Bug(OFFSETS, "row", 0, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
     WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.task_stores.TaskStores.forget": _forgets_all_rows}),
-    WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.session.instance.Instance._try_again": _does_nothing}),
-    CLAIM: Bug(CLAIM, "claims", 0, {"standfast.stream.session.writers.Writers._open": _takes_from_any}),
+    WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.runtime.loop.Loop._open_later": _forgets_to_open}),
+    CLAIM: Bug(
+        CLAIM,
+        "claims",
+        0,
+        {
+            "standfast.stream.session.instance.Instance._lose": _opens_again,
+            "standfast.stream.session.writers.Writers._open": _takes_from_any,
+        },
+    ),
     ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._committed": _tells_first}),
+}
+SECOND = {
+    GATE: Bug(GATE, "gate", 0, {"standfast.stream.task.opener.plan_changelog": _resumes_at_once}),
+    POSITION: Bug(POSITION, "fold", 0, {"standfast.replication.tail.applier.ChangelogApplier.stage": _leaves_the_last}),
+    EPOCH: Bug(EPOCH, "writers", 0, {"simulator.log.cluster.SimLog.init_producer": _keeps_epoch}),
+    LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.standby.Standby._drain": _drains_one_more}),
+    WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
+    OFFSETS: Bug(OFFSETS, "row", 0, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
+    WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.state_dir.StateDir.set_aside": _takes_the_next_task}),
+    WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.task.waiting.WaitingTasks.holds_back": _holds_for_good}),
+    CLAIM: Bug(CLAIM, "claims", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
+    ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._write_log": _hopes}),
 }

@@ -90,7 +90,7 @@ class Witness(sf.Listener):
             stored = task.applier.position(changelog)
             offset = 0 if stored is None else stored.offset
             self._history.opened(self._machine.number, self._who, str(task.id), store, offset)
-            compacted = self._log.partition(changelog).clean > offset  # older rows below it may be gone
+            compacted = self._log.partition(changelog).compacted > offset  # older rows below it may be gone
             if compacted or task.stores.engine.damaged:
                 continue
             who = f"{self._who}, {task.role} {task.id} as opened at {offset}"
