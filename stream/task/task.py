@@ -612,7 +612,7 @@ class Task:
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
         Only offsets of this task's own partition and topics count: other groups have tasks of that partition, too.
-        Raises StateLost, and changes nothing, for offsets of another client, and for lost commits of rows without a log.
+        Raises StateLost, and changes nothing, for offsets of another client and lost commits of rows without a log.
         """
         committed = {at: one for at, one in offsets.items() if self.is_source(at) and not is_part(one.metadata)}
         cut = self.stores.cut
