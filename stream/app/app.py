@@ -416,11 +416,14 @@ class App:
         """
         if not is_whole(timeout_ms):
             raise InvalidRequest(f"poll_once: timeout_ms must be whole milliseconds, not {timeout_ms!r:.100}")
+        return self._begun().poll_once(timeout_ms)
+
+    def _begun(self) -> Rounds:
         if self._rounds is None:
             if self.session is None or self._assembled is None:
                 raise InvalidRequest(f"application {self.name!r} is not open: call open() before poll_once()")
             self._rounds = Rounds(self, self.session, partial(self.make_loop, self.session, self._assembled))
-        return self._rounds.poll_once(timeout_ms)
+        return self._rounds
 
     def close(self) -> None:
         """Commit what is processed, end all tasks and close the session, as at the end of run(); twice is fine.
@@ -578,6 +581,7 @@ class App:
                     "tasks before run(), as in app.open().assign(active=[...], standby=[...])"
                 )
             self._told_start(session.instance_id, session.state_path)
+            self._begun()
             while not self._stop.is_set():
                 self.poll_once(POLL_MS)
             ended = True
