@@ -58,7 +58,6 @@ from standfast.store.types.typed import FamilyRows, LoggedRecord, TypedStore
 
 AnyStore = TypedStore[Any, Any, Any]
 
-
 WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
 # So many new families cost less by another opening that creates all (measured: 30 ms) than one by one (6 ms each).
 OPENED_AGAIN_FOR = 8
@@ -454,7 +453,6 @@ class TaskStores:
         )
         kept = {name: definition for name, definition in self._stored.items() if name not in names}
         self._record(cut, kept, copying)
-        self.engine.flush(DEFAULT_FAMILY)  # as in `_load`
         reach("stores.forgotten")
         for family in self.engine.families():
             if family != DEFAULT_FAMILY and store_of_family(family) in names:
@@ -615,10 +613,9 @@ class TaskStores:
             if family != DEFAULT_FAMILY and store_of_family(family) not in kept
         ]
         # A store leaves the record before its rows are dropped and enters it again after that, so that at every crash
-        # the rows of a store in the record are its own. A drop survives a loss of power, a write only after a flush.
+        # the rows of a store in the record are its own.
         if (dead and kept != stored) or unsure:
-            self._record(cut, kept)
-            self.engine.flush(DEFAULT_FAMILY)
+            self._record(cut, kept, {})
         for family in dead:
             self.engine.drop_family(family)
         for name in sorted(stored.keys() - declared.keys()):
@@ -642,6 +639,8 @@ class TaskStores:
         if self.engine.durable:
             definitions_file.forget_other(self.directory, definitions)
         self.engine.write({DEFAULT_FAMILY: record})
+        if copying is not None:  # rows are dropped next: a drop survives a loss of power, a write only after a flush
+            self.engine.flush(DEFAULT_FAMILY)
         if self.engine.durable:
             definitions_file.keep(self.directory, definitions)
 

@@ -79,7 +79,7 @@ def test_a_loss_of_power_drops_the_end_of_what_was_not_flushed_and_nothing_befor
         assert position(engine) == len(rows) - 1 >= 4  # whole writes
         left.add(len(rows))
         disk.end_process()
-        disk.lose_power(Draws(seed), "power again")  # what an opening found is synced
+        disk.lose_power(Draws(seed), "power again")  # an opening syncs the rows that it finds
         assert numbers(opened(disk, str(seed))) == rows
         disk.end_process()
     assert left >= {5, 10} and len(left) > 3
