@@ -208,7 +208,7 @@ class SimGroup:
                 check_claim(self._log, claim)
             self._log.commit(self._name, offsets)
 
-        self._access.write("log.commit", effect, offsets)
+        self._access.write_once("log.commit", effect, offsets)
 
     def close(self) -> None:
         """Close without leaving the group. Twice is fine."""
