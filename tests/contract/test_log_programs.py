@@ -148,7 +148,7 @@ class Drawn:
         return (kind, self.choice("one", "kept")) if kind in ("describe", "recreate") else (kind,)
 
     def group(self) -> str:
-        return self.choice("app", "app", "app", "other")
+        return "app" if self.below(4) else "other"
 
     def member(self) -> str:
         return f"m{self.below(2)}"

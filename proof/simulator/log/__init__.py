@@ -2,4 +2,3 @@
 
 from simulator.log.client import SimLogClient as SimLogClient
 from simulator.log.cluster import SimLog as SimLog
-from simulator.log.open import open_simulated as open_simulated

@@ -14,7 +14,7 @@ from simulator.log.partition import Began
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import TopicLimits
 from standfast.store.clock import Clock
-from standfast.store.errors import Closed, Unavailable
+from standfast.store.errors import Closed, CommitUnknown, Unavailable
 
 T = TypeVar("T")
 SHORT_MS = 1_500  # how long a call about leases waits for the lock of a log like the embedded one
@@ -57,6 +57,21 @@ class Access:
         if self.log.outages:
             self._await(name, sources, self.log.timeout_ms if patient or self.log.kafka else SHORT_MS)
         return self.calls.run(name, effect)
+
+    def write_once(self, name: str, effect: Callable[[], T], sources: Iterable[TopicPartition] = ()) -> T:
+        """A call that writes, but not twice: without an answer, once it began, it is CommitUnknown."""
+        began: list[bool] = []
+
+        def marked() -> T:
+            began.append(True)
+            return effect()
+
+        try:
+            return self.write(name, marked, sources)
+        except Unavailable as error:
+            if began:
+                raise CommitUnknown(f"{self.log.where}: {name}: no answer, so it may or may not be written") from error
+            raise
 
     def wait_until(self, ready: Callable[[], bool], wait_ms: int) -> bool:
         """Wait for something to become true, so long at most; returns whether it did."""

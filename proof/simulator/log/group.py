@@ -210,7 +210,7 @@ class SimGroup:
                 self._log.on_write(*claim)
             self._log.commit(self._name, offsets)
 
-        self._access.write("log.commit", effect, offsets)
+        self._access.write_once("log.commit", effect, offsets)
 
     def close(self) -> None:
         """Close without leaving the group. Twice is fine."""

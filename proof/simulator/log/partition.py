@@ -167,7 +167,7 @@ class Partition:
         """Remove the records of these offsets; returns their number."""
         of = slice(self.index(first), self.index(end))
         for column in (self.times, self.keys, self.values, self.headers, self.offsets):
-            del column[of]  # type: ignore[attr-defined]
+            del column[of]
         return of.stop - of.start
 
     def move_begin(self, begin: int) -> int:

@@ -10,7 +10,7 @@ Rules of this file: a call that gets no answer after its records may have reache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -73,21 +73,6 @@ class SimWriter:
             TopicPartition(*source): checked(TopicPartition(*source), batches[source], least_ms) for source in batches
         }
 
-    def _unsure(self, name: str, effect: Callable[[], T], rows: Mapping[TopicPartition, object]) -> T:
-        """A write without an answer, when it may have happened, is CommitUnknown."""
-        began: list[bool] = []
-
-        def marked() -> T:
-            began.append(True)
-            return effect()
-
-        try:
-            return self._access.write(name, marked, rows)
-        except Unavailable as error:
-            if began:
-                raise CommitUnknown(f"{self._log.where}: {name}: no answer, so it may or may not be written") from error
-            raise
-
 
 class EmbeddedWriter(SimWriter):
     """Writer of a log like the embedded one."""
@@ -123,7 +108,7 @@ class EmbeddedWriter(SimWriter):
                 self._log.on_write(*self.claim)
             return ends
 
-        return self._unsure(name, effect, rows)
+        return self._access.write_once(name, effect, rows)
 
 
 class KafkaWriter(SimWriter):
@@ -151,7 +136,7 @@ class KafkaWriter(SimWriter):
         self._check_fenced()
         self._check_owner()
         self._check_sizes(rows)
-        ends = self._unsure("log.append", lambda: self._log.append(rows, None), rows)
+        ends = self._access.write_once("log.append", lambda: self._log.append(rows, None), rows)
         if meanwhile is not None:
             try:
                 meanwhile()

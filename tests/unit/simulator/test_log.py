@@ -8,12 +8,11 @@ from typing import TypeVar
 import pytest
 
 from simulator.calls import DirectCalls, ProcessEnded
-from simulator.log import SimLog, SimLogClient, open_simulated
-from simulator.log.open import LOGS
+from simulator.log import SimLog, SimLogClient
 from standfast.replication.log import Committed, GroupCommit, Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import ManualClock
-from standfast.store.errors import BadConfig, CommitUnknown, Fenced, StateLost, Unavailable
+from standfast.store.errors import CommitUnknown, Fenced, StateLost, Unavailable
 
 T = TypeVar("T")
 P0, P1 = (TopicPartition("flights", number) for number in range(2))
@@ -279,16 +278,3 @@ def test_cleaner_keeps_a_tombstone_for_its_time_after_it_came(kafka: World) -> N
     assert partition.clean_up(kafka.clock.now_ms, 4) == 1
     assert kafka.values(board) == [b"c"]
     assert kafka.log.reader().bounds([board]) == {board: Bounds(0, 4)}
-
-
-def test_address_opens_a_log_of_the_world(kafka: World) -> None:
-    LOGS["world"] = kafka.data
-    try:
-        log = open_simulated(kafka.log.address)
-        log.producer().append({P0: out("a")})
-        assert (log.address, kafka.values()) == ("sim://world?style=kafka", [b"a"])
-        for wrong in ("sim://elsewhere", "sim://world?style=embedded", "sim://world?x=1"):
-            with pytest.raises(BadConfig, match="sim://"):
-                open_simulated(wrong)
-    finally:
-        del LOGS["world"]
