@@ -426,7 +426,7 @@ class App:
         return self._rounds
 
     def close(self) -> None:
-        """Commit what is processed, end all tasks and close the session, as at the end of run(); twice is fine.
+        """Commit all processed records, end all tasks and close the session, as at the end of run(); twice is fine.
 
         After an error of poll_once() nothing more is committed.
         """

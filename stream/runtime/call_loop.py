@@ -180,7 +180,7 @@ class CallLoop:
         return flag.is_set()
 
     def _turn(self) -> None:
-        """Let an event loop without a thread take TURNS turns: each runs what is ready, and what is due by now."""
+        """Let an event loop without a thread take TURNS turns: each runs the callbacks that are ready or due."""
         loop = self._loop
         if loop is None or self._thread is not None:
             return

@@ -227,7 +227,7 @@ class _Work:
         self._threads = threads
         self._due: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
         self._running: Running | None = None
-        self._again: tuple[Callable[[], bool], int] | None = None  # of `step`: what has not ended, and when it is due
+        self._again: tuple[Callable[[], bool], int] | None = None  # of `step`: a put that has not ended, and its time
 
     def put(self, one: Callable[[], bool]) -> None:
         self._due.put(one)
@@ -242,7 +242,7 @@ class _Work:
             self._again = None if one() else (one, now_ms + AGAIN_MS)
 
     def end(self) -> None:
-        """After `stop`: wait for the thread. What waits sees that as well, and only tidies up."""
+        """After `stop`: wait for the thread. Puts that wait see that as well, and only tidy up."""
         self._due.put(None)
         if self._running is not None:
             self._running.join(STOP_WAIT_S)

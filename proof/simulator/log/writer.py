@@ -10,6 +10,7 @@ Rules of this file: a call that gets no answer after its records may have reache
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -29,7 +30,7 @@ Rows = dict[TopicPartition, Batch]
 Meanwhile = Callable[[], None] | None
 
 
-class SimWriter:
+class SimWriter(ABC):
     """What both kinds of LogWriter have. `claim` is None for a producer."""
 
     marks_transactions = False
@@ -51,15 +52,15 @@ class SimWriter:
         """The limits of topics, as far as this process knows them."""
         return self._access.limits
 
+    @abstractmethod
     def append(self, batches: Batches, *, meanwhile: Meanwhile = None) -> dict[TopicPartition, int]:
         """See LogWriter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def transact(
         self, batches: Batches, commit: GroupCommit | None = None, *, meanwhile: Meanwhile = None
     ) -> dict[TopicPartition, int]:
         """See LogWriter."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the writer; the transactional id keeps its owner. Twice is fine."""
