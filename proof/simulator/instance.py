@@ -22,7 +22,6 @@ from simulator.witness import Witness, rows_of, tasks_of
 from simulator.world import Machine, World
 from standfast.replication.offsets import TopicPartition
 
-IDLE_MS = 40
 SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
 
 
@@ -69,7 +68,7 @@ class Instance:
             app.open(background=False)
             while not self.stopping:
                 if not app.poll_once():
-                    self.machine.sleep_ms(IDLE_MS)
+                    self.machine.sleep_ms(self._plan.idle_ms)
         except Exception:
             with suppress(Exception):  # the first error says why it ends
                 app.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from simulator.draws import Draws
 from simulator.faults import Fault, draw_faults
 
-FEED_MS = 16_000
+FEED_MS = 12_000
 PROGRAMS = ("count", "windows", "rekeyed")
 TABLE = "table"  # a fourth of the worlds, by a question of its own
 LOG_STYLES = ("embedded", "kafka")
@@ -29,6 +29,8 @@ class Plan:
     partitions: int
     keys: int
     records: int
+    feed_ms: int  # in which they come
+    idle_ms: int  # of an instance that had nothing to do
     standbys: int
     lease_ms: int
     commit_interval_ms: int
@@ -50,6 +52,8 @@ def draw_plan(seed: int) -> Plan:
         partitions=1 + draws.below(4, "partitions"),
         keys=3 + draws.below(20, "keys"),
         records=300 + draws.below(200, "records"),
+        feed_ms=FEED_MS,
+        idle_ms=draws.choice((20, 60, 80), "idle"),
         standbys=draws.below(min(machines, 3), "standbys"),
         lease_ms=draws.choice((600, 1_500, 3_000), "lease"),
         commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
