@@ -325,7 +325,7 @@ FIRST = {
     ),
     LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.tail.tailer.Tailer._committed": _end_as_limit}),
     WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.dsl.final_results.FinalResults.__init__": _forgets_given}),
-    OFFSETS: Bug(OFFSETS, "row", 0, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
+    OFFSETS: Bug(OFFSETS, "offsets", 0, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
     WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.task_stores.TaskStores.forget": _forgets_all_rows}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.runtime.loop.Loop._open_later": _forgets_to_open}),
     CLAIM: Bug(
@@ -345,7 +345,7 @@ SECOND = {
     EPOCH: Bug(EPOCH, "writers", 0, {"simulator.log.cluster.SimLog.init_producer": _keeps_epoch}),
     LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.standby.Standby._drain": _drains_one_more}),
     WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
-    OFFSETS: Bug(OFFSETS, "row", 0, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
+    OFFSETS: Bug(OFFSETS, "offsets", 0, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
     WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.state_dir.StateDir.set_aside": _takes_the_next_task}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.task.waiting.WaitingTasks.holds_back": _holds_for_good}),
     CLAIM: Bug(CLAIM, "claims", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
