@@ -3,7 +3,8 @@
     at each record    its row is the plain count of the records before it              row
                       with gate="all" no task of the process restores                  gate
     at each commit    the log has it, and has it from then on                          commits
-    at each look      stream times and progress never go back                          times
+    at each look      the changelog has the counts of the records below the offset    offsets
+                      stream times and progress never go back                          times
     at each opening   the store is its changelog, folded to the store's position       fold
                       no row and no position went without a word in the log            wipe
     at a task's run   its stores are whole, and so are its clocks                      gate, times
@@ -52,6 +53,7 @@ class History:
         self.positions: dict[tuple[int, str, str], int] = {}  # machine, task, store -> the last one that is known
         self._truth = truth
         self._epochs: dict[str, int] = {}
+        self._counts: dict[int, tuple[Counter[str], Counter[str]]] = {}  # by partition: plain ones, those of the log
         self.exact = exact
 
     def alarm(self, checker: str, text: str) -> None:
@@ -111,6 +113,25 @@ class History:
         if offset < known:
             self.alarm("wipe", f"{who}: {store} of {task} is at {offset}, was at {known}, and no log line says why")
         self.position(machine, task, store, offset)
+
+    def processed(self, partition: int, committed: int, changes: Iterable[Change]) -> None:
+        """The committed offset of a source partition, and what its counts got in the log since the last look.
+
+        At least once a process that was taken over may still append counts to a log like Kafka: the largest one counts.
+        """
+        plain, logged = self._counts.setdefault(partition, (Counter(), Counter()))
+        touched: dict[str, None] = {}
+        for one in self._truth.records[partition][plain.total() : committed]:
+            plain[one.key] += 1
+            touched[one.key] = None
+        for _, raw, value in changes:
+            key, count = raw.decode(), int.from_bytes(value or b"")
+            logged[key] = max(count, logged[key])
+            touched[key] = None
+        for key in touched:
+            if logged[key] < plain[key] or (self.exact and logged[key] > plain[key]):
+                what = f"{logged[key]} of {key} in the changelog, {plain[key]} records below the committed offset"
+                self.alarm("offsets", f"partition {partition}, committed at {committed}: {what}")
 
     def wrote(self, name: str, epoch: int) -> None:
         """The owner of an id with this epoch wrote to the log."""

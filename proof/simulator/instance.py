@@ -95,6 +95,8 @@ class Instance:
     def rows(self) -> Iterator[tuple[str, str, TopicPartition, dict[Any, Any]]]:
         """Each copy here: of a task, a store, the partition of its changelog, and the rows."""
         for task in tasks_of(self.app).values():
+            if task.stores.closed:
+                continue  # a failed one
             for store, at in task.applier.changelogs.items():
                 yield f"{self.machine.name}, {task.role} {task.id}", store, at, rows_of(task, store)
 

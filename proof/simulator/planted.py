@@ -1,8 +1,10 @@
 """Planted bugs: errors of known kinds, put into the product to see that the checkers find and name them.
 
-    planted(BUGS["gate early"]) ──> the named functions are replaced within the block ──> run worlds ──> its checker
+    planted(bug) ──> the named functions are replaced within the block ──> worlds run ──> its checker alarms
 
-Each kind has two variants, at different places. The second ones were written after the checkers.
+Each kind has two variants, at different places. The second ones were written after the checkers. `python -m
+simulator.planted` searches for all of them from seed 0 on and prints the seeds for the tables below, which a change of
+plans or faults moves; names of kinds after it are a choice of them.
 
 Rules of this file: a bug replaces named functions, by their dotted paths: of the product, or of the simulated log where
 the promise is the log's. A name that is gone is an error, so that no bug is planted in vain.
@@ -11,12 +13,16 @@ the promise is the log's. A name that is gone is an error, so that no bug is pla
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from simulator.checkers import Alarm
+from simulator.plan import draw_plan
+from simulator.run import run
 from standfast.restore.gate import TaskState as GateState
 from standfast.restore.plan import UP_TO_DATE, Resume, UpToDate
 from standfast.store import files
@@ -42,7 +48,7 @@ class Bug:
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
     """Put a bug into the product for the time of a block. Raises LookupError for a name that is gone."""
-    found = [(*_place(path), make) for path, make in bug.places.items()]  # before the first change
+    found = [(*place(path), make) for path, make in bug.places.items()]  # before the first change
     with ExitStack() as stack:
         for owner, name, make in found:
             right = vars(owner)[name]
@@ -51,7 +57,19 @@ def planted(bug: Bug) -> Iterator[None]:
         yield
 
 
-def _place(path: str) -> tuple[Any, str]:
+def finds(bug: Bug, seed: int) -> Alarm | None:
+    """The alarm of the bug's checker in the world of a seed; None if it does not name the bug there."""
+    with planted(bug):
+        outcome = run(draw_plan(seed))
+    return next((alarm for alarm in outcome.alarms if alarm.checker == bug.checker), None)
+
+
+def search(bug: Bug, seeds: Iterable[int]) -> tuple[int, Alarm] | None:
+    """The first seed whose world shows a bug to its checker, with the alarm."""
+    return next(((seed, alarm) for seed in seeds if (alarm := finds(bug, seed)) is not None), None)
+
+
+def place(path: str) -> tuple[Any, str]:
     """The module or class of a dotted path, and the name in it."""
     *parts, name = path.split(".")
     for count in range(len(parts), 0, -1):
@@ -307,7 +325,7 @@ FIRST = {
     ),
     LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.tail.tailer.Tailer._committed": _end_as_limit}),
     WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.dsl.final_results.FinalResults.__init__": _forgets_given}),
-    OFFSETS: Bug(OFFSETS, "row", 0, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
+    OFFSETS: Bug(OFFSETS, "offsets", 0, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
     WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.task_stores.TaskStores.forget": _forgets_all_rows}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.runtime.loop.Loop._open_later": _forgets_to_open}),
     CLAIM: Bug(
@@ -327,9 +345,30 @@ SECOND = {
     EPOCH: Bug(EPOCH, "writers", 0, {"simulator.log.cluster.SimLog.init_producer": _keeps_epoch}),
     LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.standby.Standby._drain": _drains_one_more}),
     WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
-    OFFSETS: Bug(OFFSETS, "row", 0, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
+    OFFSETS: Bug(OFFSETS, "offsets", 0, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
     WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.state_dir.StateDir.set_aside": _takes_the_next_task}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.task.waiting.WaitingTasks.holds_back": _holds_for_good}),
     CLAIM: Bug(CLAIM, "claims", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
     ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._write_log": _hopes}),
 }
+
+FOUND_WITHIN = 200  # seeds
+
+
+def main() -> int:
+    """Search for the bugs of the kinds that were named, or for all; returns 1 if one is not found."""
+    lost = 0
+    for variant, bugs in enumerate((FIRST, SECOND), 1):
+        for kind, bug in bugs.items():
+            if not sys.argv[1:] or kind in sys.argv[1:]:
+                found = search(bug, range(FOUND_WITHIN))
+                lost += found is None
+                print(
+                    f"{kind}, variant {variant}: " + ("NOT FOUND" if found is None else f"seed {found[0]}: {found[1]}")
+                )
+                sys.stdout.flush()
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,21 +31,23 @@ from simulator.disk import SimDisk
 from simulator.engine import damage_somewhere
 from simulator.faults import ENDS, Fault, Kind
 from simulator.files import SimFiles
-from simulator.hand import Hand
+from simulator.hand import APP, Hand
 from simulator.instance import Instance
 from simulator.log import SimLog
 from simulator.log.cluster import Owner
 from simulator.outside import outside_of
 from simulator.plan import Plan, draw_plan
-from simulator.programs import IN, OUT, Fed, Truth
+from simulator.programs import COUNTS, IN, OUT, Fed, Truth
 from simulator.storage import SimBucket
 from simulator.witness import changes
 from simulator.world import Machine, World
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed
+from standfast.replication.offsets import TopicPartition
 from standfast.store.disk import AGAIN_MS
 from standfast.store.errors import InvalidRequest
 from standfast.store.log import logger
+from standfast.store.names import changelog_topic
 
 LOOK_MS = 100
 NO_ROOM = (Kind.FULL, Kind.READ_ONLY)
@@ -143,6 +145,7 @@ class _Run:
         self.truth = Truth()
         self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
         self._claims: dict[str, int] = {}  # id -> when its owner claimed it
+        self._logged: dict[int, int] = {}  # partition of the counts -> how far their changelog was looked at
         self._rest_since = 0.0
         self._over = False
         self._restarts: dict[int, float] = {}  # machine -> time of its next start
@@ -223,10 +226,22 @@ class _Run:
                     if told is not None:
                         times = {**told.stream_times, **told.progress}
                         self.history.committed_times(topic, at.partition, times)
+            self._look_at_counts()
             if not self._at_rest():
                 self._rest_since = world.now_ms
             self._over = world.now_ms - self._rest_since >= STILL_MS
             world.wait(LOOK_MS)
+
+    def _look_at_counts(self) -> None:
+        """Give the history what the changelog of a program that counts by key got, and the offset of its source."""
+        if self.plan.program not in ("count", "table"):
+            return
+        committed = self.hand.committed(IN)
+        for at in self.hand.partitions(changelog_topic(APP, COUNTS)):
+            new = list(changes(self.log, at, self._logged.get(at.partition, 0)))
+            if new:
+                self._logged[at.partition] = new[-1][0] + 1
+            self.history.processed(at.partition, _offset(committed.get(TopicPartition(IN, at.partition))), new)
 
     def _look_after(self, instance: Instance) -> None:
         machine, now_ms = instance.machine, self.world.now_ms

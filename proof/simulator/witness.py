@@ -141,10 +141,11 @@ def offsets(log: SimLog, at: TopicPartition) -> list[int]:
     return found.offsets[: found.index(min(found.open.values(), default=found.end))]
 
 
-def changes(log: SimLog, at: TopicPartition) -> Iterator[Change]:
-    """The records of a changelog."""
+def changes(log: SimLog, at: TopicPartition, begin: int = 0) -> Iterator[Change]:
+    """The committed records of a changelog from an offset on."""
     found = log.partition(at)
-    for offset, key, value in zip(found.offsets, found.keys, found.values, strict=True):
+    first = found.index(begin)
+    for offset, key, value in zip(offsets(log, at)[first:], found.keys[first:], found.values[first:], strict=False):
         assert key is not None, "a changelog's record has a key"
         yield offset, key, value
 
