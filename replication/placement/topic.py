@@ -31,7 +31,7 @@ from standfast.replication.placement.records import (
     report_record,
 )
 from standfast.replication.topics.app_topics import PLACEMENT
-from standfast.store.clock import Clock, SystemClock
+from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.timestamps import duration_text
@@ -55,7 +55,7 @@ class PlacementTopic:
         self, log: Log, app: str, instance: str, clock: Clock, *, acceptable_lag: int, waits: Clock | None = None
     ) -> None:
         """`waits`: the clock that moves while it waits for the log; by default real time, under any other `clock`."""
-        self._waits = waits or SystemClock()
+        self._waits = waits or real_clock()
         self._instance = instance
         self.source = TopicPartition(app + PLACEMENT, 0)
         self.state = PlacementState(self.source.topic, self._instance)

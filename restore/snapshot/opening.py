@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from standfast.restore.snapshot.address import parse_storage
+from standfast.restore.snapshot.address import OTHERS, parse_storage
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.process.threads import THREADS, Threads
 
@@ -47,6 +47,8 @@ def open_existing(text: str, app: str, *, patience_s: int | None = None) -> Stor
 
 def _opened(text: str, app: str, patience_s: int | None) -> Storage:
     address = parse_storage(text)
+    if address.service in OTHERS:
+        return OTHERS[address.service](address, app, patience_s)
     try:
         from standfast.restore.snapshot.storage import PATIENCE_S, Storage
     except ModuleNotFoundError as error:

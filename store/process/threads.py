@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from standfast.store.clock import Clock, SystemClock
+from standfast.store.clock import Clock, real_clock
 from standfast.store.process.interrupts import Flag
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ class Threads:
     stepped = False  # whether work that repeats is done in steps of the caller
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or real_clock()
 
     def start(self, name: str, run: Callable[[], object]) -> Running:
         """Run this beside the caller."""
@@ -87,7 +87,7 @@ class _Ended:
 
 
 class _AtOnce(Executor):
-    """Makes each call in the caller's thread. What is no `Exception` leaves at once, and is no answer of the call."""
+    """Makes each call in the caller's thread. An end that is no `Exception` leaves at once."""
 
     def submit(self, call: Callable[P, T], /, *given: P.args, **named: P.kwargs) -> Future[T]:
         answer: Future[Any] = Future()

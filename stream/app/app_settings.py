@@ -1,4 +1,4 @@
-"""Checks of the arguments of an application, and what they mean for its session.
+"""Checks of the arguments of an application, and the settings of its session that follow from them.
 
 Rules of this file: pure; `App` calls it before anything is open.
 """

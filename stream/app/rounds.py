@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from standfast.store.clock import Clock
+from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
 from standfast.stream.deaths.death_notes import note_former_deaths
 from standfast.stream.runtime.group_consumers import GroupConsumers
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.session.session import Session
+
+AGAIN_MS = 50  # within the shortest lease, since a session's rounds renew it
 
 
 class Declared(Protocol):
@@ -37,12 +40,13 @@ class Rounds:
         note_former_deaths(session)  # before the loop's own words take their place
         self._loop = make_loop()
         self._failed = False
+        self._again_ms = 0  # when the session has its next round
         self._consumers = GroupConsumers(session.log.admin, app.name, app.clock)
 
     def poll_once(self, timeout_ms: int) -> int:
         """One round; returns the number of processed records."""
         try:
-            if self._session.threads.stepped and self._session.poll_once():
+            if self._session.threads.stepped and self._step_session():
                 timeout_ms = 0  # its next round has work
             self._loop.paused = self._app.paused
             processed = self._loop.poll_once(timeout_ms)
@@ -51,6 +55,17 @@ class Rounds:
             self._failed = True
             raise
         return processed
+
+    def _step_session(self) -> int:
+        """One round of the session, which is tried again later while the log does not answer, as in a thread of it."""
+        if self._app.clock.monotonic_ms() < self._again_ms:
+            return 0
+        try:
+            return self._session.poll_once()
+        except Unavailable as error:
+            logger.warning("background work will be tried again: %s", error, extra=as_event("background_retried"))
+            self._again_ms = self._app.clock.monotonic_ms() + AGAIN_MS
+            return 0
 
     def close(self, *, commit: bool) -> None:
         """Close the loop, after a commit of all tasks."""

@@ -17,7 +17,6 @@ abandoned, with an error for the tasks whose calls it has; the next call starts 
 from __future__ import annotations
 
 import inspect
-import random
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import as_event, logger
+from standfast.store.outside import random_number
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.threads import THREADS, Running, Threads
 from standfast.store.timestamps import duration_text
@@ -180,7 +180,7 @@ class CallLoop:
         return flag.is_set()
 
     def _turn(self) -> None:
-        """Let an event loop without a thread take TURNS turns: each runs what is ready, and what is due by now."""
+        """Let an event loop without a thread take TURNS turns: each runs the callbacks that are ready or due."""
         loop = self._loop
         if loop is None or self._thread is not None:
             return
@@ -295,7 +295,7 @@ async def _attempts(call: Call) -> None:
                 error.add_note(f"in attempt {call.attempts} of {settings.retries + 1}")
             raise error
         call.retries += 1
-        await asyncio.sleep(settings.pause_ms(call.attempts, random.random()) / 1_000)
+        await asyncio.sleep(settings.pause_ms(call.attempts, random_number("retry")) / 1_000)
 
 
 async def _attempt(call: Call) -> BaseException | None:

@@ -37,9 +37,9 @@ from standfast.store.names import few
 from standfast.store.process import forks
 from standfast.store.process.figures import Figures
 from standfast.store.process.interrupts import Apart, Flag, is_main, whole
+from standfast.store.process.tracebacks import letting_go
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.store.tracebacks import letting_go
 from standfast.stream.session import changelog_heads
 from standfast.stream.session.background import Background, Repeated
 from standfast.stream.session.changelog_heads import ChangelogHeads
@@ -163,7 +163,7 @@ class Session(Elsewhere, Closing):
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._make_progress()
-        self._apart = Apart(threads=background)
+        self._apart = Apart()
         self._opening = threading.Lock()
         try:
             self._apart.run(lambda: self._open(log, state_dir, background))

@@ -15,7 +15,6 @@ that another attempt may mend is waited for until the leader's order ends.
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
 from standfast.restore.snapshot.checkpoint import NothingCommitted, cut_of
 from standfast.restore.snapshot.manifest import Cut
+from standfast.store import files
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
@@ -170,7 +170,7 @@ class CheckpointParts:
         except Exception as error:  # noqa: BLE001 - the part fails, and the task goes on
             self._fail(task_id, number, error)
         if made.directory is not None:
-            shutil.rmtree(made.directory, ignore_errors=True)
+            files.clear(made.directory)
         return True
 
     def _store(self, task_id: TaskId, number: int, made: _Made) -> None:
@@ -227,7 +227,7 @@ class _Work:
         self._threads = threads
         self._due: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
         self._running: Running | None = None
-        self._again: tuple[Callable[[], bool], int] | None = None  # of `step`: what has not ended, and when it is due
+        self._again: tuple[Callable[[], bool], int] | None = None  # of `step`: a put that has not ended, and its time
 
     def put(self, one: Callable[[], bool]) -> None:
         self._due.put(one)
@@ -242,7 +242,7 @@ class _Work:
             self._again = None if one() else (one, now_ms + AGAIN_MS)
 
     def end(self) -> None:
-        """After `stop`: wait for the thread. What waits sees that as well, and only tidies up."""
+        """After `stop`: wait for the thread. Puts that wait see that as well, and only tidy up."""
         self._due.put(None)
         if self._running is not None:
             self._running.join(STOP_WAIT_S)

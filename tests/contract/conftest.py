@@ -3,6 +3,7 @@
     embedded   a file of the test's own, under a clock that the test moves
     kafka      the broker that all tests share, emptied before each test; leases run by the test's clock here too
     pure_kafka the same without the compiled reader
+    simulated_embedded, simulated_kafka    the log of the simulator (proof/), which must be like the one or the other
 
 Rules of this file: each log defines here how to reopen it (as another process would), how to let time pass, how to
 remove records from its head, and its allowed differences: a log over a network may show acknowledged records a moment
@@ -12,16 +13,19 @@ see the port and these. They begin with topic `flights` of 3 partitions.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pytest
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
+from simulator.calls import DirectCalls
+from simulator.log import SimLog, SimLogClient
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.native_library import SWITCH
@@ -29,6 +33,8 @@ from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
 from support.lease import until
+
+T = TypeVar("T")
 
 
 class Bench(NamedTuple):
@@ -104,6 +110,41 @@ def pure_kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Cal
     return kafka(folder, request)
 
 
+class LockedCalls(DirectCalls):
+    """Direct calls of several threads: the simulator has one, and its log no locks."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self._lock = threading.Lock()
+
+    def run(self, name: str, effect: Callable[[], T]) -> T:
+        """As of `DirectCalls`, one at a time."""
+        with self._lock:
+            return effect()
+
+
+def simulated(style: str) -> tuple[Bench, Callable[[], None]]:
+    """The log of the simulator, with a clock that only the test moves."""
+    clock = ManualClock(1_356_998_400_000)
+    world = SimLog("bench", clock, LockedCalls(clock), style=style)
+    log = SimLogClient(world)
+    is_embedded = style == "embedded"
+    least = log.least_timestamp_ms
+    return Bench(
+        log, lambda: SimLogClient(world), clock.advance, log.truncate, lambda ends: None, least, is_embedded, 0
+    ), (log.close)
+
+
+def simulated_embedded(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]:
+    """The simulated log like the embedded one."""
+    return simulated("embedded")
+
+
+def simulated_kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]:
+    """The simulated log like Kafka."""
+    return simulated("kafka")
+
+
 def clear(address: str) -> None:
     """Delete every topic and group that earlier tests left."""
     admin = AdminClient({"bootstrap.servers": address, "log_level": "4"})
@@ -154,7 +195,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.long)
 
 
-@pytest.fixture(params=[embedded, kafka, pure_kafka])
+@pytest.fixture(params=[embedded, simulated_embedded, simulated_kafka, kafka, pure_kafka])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     make: MakeBench = request.param
     made, close = make(tmp_path, request)

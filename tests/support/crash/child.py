@@ -93,7 +93,8 @@ class RestoreTeller(LossTeller):
 
 def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True, **more: Any) -> Session:
     """A session with the settings of every process of a run, the looking one included."""
-    log_care.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs the records that compaction would remove
+    # Folding to a position needs the records that compaction would remove.
+    log_care.CARE_INTERVAL_MS = LIFE_MAX_S * 1_000
     return Session(
         settings["app"],
         log=settings["log"],
