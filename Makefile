@@ -133,7 +133,8 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 	  STANDFAST_CRASH_SOURCE_RUNS=$(SOURCE_RUNS) STANDFAST_CRASH_SOURCE_KAFKA_RUNS=$(SOURCE_KAFKA_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
-simulate: $(VENV)/.dev ## SEEDS=10000 simulations of placement, whose promises are checked each round; five minutes on two cores
+simulate: $(VENV)/.dev ## SEEDS=10000 worlds of whole instances with faults, and as many simulations of placement; an hour and more on two cores
+	@PYTHONPATH=proof $(BIN)/python -m simulator --seeds $(SEEDS)
 	@STANDFAST_PLACEMENT_SEEDS=$(SEEDS) $(BIN)/pytest -q --numprocesses $(JOBS) -m long \
 	  tests/unit/ops/test_simulation.py -k many_seeds --timeout=0 $(ARGS)
 

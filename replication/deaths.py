@@ -11,7 +11,6 @@ Rules of this file: values and decisions; a group of the log is given. A later v
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from standfast.replication.log import Group, Notes
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.shapes import Shape, dump, read
+from standfast.store.outside import new_id
 from standfast.store.process.in_hand import DESERIALIZE, HeldRecord
 
 KIND = "death"
@@ -103,7 +103,7 @@ def note_death(group: Group, death: Death) -> int:
     committed = group.committed([at]).get(at)
     if committed is not None and committed.offset >= death.position:
         return 0
-    group.note({(KIND, f"{death.task} {uuid.uuid4().hex[:12]}"): dump(death).decode()})
+    group.note({(KIND, f"{death.task} {new_id('death', 12)}"): dump(death).decode()})
     place = Place(death.topic, death.partition, death.offset)
     return len(find_deaths(group.notes(), death.task, {}).places.get(place, ()))
 

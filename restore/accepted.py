@@ -21,6 +21,7 @@ from typing import NamedTuple
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.plan import FromBeginning, Plan, Reinitialise
+from standfast.store import files
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 
@@ -91,19 +92,15 @@ def note_loss(state_path: Path, loss: Accepted) -> None:
 def _append(path: Path, records: list[dict[str, object]]) -> None:
     lines = "".join(json.dumps(one) + "\n" for one in records)
     with told("recording an accepted loss", path):
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        handle = files.open_handle(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with os.fdopen(handle, "ab") as file:
             size = os.fstat(handle).st_size
             # A crash in the middle of a line must not take the next one with it.
             torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
             file.write(("\n" if torn else "").encode() + lines.encode())
             file.flush()
-            os.fsync(handle)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # else a new file may go with a loss of power
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            files.sync(handle, path)
+        files.sync_folder(path.parent)  # else a new file may go with a loss of power
 
 
 def read_accepted(state_path: Path) -> list[Accepted]:

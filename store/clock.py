@@ -7,13 +7,18 @@ time, record timestamps and reports use wall time. All times are milliseconds.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+from standfast.store.outside import Replaceable
+
+MEASURED_NS: Final = Replaceable[Callable[[], int]](time.perf_counter_ns)
 
 
 def measured_ns() -> int:
     """A reading for measuring durations, in nanoseconds; no decision may depend on it."""
-    return time.perf_counter_ns()
+    return MEASURED_NS.ask()
 
 
 class Clock(Protocol):
@@ -45,6 +50,14 @@ class SystemClock:
         time.sleep(duration_ms / 1_000)
 
 
+REAL_CLOCK: Final = Replaceable[Callable[[], Clock]](SystemClock)
+
+
+def real_clock() -> Clock:
+    """The machine's own clock, for bounds of work and waits that take real time under any clock of the caller."""
+    return REAL_CLOCK.ask()
+
+
 class ManualClock:
     """A clock that moves only by `advance` and `sleep_ms`; ships with the library for deterministic tests."""
 
@@ -67,10 +80,17 @@ class ManualClock:
         self.now_ms += duration_ms
 
 
-def boot_id() -> str:
-    """Identity of this boot of the machine: monotonic readings compare only within one boot."""
+def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         # Not Linux: derive the boot instant; a second of rounding hides clock slew between calls.
         return f"boot-{round(time.time() - time.monotonic(), -1):.0f}"
+
+
+BOOT_ID: Final = Replaceable[Callable[[], str]](_boot_id)
+
+
+def boot_id() -> str:
+    """Identity of this boot of the machine: monotonic readings compare only within one boot."""
+    return BOOT_ID.ask()

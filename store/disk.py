@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,9 +28,11 @@ from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakSet
 
+from standfast.store import files
 from standfast.store.errors import DiskFull, StandfastError
-from standfast.store.file_errors import FIXES, NoRoom, has_text, no_room, space_of
+from standfast.store.file_errors import FIXES, SPACE, NoRoom, has_text, no_room, space_of
 from standfast.store.log import as_event, logger
+from standfast.store.outside import new_id
 
 # Bytes on disk for each buffered byte, at most: a buffer counts row and change, and either is written twice on the way
 # (RocksDB: WAL and table file; the embedded log: its WAL and the file).
@@ -196,17 +197,17 @@ class Room:
 
     def _writes(self) -> bool:
         """Whether a file can be written: a quota, a read-only mount and a dying disk show in no count of bytes."""
-        path = self.path / f"ROOM.{uuid.uuid4().hex[:8]}.tmp"  # a name that the next opening cleans up
+        path = self.path / f"ROOM.{new_id('file', 8)}.tmp"  # a name that the next opening cleans up
         try:
-            with path.open("xb", buffering=0) as file:
+            with files.create(path, buffering=0) as file:
                 # The last bytes of a disk are written without an error.
                 whole = file.write(bytes(PROBE_BYTES)) == PROBE_BYTES
-                os.fsync(file.fileno())
+                files.sync(file.fileno(), path)
         except OSError:
             return False
         finally:
             with suppress(OSError):
-                path.unlink()
+                files.remove(path)
         return whole
 
     def _errno_of(self, error: OSError | StandfastError) -> int | None:
@@ -367,7 +368,7 @@ def _space(what: str, path: Path) -> Space:
     try:
         while not path.exists() and path != path.parent:
             path = path.parent
-        found = os.statvfs(path)
+        free, total = SPACE.ask(path)
     except OSError as error:
         return Space(what, path, 0, 0, str(error))
-    return Space(what, path, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+    return Space(what, path, free, total)

@@ -159,6 +159,14 @@ class Engine(Protocol):
         """Sizes of one family, or of all."""
         ...
 
+    def stalled_ms(self) -> int:
+        """Milliseconds since the opening for which the engine held writes back."""
+        ...
+
+    def families_of(self, file: str) -> frozenset[str]:
+        """The families with rows in a file, by the name that an error about damage has; none of an unknown file."""
+        ...
+
     def close(self) -> None:
         """Stop background work and release the directory. Closing twice is fine."""
         ...

@@ -18,11 +18,12 @@ import errno
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
+from standfast.store.outside import Replaceable
 
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 NO_DESCRIPTORS_TEXT = "Too many open files"  # the text of EMFILE and ENFILE in errors of libraries that keep no errno
@@ -146,13 +147,20 @@ def _owner(path: Path) -> str:
     return ""
 
 
+def _space(path: Path) -> tuple[int, int]:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+SPACE: Final = Replaceable[Callable[[Path], tuple[int, int]]](_space)  # may raise OSError
+
+
 def space_of(path: Path) -> tuple[int, int]:
     """Free and all bytes of a volume; (0, 0) if it cannot be measured."""
     try:
-        found = os.statvfs(path)
+        return SPACE.ask(path)
     except OSError:
         return 0, 0
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def has_text(path: Path) -> str:

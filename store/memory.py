@@ -143,6 +143,14 @@ class MemoryEngine:
                 memtable_bytes=sum(self._sizes[name] for name in names), keys_estimate=keys, families=len(names)
             )
 
+    def stalled_ms(self) -> int:
+        """0: writes never wait."""
+        return 0
+
+    def families_of(self, file: str) -> frozenset[str]:
+        """None: there are no files."""
+        return frozenset()
+
     def close(self) -> None:
         """Forget all rows. Closing twice is fine."""
         with self._lock:

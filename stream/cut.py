@@ -91,8 +91,15 @@ def check_log(
     batches: Batches,
     acknowledged: Mapping[TopicPartition, int],
     applier: ChangelogApplier,
+    *,
+    marked: bool,
 ) -> None:
-    """Raise StateLost if the log assigned these offsets before: it has lost records that it had acknowledged."""
+    """Raise StateLost if the log assigned these offsets before: it has lost records that it had acknowledged.
+
+    Raise CommitUnknown if records of another writer lie before these: the store lacks them, so that its position may
+    not pass them. That is a former owner which stood still between its look at the owner and an append that no
+    transaction fences, or this task is that owner itself. With markers (`marked`) offsets have gaps, and epochs fence.
+    """
     for name, stored in before.positions.items():
         changelog = applier.changelogs.get(name)
         if changelog is not None and changelog in acknowledged and changelog not in applier.limited:
@@ -105,6 +112,12 @@ def check_log(
                 )
                 lost.sources = (changelog,)
                 raise lost
+            if first > stored.offset and not marked:
+                raise CommitUnknown(
+                    f"task {task}: {changelog} has {first - stored.offset} records of another writer from offset "
+                    f"{stored.offset} on, before the records of this commit: two instances had the task for a while. "
+                    "Open the task again: it reads them all from the log"
+                )
 
 
 def in_doubt(task: TaskId, error: BaseException) -> BaseException:

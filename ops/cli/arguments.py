@@ -200,6 +200,7 @@ def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
     from standfast.ops.tools.kafka_probe import check_listening
     from standfast.replication.embedded.watch import damaged
+    from standfast.replication.kafka.address import KafkaAddress
     from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
 
     address = log_address_of(args)
@@ -211,6 +212,6 @@ def log_of(args: argparse.Namespace) -> Log:
         # SQLite takes an empty file for a new database and would fill it.
         if Path(where.path).is_file() and not Path(where.path).stat().st_size:
             raise damaged(where.path, "is empty, it has 0 bytes: restore a copy, or remove it to begin a new log")
-    else:
+    elif isinstance(where, KafkaAddress):
         check_listening(where.servers)  # at once, where the client would try until its time-out
     return open_log(address)

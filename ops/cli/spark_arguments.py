@@ -144,11 +144,12 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
 
 def connector_options(address: str) -> dict[str, str]:
     """Settings of the connector for a log's address. Raises InvalidRequest for a log that is not Kafka."""
-    from standfast.replication.tail.open_log import SqliteAddress, parse_address
+    from standfast.replication.kafka.address import KafkaAddress
+    from standfast.replication.tail.open_log import parse_address
     from standfast.restore.spark.connector import java_settings
 
     where = parse_address(address)
-    if isinstance(where, SqliteAddress):
+    if not isinstance(where, KafkaAddress):
         raise InvalidRequest(f"--source connector reads Kafka, and {address} is an embedded log: leave it out")
     return java_settings(where)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from standfast.replication.shapes import Shape, plain, read
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.task.state_dir import kept_instance, noted_pid, owner_pid, pid_alive, write_atomically
+from standfast.store.files import write_atomically
+from standfast.store.task.state_dir import kept_instance, noted_pid, owner_pid, pid_alive
 
 RUN_FILE = "RUN.json"
 TOKEN_FILE = "RUN.token"  # noqa: S105  a file

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from standfast.store.errors import BadConfig, Held, Unavailable
+from standfast.store.files import write_atomically
 from standfast.store.process import forks
 from standfast.store.process.holders import held_by
-from standfast.store.task.state_dir import write_atomically
 
 SCHEMA = "standfast.serve/1"
 INFO_NAME = "INFO.json"

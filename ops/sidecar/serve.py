@@ -51,7 +51,8 @@ from standfast.ops.sidecar.page_status import page_status
 from standfast.ops.sidecar.serve_http import SidecarHttp, application
 from standfast.ops.sidecar.serve_resp import open_resp_server
 from standfast.ops.sidecar.systemd import Notifier
-from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
+from standfast.replication.kafka.address import KafkaAddress
+from standfast.replication.tail.open_log import open_log, parse_address
 from standfast.restore.snapshot.opening import missing_library
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
@@ -88,7 +89,7 @@ def check_log(config: Config) -> None:
     """Raise Unavailable if the log cannot be reached."""
     assert config.log_address is not None
     where = parse_address(config.log_address)
-    if isinstance(where, SqliteAddress):
+    if not isinstance(where, KafkaAddress):
         open_log(config.log_address).close()
         return
     from standfast.ops.tools.kafka_probe import check_listening

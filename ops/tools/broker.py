@@ -37,7 +37,7 @@ from standfast.ops.tools.java import ensure_java
 from standfast.ops.tools.kafka_probe import live_nodes
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed, Held, InvalidRequest, Unavailable
-from standfast.store.task.state_dir import write_atomically
+from standfast.store.files import write_atomically
 
 JAR_SET = "kafka"
 PORTS_FILE = "PORTS.json"

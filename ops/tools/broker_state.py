@@ -17,7 +17,7 @@ from standfast.ops.shared.process_id import ProcessId, is_alive, send, wait_gone
 from standfast.replication.shapes import Shape, plain, read
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.task.state_dir import write_atomically
+from standfast.store.files import write_atomically
 
 STATE_FILE = "BROKER.json"
 STOP_MS_MAX = 30_000

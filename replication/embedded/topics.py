@@ -7,7 +7,6 @@ deleted topic, and care.py purges them in chunks. It must not know of readers, w
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from standfast.replication.permissions import Need
 from standfast.replication.topics.settings import changed
 from standfast.store.errors import InvalidRequest, Unavailable, UnknownStore
 from standfast.store.names import check_topic, few
+from standfast.store.outside import new_id
 
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # of TopicPolicy.extra; Kafka's name and default
 DIRTY_RATIO_DEFAULT = 0.5
@@ -147,7 +147,7 @@ class EmbeddedAdmin:
             existing = find_topic(run, name)
             if existing is not None:
                 return existing
-            topic_id = uuid.uuid4().hex  # by which a recreated topic differs from the deleted one of the same name
+            topic_id = new_id("topic", 32)  # by which a recreated topic differs from the deleted one of the same name
             topic = run.execute(
                 "INSERT INTO topics (name, topic_id, partitions, policy) VALUES (?, ?, ?, ?) RETURNING id",
                 (name, topic_id, partitions, text),

@@ -6,7 +6,6 @@ record of a fenced writer can slip in. It must not know of leases, except whethe
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
 from standfast.replication.checks import check_commit, check_text
@@ -21,6 +20,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import TopicLimits
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, InvalidRequest
+from standfast.store.outside import new_id
 from standfast.store.timestamps import duration_text
 
 # Step in which a partition notes when its records were appended (see care.py).
@@ -38,7 +38,7 @@ class Began:
     """
 
     def __init__(self) -> None:
-        self.tag = uuid.uuid4().hex[:16]
+        self.tag = new_id("writer", 16)
         self.partitions: set[int] = set()
 
 

@@ -13,7 +13,6 @@ the log after forking.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -35,6 +34,7 @@ from standfast.replication.log import GroupCommit, Notes
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed, StandfastError
 from standfast.store.names import check_topic
+from standfast.store.outside import new_id
 from standfast.store.process import forks
 
 THREADS_MAX = 16
@@ -129,7 +129,7 @@ class KafkaLog:
         """A writer without fencing; its epoch is 0."""
         self._check_open()
         # A random transactional id, as for committers below: producers of several instances must not fence each other.
-        return self._writer(Fence(f"standfast-producer-{uuid.uuid4().hex}"))
+        return self._writer(Fence(f"standfast-producer-{new_id('writer', 32)}"))
 
     def group(self, name: str) -> KafkaGroup:
         """A group by name; it need not exist yet."""
@@ -191,7 +191,7 @@ class KafkaLog:
         with self._committing:
             committer = self._committers.get(commit.group)
             if committer is None:
-                committer = self._writer(Fence(f"{commit.group}-standfast-commits-{uuid.uuid4().hex}"))
+                committer = self._writer(Fence(f"{commit.group}-standfast-commits-{new_id('writer', 32)}"))
                 self._committers[commit.group] = committer
             committer.transact({}, commit)
 

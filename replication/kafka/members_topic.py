@@ -19,7 +19,6 @@ changed everything. It must not know of the group's offsets.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
@@ -50,6 +49,7 @@ from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Fenced, Held, InvalidRequest, StandfastError, Unavailable, UnknownStore
 from standfast.store.names import is_topic
+from standfast.store.outside import new_id
 from standfast.store.timestamps import duration_text
 
 BEAT_KNOWN_MS = 10_000  # KNOWN_MS for a beat, which detects a new topic by the offset of its own record
@@ -106,7 +106,7 @@ class Board:
             lease = self._members.leases.get(member_id)
             session = self._sessions.get(member_id)
             if session is None or lease is None or lease.session != session:
-                session = self._sessions[member_id] = uuid.uuid4().hex[:12]
+                session = self._sessions[member_id] = new_id("member", 12)
             elif lease.lease_ms > lease_ms:
                 lease_ms = lease.lease_ms  # the process that renews it may not know of a shorter one yet
             plan = lease.plan + 1 if lease is not None else 1

@@ -13,7 +13,6 @@ Rules of this file: it opens no client. A reason is a sentence without a full st
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from importlib import import_module
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 from standfast.replication.kafka.callbacks import ERROR
 from standfast.store import serde
+from standfast.store.outside import environment
 
 SWITCH = "STANDFAST_NATIVE"
 MODULE = "standfast.replication.kafka._native"
@@ -46,7 +46,7 @@ class Native(NamedTuple):
 
 def compiled() -> Native:
     """The compiled module, without a look for librdkafka, or the reason against it."""
-    found = Native(None, reason=f"{SWITCH}=0 is set") if os.environ.get(SWITCH) == "0" else _module()
+    found = Native(None, reason=f"{SWITCH}=0 is set") if environment().get(SWITCH) == "0" else _module()
     serde.quicken(found.module)
     return found
 

@@ -31,7 +31,7 @@ from standfast.replication.placement.records import (
     report_record,
 )
 from standfast.replication.topics.app_topics import PLACEMENT
-from standfast.store.clock import Clock, SystemClock
+from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.timestamps import duration_text
@@ -51,7 +51,11 @@ POLICY = TopicPolicy(
 class PlacementTopic:
     """One instance's part in the placement topic of application `app`; `instance` is its member id."""
 
-    def __init__(self, log: Log, app: str, instance: str, clock: Clock, *, acceptable_lag: int) -> None:
+    def __init__(
+        self, log: Log, app: str, instance: str, clock: Clock, *, acceptable_lag: int, waits: Clock | None = None
+    ) -> None:
+        """`waits`: the clock that moves while it waits for the log; by default real time, under any other `clock`."""
+        self._waits = waits or real_clock()
         self._instance = instance
         self.source = TopicPartition(app + PLACEMENT, 0)
         self.state = PlacementState(self.source.topic, self._instance)
@@ -319,12 +323,11 @@ class PlacementTopic:
         """Read up to the present end: a leader must not decide by half of the records."""
         assert self._reader is not None
         end = self._reader.bounds([self.source])[self.source].end
-        wall = SystemClock()  # waits for the log take real time under any clock
-        deadline_ms = wall.monotonic_ms() + READ_WHOLE_MS
+        deadline_ms = self._waits.monotonic_ms() + READ_WHOLE_MS
         while self._reader.assignment()[self.source] < end:
             for fetched in self._reader.fetch(LOOK_RECORDS, LOOK_WAIT_MS):
                 self.state.apply(fetched.records)
-            if wall.monotonic_ms() > deadline_ms:
+            if self._waits.monotonic_ms() > deadline_ms:
                 raise Unavailable(
                     f"{self.source} could not be read to its end {end} within {duration_text(READ_WHOLE_MS)}"
                 )

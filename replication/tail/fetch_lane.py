@@ -26,7 +26,7 @@ from standfast.replication.credits import Sent
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.log import Fetched, LogReader, Record
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.store.clock import SystemClock
+from standfast.store.clock import real_clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.names import few
 from standfast.store.process.interrupts import Monitor, is_main
@@ -143,7 +143,7 @@ class Lane:
         self.trouble: Exception | None = None  # an error of the log as a whole
         self._pipeline = pipeline
         self._asker = asker  # a second reader for bounds, which must not wait for a fetch
-        self._clock = SystemClock()
+        self._clock = real_clock()
         self._given: list[Sent[Fetched]] = []
         self._turn = 0
         self._fitting = LIMITS.lane_first_records  # records of about LIMITS.lane_fetch_bytes, by those that came last

@@ -47,7 +47,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, StateLost, Unavailable
 from standfast.store.process.interrupts import Answer, Monitor, is_main
-from standfast.store.tracebacks import is_foreign
+from standfast.store.process.tracebacks import is_foreign
 
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0

@@ -9,9 +9,9 @@ the given address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from standfast.replication.kafka.address import KafkaAddress, parse_kafka_address
@@ -22,6 +22,7 @@ from standfast.store.clock import Clock
 from standfast.store.disk import LOG, STATE, DiskGuard
 from standfast.store.errors import BadConfig
 from standfast.store.names import few
+from standfast.store.outside import Implementations
 
 _SQLITE = "sqlite"
 _KAFKA = "kafka"
@@ -37,7 +38,24 @@ class SqliteAddress(NamedTuple):
     synchronous: str = "full"
 
 
-def parse_address(address: str) -> SqliteAddress | KafkaAddress:
+class OtherAddress(NamedTuple):
+    """A parsed address of one of `OTHERS`."""
+
+    scheme: str
+    log: Any  # the result of the scheme's `parse`
+
+
+class Scheme(NamedTuple):
+    """A kind of logs beside the two of this library."""
+
+    parse: Callable[[str], Any]  # raises BadConfig for an unusable address, and opens nothing
+    open: Callable[[Any, Clock | None], Log]  # takes the result of `parse`
+
+
+OTHERS: Final = Implementations[Scheme](*_SCHEMES)
+
+
+def parse_address(address: str) -> SqliteAddress | KafkaAddress | OtherAddress:
     """Check an address without opening anything. Raises BadConfig with every problem."""
     if not isinstance(address, str):
         raise BadConfig([f"log address {address!r} is not text: {_EXAMPLE}"])
@@ -46,6 +64,8 @@ def parse_address(address: str) -> SqliteAddress | KafkaAddress:
         raise BadConfig([f"log address {address!r} has no scheme: {_EXAMPLE}"])
     if scheme == _KAFKA:
         return parse_kafka_address(address)
+    if scheme in OTHERS:
+        return OtherAddress(scheme, OTHERS[scheme].parse(address))
     if scheme != _SQLITE:
         raise BadConfig([f"log address {address!r}: unknown scheme {scheme!r}{_nearest(scheme, _SCHEMES)}: {_EXAMPLE}"])
     location, _, query = rest.partition("?")
@@ -72,7 +92,7 @@ def parse_address(address: str) -> SqliteAddress | KafkaAddress:
 def log_folder(address: str) -> Path | None:
     """The folder of an embedded log; None for a log on other machines. Raises BadConfig."""
     where = parse_address(address)
-    return None if isinstance(where, KafkaAddress) else Path(where.path).absolute().parent
+    return Path(where.path).absolute().parent if isinstance(where, SqliteAddress) else None
 
 
 @checked_call(BadConfig)
@@ -95,6 +115,8 @@ def open_log(
         from standfast.replication.kafka.log import KafkaLog
 
         return KafkaLog(where, clock=clock, functions=functions_of(kafka))
+    if isinstance(where, OtherAddress):
+        return OTHERS[where.scheme].open(where.log, clock)
     from standfast.replication.embedded.log import EmbeddedLog
 
     return EmbeddedLog(where.path, synchronous=where.synchronous, clock=clock, patient=patient, create=create)

@@ -8,7 +8,6 @@ later: `check_files` runs before every ingest.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -65,13 +64,3 @@ def sha256_of(path: Path) -> str:
     """sha256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    # A rename is durable only with its folder.
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -41,11 +41,10 @@ from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import Judged, judge, judge_store, newest_first
 from standfast.restore.verify.at_rest import cut_of, definitions_of, open_task
 from standfast.restore.verify.preflight import average_bytes
-from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.names import changelog_topic, few
 from standfast.store.rocks.damage import noted_families
-from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.seal import check_seal
 from standfast.store.task.commit_record import INGESTING_KEY, decode_ingesting
 from standfast.store.task.definitions_file import STORES_FILE, parse
@@ -364,7 +363,7 @@ def _kept_definitions(directory: Path) -> Definitions:
     return parse(path.read_bytes() if path.is_file() else None).stores or {}
 
 
-def _read(engine: RocksEngine, directory: Path) -> _Found:
+def _read(engine: Engine, directory: Path) -> _Found:
     where = str(directory)
     damaged = frozenset(map(store_of_family, noted_families(directory, engine.families_of)))
     if DEFAULT_FAMILY in damaged:

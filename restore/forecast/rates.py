@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from standfast.store.files import write_atomically
 from standfast.store.log import as_event, logger
-from standfast.store.task.state_dir import write_atomically
 
 RATES_FILE = "RATES"
 FORMAT = "standfast.rates/1"

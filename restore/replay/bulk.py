@@ -21,7 +21,6 @@ are built again by RocksDB's own writer, which then writes all later files of th
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from standfast.restore.replay.bulk_plan import BulkSettings, Choice, choose, loo
 from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
 from standfast.restore.replay.run_builder import each_digest, quick_digest
 from standfast.restore.replay.worker_pool import WorkerPool
+from standfast.store import files
 from standfast.store.clock import measured_ns
 from standfast.store.errors import StandfastError, StateLost, Unavailable
 from standfast.store.log import as_event, logger
@@ -241,8 +241,8 @@ class BulkLoader:
 
     def _start(self, load: _Load) -> None:
         """Give a new load a folder and a job. Raises OSError."""
-        shutil.rmtree(load.folder, ignore_errors=True)  # files left by a process that was killed
-        load.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.clear(load.folder)  # files left by a process that was killed
+        files.make_folder(load.folder, parents=True, exist_ok=True)
         self._submit(load)
 
     def _submit(self, load: _Load) -> None:
@@ -352,7 +352,7 @@ class BulkLoader:
             self._pool.cancel([load.job])
         with suppress(OSError):
             for path in list(load.folder.glob(f"{load.job}-*")):
-                path.unlink(missing_ok=True)
+                files.remove(path, missing_ok=True)
         load.runs.clear()
         load.live_keys.clear()
         load.built = load.read = load.position
@@ -422,7 +422,7 @@ class BulkLoader:
         del self._loads[load.changelog]
         # A worker that has built all its runs is left alone: only its `Done`, with its phases, is missing.
         self._pool.cancel([load.job] if load.built < load.end else [])
-        shutil.rmtree(load.folder, ignore_errors=True)
+        files.clear(load.folder)
 
 
 class _Spoilt(Exception):

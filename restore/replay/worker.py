@@ -22,7 +22,8 @@ from standfast.replication.log import Log, LogReader, Record
 from standfast.restore.replay.bulk_plan import TAIL_RECORDS, Tail, skip_before_ms
 from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
 from standfast.restore.replay.run_builder import RunBuilder, quick_digest
-from standfast.store.clock import SystemClock, measured_ns
+from standfast.store import files
+from standfast.store.clock import measured_ns, real_clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
@@ -50,7 +51,7 @@ class Worker:
         self._job = job
         self._say = say
         self._stop = stop
-        self._clock = SystemClock()
+        self._clock = real_clock()
         self._phases_ns: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -76,7 +77,7 @@ class Worker:
             if self._stop.is_set():
                 with suppress(OSError):  # the owner removes the folder meanwhile
                     for path in list(job.folder.glob(f"{job.prefix}-*")):
-                        path.unlink(missing_ok=True)
+                        files.remove(path, missing_ok=True)
 
     def _do(self) -> int:
         job = self._job

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from standfast.replication.log import Log
 from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress
 from standfast.restore.replay.worker import Worker
-from standfast.store.clock import SystemClock
+from standfast.store.clock import real_clock
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
@@ -101,7 +101,7 @@ class WorkerPool:
         self._waiting.clear()
         for _, stop in self._running.values():
             stop.set()
-        clock = SystemClock()
+        clock = real_clock()
         deadline_ms = clock.monotonic_ms() + JOIN_S * 1_000
         for thread, _ in self._running.values():
             thread.join(max(deadline_ms - clock.monotonic_ms(), 0) / 1_000)

@@ -13,13 +13,18 @@ the machine's role, never from an address, since addresses are printed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from standfast.restore.addresses import holds_login, shown_address
 from standfast.store.errors import BadConfig
+from standfast.store.outside import Implementations
+
+if TYPE_CHECKING:
+    from standfast.restore.snapshot.storage import Storage
 
 S3, GCS, AZURE = "S3", "Google Cloud Storage", "Azure Blob Storage"
 SERVICES = {"s3": S3, "s3a": S3, "gs": GCS, "az": AZURE, "azure": AZURE, "abfs": AZURE, "abfss": AZURE}
@@ -57,6 +62,10 @@ class Address:
         return any(value.startswith("http://") for value in self.options.values())
 
 
+# Further storages by scheme: a function from address, application and the bound of repeats, in seconds.
+OTHERS: Final = Implementations[Callable[[Address, str, int | None], "Storage"]]("file", *SERVICES)
+
+
 def parse_storage(text: str) -> Address:
     """The address of a storage. Raises BadConfig, without its query, which may hold a secret."""
     scheme, mark, rest = text.partition("://")
@@ -64,6 +73,8 @@ def parse_storage(text: str) -> Address:
         if not text or text.startswith("~"):
             raise BadConfig([f"a storage for snapshots is {FORMS}, not {text!r}"])
         return Address(text=str(Path(text).absolute()), folder=Path(text).absolute())
+    if scheme in OTHERS:
+        return Address(text, service=scheme)
     shown = shown_address(text)
     place = rest.partition("/")[0]
     spark = _SPARK_HOST.fullmatch(place) if scheme in ("abfs", "abfss") else None

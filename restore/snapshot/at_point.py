@@ -10,13 +10,11 @@ rename, or not at all, and never over another.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from standfast.restore.files.manifest_files import fsync_folder
 from standfast.restore.snapshot.catalogue import Listed, listed, read_own
 from standfast.restore.snapshot.fetch import fetch, warn_of_pass
 from standfast.restore.snapshot.manifest import Snapshot
@@ -25,6 +23,7 @@ from standfast.restore.snapshot.planning import newest
 from standfast.restore.snapshot.points import Candidate, Refused, Span, choose
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.snapshot.tails import Tails, advance, logged
+from standfast.store import files
 from standfast.store.errors import InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
@@ -109,7 +108,7 @@ def restore_folder(storage: Storage, chosen: Sequence[AtPoint], output: Path, ta
     try:
         with closing(StateDir(output / BUILDING, app)) as state, _removed_unless_whole(state):
             for left in state.tasks():
-                shutil.rmtree(state.task_path(left))  # of a run that was killed
+                files.remove_tree(state.task_path(left))  # of a run that was killed
             for one in chosen:
                 directory = state.task_path(one.snapshot.task)
                 fetch(storage, one.snapshot, directory, shared)
@@ -121,8 +120,8 @@ def restore_folder(storage: Storage, chosen: Sequence[AtPoint], output: Path, ta
             # Again: another process may have made it during the download, and a rename replaces an empty directory.
             refuse_folder(output, app)
             with told("putting restored tasks in place", target):
-                state.path.rename(target)
-                fsync_folder(output)
+                files.rename(state.path, target)
+                files.sync_folder(output)
     finally:
         with suppress(OSError):  # another application may be restored into this folder
             (output / BUILDING).rmdir()
@@ -135,7 +134,7 @@ def _removed_unless_whole(state: StateDir) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        shutil.rmtree(state.path, ignore_errors=True)
+        files.clear(state.path)
         raise
 
 

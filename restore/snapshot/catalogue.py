@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,7 +87,7 @@ def read_own(storage: Storage, name: SnapshotName) -> Snapshot:
 def present(storage: Storage, contents: Iterable[str]) -> dict[str, int]:
     """Sizes of these files, those that are there."""
     wanted = sorted(set(contents))
-    with ThreadPoolExecutor(READS_AT_ONCE, "standfast-snapshot") as pool:
+    with storage.threads.pool(READS_AT_ONCE, "standfast-snapshot") as pool:
         found = pool.map(lambda sha: storage.head(file_key(sha)), wanted)
         return {sha: one.bytes for sha, one in zip(wanted, found, strict=True) if one is not None}
 
@@ -135,7 +134,7 @@ def read_all(storage: Storage, found: Iterable[Stored]) -> dict[SnapshotName, Ke
             return None if storage.head(name.key) is None else str(error)
 
     wanted = [(name, one) for one in found if (name := name_of_key(one.key)) is not None]
-    with ThreadPoolExecutor(READS_AT_ONCE, "standfast-snapshot") as pool:
+    with storage.threads.pool(READS_AT_ONCE, "standfast-snapshot") as pool:
         answers = list(pool.map(lambda pair: read(*pair), wanted))
     return {name: answer for (name, _), answer in zip(wanted, answers, strict=True) if answer is not None}
 
@@ -160,5 +159,5 @@ def verify_files(
     faults = missing(snapshot.files, present(storage, snapshot.contents))
     if faults:
         return faults
-    with ThreadPoolExecutor(READS_AT_ONCE, "standfast-snapshot") as pool:
+    with storage.threads.pool(READS_AT_ONCE, "standfast-snapshot") as pool:
         return [fault for fault in pool.map(verify, snapshot.files) if fault is not None]

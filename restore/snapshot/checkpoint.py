@@ -9,7 +9,6 @@ Rules of this file: reads only, and follows no link out of the directory.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +21,9 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.names import changelog_topic
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.outside import new_id
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.task.commit_record import CUT_KEY, INGESTING_KEY, STORES_KEY, CommitRecord, decode_record
 
 LEFT_OUT = frozenset({"STANDFAST", "SEAL", "LOCK", "LOG"})  # markers, which a restore writes itself, and locks
@@ -46,7 +47,7 @@ def read_cut(directory: Path, shared: RocksShared) -> DatabaseCut:
 
     Raises NothingCommitted for one without a record, Corruption for one with an unfinished import.
     """
-    with closing(RocksEngine(directory, shared=shared, read_only=True)) as engine:
+    with closing(open_engine(directory, shared=shared, read_only=True)) as engine:
         raw, stores = engine.get(DEFAULT_FAMILY, CUT_KEY), engine.get(DEFAULT_FAMILY, STORES_KEY)
         if engine.get(DEFAULT_FAMILY, INGESTING_KEY) is not None:
             raise Corruption(f"{directory} holds an unfinished import of files: open the task, so that it is restored")
@@ -102,7 +103,7 @@ def describe(
     topics = {name: kept.get("source_topic") or changelog_topic(app, name) for name, kept in found.stores.items()}
     cut = cut_of(found.record, topics, int(task.rpartition("_")[2]))
     return Snapshot(
-        id=uuid.uuid4().hex,
+        id=new_id("snapshot", 32),
         app=app,
         task=task,
         epoch=found.record.epoch if epoch is None else epoch,

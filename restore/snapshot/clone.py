@@ -15,8 +15,6 @@ application.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +35,6 @@ from standfast.replication.topics.restoring import (
     mark_of,
     read_mark,
 )
-from standfast.restore.files.manifest_files import fsync_folder
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.clone_plan import ClonePlan, Part, plan_clone, refuse_used
 from standfast.restore.snapshot.fetch import fetch, holds_database, place
@@ -46,13 +43,15 @@ from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.verify.at_rest import cut_of
+from standfast.store import files
 from standfast.store.clock import Clock
-from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Fenced, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes, parse_source_key
 from standfast.store.task.state_dir import StateDir
 
@@ -173,7 +172,7 @@ class _Run:
                 raise
         finally:
             for scratch in self._scratches.values():
-                shutil.rmtree(scratch, ignore_errors=True)
+                files.clear(scratch)
 
     def _begin(self) -> None:
         """Make the mark's topic, and write the mark. Raises InvalidRequest if the name is in use after all."""
@@ -250,7 +249,7 @@ class _Run:
         offsets: dict[TopicPartition, Committed] = dict(self._plan.stateless)
         for part in self._plan.parts:
             task = part.snapshot.task
-            with closing(RocksEngine(self._scratches[task], shared=self._shared, read_only=True)) as engine:
+            with closing(open_engine(self._scratches[task], shared=self._shared, read_only=True)) as engine:
                 record = cut_of(engine, str(self._scratches[task]))
                 # The changelogs before the record of the local state, which may then name the positions after them.
                 positions[task] = self._write_rows(writer, part, engine, record, topic_ids)
@@ -273,7 +272,7 @@ class _Run:
             claims.take({name: claim_of(name, one, keys.get(name, PLAIN)) for name, one in topic_ids.items()})
 
     def _write_rows(
-        self, writer: LogWriter, part: Part, engine: RocksEngine, record: CommitRecord, topic_ids: Mapping[str, str]
+        self, writer: LogWriter, part: Part, engine: Engine, record: CommitRecord, topic_ids: Mapping[str, str]
     ) -> dict[str, RestoredPosition]:
         """Write the rows of a task to its changelogs; returns the positions after them."""
         task, found = part.task, {}
@@ -310,7 +309,7 @@ class _Run:
         task = part.snapshot.task
         scratch, target = self._scratches[task], self._state.task_path(task)
         # In the scratch directory, so that the task's own never holds positions of the old topics.
-        with closing(RocksEngine(scratch, shared=self._shared)) as engine:
+        with closing(open_engine(scratch, shared=self._shared)) as engine:
             record = cut_of(engine, str(scratch))
             # The rows of such a store come from the log alone, where some have other timestamps than in the files.
             times = dict(record.stores)
@@ -321,7 +320,7 @@ class _Run:
             engine.flush()
         if holds_database(target):
             # No instance ran since the mark, so it is the earlier run's; another directory would be older state.
-            with closing(RocksEngine(target, shared=self._shared, read_only=True)) as engine:
+            with closing(open_engine(target, shared=self._shared, read_only=True)) as engine:
                 if _offsets(cut_of(engine, str(target))) != _offsets(record):
                     raise InvalidRequest(
                         f"{target} holds other state than this restore would put there: move it away, and run again"
@@ -406,12 +405,8 @@ def _offsets(record: CommitRecord) -> tuple[dict[str, tuple[str, int]], dict[str
 def _sync(directory: Path) -> None:
     """Make every file of a closed database durable, before it gets its place."""
     for path in directory.iterdir():
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    fsync_folder(directory)
+        files.sync_file(path)
+    files.sync_folder(directory)
 
 
 def _outcome(

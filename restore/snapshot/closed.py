@@ -6,7 +6,6 @@ snapshot: the next opening of the task mends it first.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +18,7 @@ from standfast.restore.snapshot.planning import judge_names
 from standfast.restore.snapshot.policy import GRACE_DEFAULT_MS
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.snapshot.upload import Created, upload
+from standfast.store import files
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 from standfast.store.file_errors import told
@@ -62,13 +62,13 @@ def create(
         except Unavailable as error:  # no space: links need none, and each restore replays the log instead
             logger.warning("the snapshot of task %s keeps its write-ahead log: %s", task, error,
                            extra=as_event("snapshot_unsettled", task=task))  # fmt: skip
-            shutil.rmtree(copy)
+            files.remove_tree(copy)
             copy_closed(source, copy)
         return create_of_copy(
             storage, copy, state.app, task, state.instance_id, clock=clock, grace_ms=grace_ms, step=step
         )
     finally:
-        shutil.rmtree(copy, ignore_errors=True)
+        files.clear(copy)
 
 
 def _settle(copy: Path) -> None:
@@ -80,8 +80,8 @@ def _settle(copy: Path) -> None:
     with told("copying the write-ahead log", copy):
         for log in wal_files(copy):  # a link until here, and RocksDB may cut unwritten space off its end
             content = log.read_bytes()
-            log.unlink()
-            log.write_bytes(content)
+            files.remove(log)
+            files.write(log, content)
     with closing(RocksEngine(copy, shared=RocksShared(SETTLE_MEMORY_BYTES))) as engine:
         engine.settle(SETTLE_WAIT_S)
 

@@ -12,20 +12,19 @@ Rules of this file: the task's directory appears whole, by a rename, or not at a
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.restore.files.manifest_files import fsync_folder
 from standfast.restore.snapshot.catalogue import missing, present, read_snapshot, to_try
 from standfast.restore.snapshot.checkpoint import cut_of, read_cut
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import SnapshotName, file_key
 from standfast.restore.snapshot.planning import Judged
+from standfast.store import files
 from standfast.store.errors import Corruption, InvalidRequest, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
@@ -82,7 +81,7 @@ def restore_task(
             fetch(storage, snapshot, scratch, shared, step)
             place(scratch, target)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.clear(scratch)
 
     done = _first_usable(storage, task, judge, wanted, take, partial(warn_of_pass, storage, task))
     if done.snapshot is None and done.passed_over:
@@ -156,10 +155,10 @@ def fetch(
 
     The directory is marked as a task's of `app`, None: of the snapshot's own application.
     """
-    shutil.rmtree(scratch, ignore_errors=True)
+    files.clear(scratch)
     with told("restoring a snapshot", scratch):
         # The marker first, as for any task's directory: a database without one is refused as foreign.
-        scratch.mkdir(mode=0o700, parents=True)
+        files.make_folder(scratch, parents=True)
         write_marker(scratch, app or snapshot.app, snapshot.task)
 
     step(snapshot, 0)
@@ -174,7 +173,7 @@ def fetch(
         storage.download(file_key(file.sha256), scratch / file.name, file.bytes, file.sha256, arrived)
         reach("snapshot.download")
 
-    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:
+    with storage.threads.pool(DOWNLOADS_AT_ONCE, "standfast-snapshot") as pool:
         running = [pool.submit(download, file) for file in snapshot.files]
         try:
             for future in wait(running, return_when=FIRST_EXCEPTION).done:
@@ -192,7 +191,7 @@ def fetch(
         raise Corruption(f"the database of snapshot {snapshot.name} is not at the point that its manifest says")
     if found.record.task not in ("", snapshot.task):
         raise Corruption(f"the database of snapshot {snapshot.name} is that of task {found.record.task}")
-    fsync_folder(scratch)
+    files.sync_folder(scratch)
     reach("snapshot.fetched")
 
 
@@ -200,7 +199,7 @@ def place(scratch: Path, target: Path) -> None:
     """Make a restored directory the task's own."""
     with told("putting a restored snapshot in place", target):
         if target.exists():  # a marker, and logs for people: an opening that was cut short leaves them
-            shutil.rmtree(target)
-        scratch.rename(target)
-        fsync_folder(target.parent)
+            files.remove_tree(target)
+        files.rename(scratch, target)
+        files.sync_folder(target.parent)
     reach("snapshot.placed")

@@ -19,11 +19,10 @@ from typing import Any
 from standfast.replication.log import Outgoing
 from standfast.restore.verify.at_rest import view
 from standfast.store.engine import Engine
-from standfast.store.rocks.engine import RocksEngine
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import StoreTimes
 from standfast.store.types.typed import NO_TIMESTAMP
-from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_key, unpack_latest
+from standfast.store.types.versioned_row import LATEST_PREFIX, SegmentRow, unpack_key, unpack_latest
 
 
 def records_of(engine: Engine, spec: StoreSpec, times: StoreTimes, now_ms: int, least_ms: int) -> Iterator[Outgoing]:
@@ -51,7 +50,7 @@ def records_of(engine: Engine, spec: StoreSpec, times: StoreTimes, now_ms: int, 
         yield Outgoing(key_times.pack(b"", times.observed_ms, second), None, max(times.observed_ms, least_ms))
 
 
-def drop_rows(engine: RocksEngine, spec: StoreSpec, times: StoreTimes) -> None:
+def drop_rows(engine: Engine, spec: StoreSpec, times: StoreTimes) -> None:
     """Remove all rows of a store from a database that nothing else has open."""
     present = engine.families()
     for family in view(engine, spec, times).families():

@@ -12,7 +12,6 @@ the way leaves the store marked or without a position, and it is restored again.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -26,9 +25,12 @@ from standfast.restore.snapshot.fetch import Step, fetch, warn_of_pass
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import Judged
+from standfast.store import files
+from standfast.store.engine import Engine
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.sst import Batch, write_batches
 from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores
@@ -92,10 +94,10 @@ def refill(
             done.bytes += snapshot.bytes
         except (Corruption, InvalidRequest) as error:
             _pass_over(done, storage, name, stores.task, str(error))
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.clear(scratch)
             continue
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.clear(scratch)
             raise
         try:
             for store, rows in found.items():
@@ -106,7 +108,7 @@ def refill(
                 done.stores[store] = name
                 left.discard(store)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.clear(scratch)
     if left and done.passed_over:
         storage.check_reads()
     return done
@@ -118,24 +120,24 @@ def read_rows(directory: Path, wanted: Collection[str], target: Path, shared: Ro
     Raises Corruption for a damaged block and for a store without a position.
     """
     record = read_cut(directory, shared).record
-    target.mkdir(mode=0o700)
+    files.make_folder(target)
     found = {}
-    with closing(RocksEngine(directory, shared=shared, read_only=True)) as engine:
+    with closing(open_engine(directory, shared=shared, read_only=True)) as engine:
         families = sorted(engine.families())
         for number, store in enumerate(sorted(wanted)):
             position = record.positions.get(store)
             if position is None:
                 raise Corruption(f"{directory} has no position of store {store!r}, though its manifest names one")
-            files = []
+            written = []
             for place, family in enumerate(one for one in families if store_of_family(one) == store):
                 path = target / f"{number}-{place}.sst"
                 if _write(engine, family, path):
-                    files.append((family, path))
-            found[store] = StoreRows(tuple(files), position, record.stores.get(store, StoreTimes()))
+                    written.append((family, path))
+            found[store] = StoreRows(tuple(written), position, record.stores.get(store, StoreTimes()))
     return found
 
 
-def _write(engine: RocksEngine, family: str, path: Path) -> bool:
+def _write(engine: Engine, family: str, path: Path) -> bool:
     """Write the rows of a family as one file; False if it has none, since an empty file is an error."""
     with engine.scan(family) as scan:
         batches = _batches(iter(scan))

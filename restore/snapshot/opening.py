@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from standfast.restore.snapshot.address import parse_storage
+from standfast.restore.snapshot.address import OTHERS, parse_storage
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.process.threads import THREADS, Threads
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.storage import Storage
@@ -24,19 +25,15 @@ def missing_library() -> list[str]:
     return [MISSING]
 
 
-def open_storage(text: str, app: str, *, patience_s: int | None = None) -> Storage:
+def open_storage(text: str, app: str, *, patience_s: int | None = None, threads: Threads = THREADS) -> Storage:
     """The storage of an application's snapshots; `patience_s` bounds the repeats of a failed request.
 
-    Raises BadConfig for an unusable address, and with the line that installs the library if that is missing.
+    `threads`: for requests that are made beside each other. Raises BadConfig for an unusable address, and with the line
+    that installs the library if that is missing.
     """
-    address = parse_storage(text)
-    try:
-        from standfast.restore.snapshot.storage import PATIENCE_S, Storage
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "obstore":
-            raise
-        raise BadConfig([MISSING]) from error
-    return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)
+    storage = _opened(text, app, patience_s)
+    storage.threads = threads
+    return storage
 
 
 def open_existing(text: str, app: str, *, patience_s: int | None = None) -> Storage:
@@ -46,3 +43,16 @@ def open_existing(text: str, app: str, *, patience_s: int | None = None) -> Stor
     if folder is not None and not (folder / app).is_dir():
         raise InvalidRequest(f"{folder} has no snapshots of application {app!r}: check the folder and the application")
     return open_storage(text, app, patience_s=patience_s)
+
+
+def _opened(text: str, app: str, patience_s: int | None) -> Storage:
+    address = parse_storage(text)
+    if address.service in OTHERS:
+        return OTHERS[address.service](address, app, patience_s)
+    try:
+        from standfast.restore.snapshot.storage import PATIENCE_S, Storage
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "obstore":
+            raise
+        raise BadConfig([MISSING]) from error
+    return Storage(address, app, patience_s=PATIENCE_S if patience_s is None else patience_s)

@@ -9,7 +9,6 @@ removes it at its end. The storage is opened with the environment's credentials 
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,9 +21,12 @@ from standfast.restore.snapshot.fetch import fetch
 from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address, parse_name, split_address
 from standfast.restore.snapshot.opening import open_existing
 from standfast.restore.snapshot.planning import Kept, newest
+from standfast.store import files
+from standfast.store.engine import Engine
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.manifest import Snapshot
@@ -92,15 +94,15 @@ def fetched(text: str, app: str) -> Iterator[Path]:
         fetch(storage, snapshot, target, RocksShared(MEMORY_BYTES))
         yield target
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        files.clear(scratch)
 
 
 @contextmanager
-def open_snapshot(text: str, app: str) -> Iterator[RocksEngine]:
+def open_snapshot(text: str, app: str) -> Iterator[Engine]:
     """The snapshot's database, read-only, of files that are fetched for it."""
     with (
         fetched(text, app) as directory,
-        closing(RocksEngine(directory, shared=RocksShared(MEMORY_BYTES), read_only=True)) as engine,
+        closing(open_engine(directory, shared=RocksShared(MEMORY_BYTES), read_only=True)) as engine,
     ):
         yield engine
 

@@ -14,7 +14,6 @@ its note. The storage's own time decides, that of the note.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +28,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, StandfastError, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
+from standfast.store.outside import new_id
 
 Intents = Mapping[str, tuple[int, frozenset[str]]]
 
@@ -85,9 +85,9 @@ def prune(
     first = _look(storage, retention, now_ms=now_ms, grace_ms=grace_ms)
     if not (first.plan.snapshots or first.plan.files or first.checkpoints or storage.list(INTENTS)):
         return replace(first, probes=probes)
-    key = f"{PRUNES}/{uuid.uuid4().hex}.json"
+    key = f"{PRUNES}/{new_id('prune', 32)}.json"
     try:
-        storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, tuple(sorted(first.plan.files)))))
+        storage.put_new(key, dump_note(PruneNote(new_id("prune", 32), tuple(sorted(first.plan.files)))))
         reach("snapshot.prune")
         note = storage.head(key)
         now_ms = 0 if note is None else note.modified_ms
@@ -129,9 +129,9 @@ def prune(
 
 def _now_ms(storage: Storage) -> int:
     """The storage's time: that of an object written just now."""
-    key = f"{PRUNES}/{uuid.uuid4().hex}.json"
+    key = f"{PRUNES}/{new_id('prune', 32)}.json"
     try:
-        storage.put_new(key, dump_note(PruneNote(uuid.uuid4().hex, ())))
+        storage.put_new(key, dump_note(PruneNote(new_id("prune", 32), ())))
         found = storage.head(key)
         return 0 if found is None else found.modified_ms
     finally:

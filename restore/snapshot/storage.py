@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -32,10 +30,13 @@ from obstore.store import LocalStore, from_url
 from standfast.restore.snapshot.address import AZURE, GCS, S3, Address
 from standfast.restore.snapshot.names import PROBES
 from standfast.restore.snapshot.planning import Stored
+from standfast.store import files
 from standfast.store.errors import BadConfig, Corruption, StandfastError, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
+from standfast.store.outside import environment, new_id, random_bytes
+from standfast.store.process.threads import THREADS
 
 if TYPE_CHECKING:
     from obstore import Bytes
@@ -84,6 +85,8 @@ class DamagedReads(Unavailable):
 class Storage:
     """One application's part of a storage. Any number of threads may use it."""
 
+    threads = THREADS  # those of its owner, for requests beside each other
+
     def __init__(self, address: Address, app: str, *, patience_s: int = PATIENCE_S) -> None:
         self.app = app
         self.where = f"{address.text.rstrip('/')}/{app}"
@@ -101,7 +104,7 @@ class Storage:
     def _open(self, address: Address, app: str, silence_s: int) -> ObjectStore:
         if self._folder is not None:
             with told("opening the storage of snapshots", self._folder):
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                files.make_folder(self._folder, parents=True, exist_ok=True)
             return LocalStore(self._folder)
         config: dict[str, Any] = dict(address.options)
         client: ClientConfig = {
@@ -153,7 +156,7 @@ class Storage:
     def _probe(self) -> bytes | None:
         """Put two contents under one key; returns the one that is there then. Raises DamagedReads for a third one."""
         # A new key each time: instances that start together probe beside each other.
-        key = f"{PROBES}/{uuid.uuid4().hex}"
+        key = f"{PROBES}/{new_id('probe', 32)}"
         try:
             self.put_new(key, FIRST)
             reach("snapshot.probe")
@@ -170,7 +173,7 @@ class Storage:
 
         A storage that takes no object from this user cannot be asked.
         """
-        key, content = f"{PROBES}/{uuid.uuid4().hex}", os.urandom(PROBE_BYTES)
+        key, content = f"{PROBES}/{new_id('probe', 32)}", random_bytes("probe", PROBE_BYTES)
         try:
             self._create(key, content)
         except Unavailable:
@@ -315,13 +318,13 @@ class Storage:
             what = "missing" if found is None else f"damaged: {found.bytes} bytes"
             raise Corruption(f"{key} of {self.where} is {what}; {says}")
         # In ranges: a broken connection costs one of them, and each is asked for again by itself.
-        with told("writing a file of a snapshot", path), path.open("xb") as file:
+        with told("writing a file of a snapshot", path), files.create(path) as file:
             for part in self.read_parts(key, size):
                 digest.update(part)
                 file.write(part)
                 step(len(part))
             file.flush()
-            os.fsync(file.fileno())
+            files.sync(file.fileno(), path)
         if digest.hexdigest() != sha256:
             raise Corruption(f"{key} of {self.where} is damaged: sha256 {digest.hexdigest()}; {says}")
 
@@ -332,7 +335,7 @@ class Storage:
             yield from (self.read_range(key, *one) for one in ranges)
             return
         under_way: deque[Future[Bytes]] = deque()
-        with ThreadPoolExecutor(RANGES_AHEAD, "standfast-snapshot-range") as pool:
+        with self.threads.pool(RANGES_AHEAD, "standfast-snapshot-range") as pool:
             try:
                 for one in ranges:
                     under_way.append(pool.submit(self.read_range, key, *one))
@@ -367,14 +370,11 @@ class Storage:
         if self._folder is None:
             return
         path = self._folder / key
-        for one, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-            # A prune may have removed it already: the upload looks at its files again, and says so.
-            with contextlib.suppress(FileNotFoundError):
-                handle = os.open(one, flags)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+        # A prune may have removed it already: the upload looks at its files again, and says so.
+        with contextlib.suppress(FileNotFoundError):
+            files.sync_file(path)
+        with contextlib.suppress(FileNotFoundError):
+            files.sync_folder(path.parent)
 
     @contextmanager
     def _told(self, doing: str, check: str = CHECK) -> Iterator[None]:
@@ -384,7 +384,7 @@ class Storage:
             raise
         except (BaseError, ValueError, OSError) as error:
             raise Unavailable(
-                f"{doing} the storage of snapshots {self.where}: {shown(error, os.environ)}: "
+                f"{doing} the storage of snapshots {self.where}: {shown(error, environment())}: "
                 f"{_fix(error, self._address, check)}"
             ) from None  # the cause repeats the request, which may be signed
 

@@ -25,9 +25,10 @@ from standfast.restore.snapshot.planning import fits
 from standfast.restore.snapshot.points import Candidate, TailSeen
 from standfast.restore.verify.at_rest import cut_of, view
 from standfast.store.clock import Clock
-from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, StateLost, Unavailable
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.serde import by_name
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, StoreTimes
@@ -196,7 +197,7 @@ def advance(tails: Tails, snapshot: Snapshot, directory: Path, point: Mapping[st
     if isinstance(found, str):
         raise Unavailable(f"snapshot {snapshot.name}: {found}: choose the point again")
     applied = 0
-    with closing(RocksEngine(directory, shared=shared)) as engine:
+    with closing(open_engine(directory, shared=shared)) as engine:
         record = cut_of(engine, str(directory))
         for name, changelog in sorted(found.items()):
             target = point[name]
@@ -235,7 +236,7 @@ def _spec(snapshot: Snapshot, name: str) -> StoreSpec:
 class _Applier:
     """Writes the records of one changelog into a directory."""
 
-    def __init__(self, engine: RocksEngine, spec: StoreSpec, record: CommitRecord, target: int) -> None:
+    def __init__(self, engine: Engine, spec: StoreSpec, record: CommitRecord, target: int) -> None:
         self._engine = engine
         self._spec = spec
         self._target = target

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +157,7 @@ def _send(
         reach("snapshot.file")
         step(file)
 
-    with ThreadPoolExecutor(UPLOADS_AT_ONCE, "standfast-snapshot") as pool:
+    with storage.threads.pool(UPLOADS_AT_ONCE, "standfast-snapshot") as pool:
         for future in [pool.submit(send, file) for file in wanted]:
             future.result()
 

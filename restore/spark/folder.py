@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from standfast.restore.addresses import shown_address
 from standfast.store.errors import BadConfig, InvalidRequest, Unavailable
-from standfast.store.task.state_dir import write_atomically
+from standfast.store.files import write_atomically
 
 CHUNK_BYTES = 8 << 20
 

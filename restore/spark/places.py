@@ -155,7 +155,7 @@ def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = 
 
 
 @contextmanager
-def open_database(place: Place, store: str | None) -> Iterator[RocksEngine]:
+def open_database(place: Place, store: str | None) -> Iterator[Engine]:
     """A task's database with its commit record, and the rows of one store (None: of none)."""
     if place.kind == "snapshot":
         with open_snapshot(place.address, place.app) as engine:

@@ -19,7 +19,7 @@ import numpy as np
 
 from standfast.restore.spark.files import Files
 from standfast.restore.verify.at_rest import MEMORY_BYTES, open_task
-from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.files import CONFIG_FILE
@@ -33,7 +33,7 @@ NOT_ROWS = ("LOCK", "LOG", "OPTIONS-")
 
 
 @contextmanager
-def open_fetched(files: Files, store: str | None) -> Iterator[RocksEngine]:
+def open_fetched(files: Files, store: str | None) -> Iterator[Engine]:
     """A task's database, with the rows of one store (None: of none) and the commit record."""
     careful = _took_part(files, store)
     if not careful:

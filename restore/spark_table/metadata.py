@@ -24,10 +24,9 @@ from standfast.restore.spark.places import Place, manifest_of, open_database, pl
 from standfast.restore.spark_table.options import Given
 from standfast.restore.spark_table.stores import StorePlace
 from standfast.restore.verify.at_rest import definitions_of
-from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
 from standfast.store.types.segments import parse_family
 
@@ -132,7 +131,7 @@ def _row(
     }
 
 
-def _sizes(engine: RocksEngine, name: str) -> dict[str, int | None]:
+def _sizes(engine: Engine, name: str) -> dict[str, int | None]:
     # Window and session stores have a family for each segment.
     families = [family for family in engine.families() if (parse_family(family) or (family, 0))[0] == name]
     sizes = [engine.statistics(family) for family in families]

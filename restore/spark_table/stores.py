@@ -33,8 +33,8 @@ from standfast.store.traits import KeyTimes
 from standfast.store.types.key_ranges import EVERY_KEY, key_spans
 from standfast.store.types.keyvalue import after_prefix
 from standfast.store.types.kinds import definition_spec
+from standfast.store.types.versioned_row import LATEST_PREFIX, SegmentRow, unpack_latest
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_latest
 
 # A batch ends at either bound, since values may be of any size.
 CHUNK_ROWS = 8_192

@@ -24,7 +24,8 @@ from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord, Position, StoreTimes, decode_record
@@ -155,9 +156,9 @@ def rows_of(engine: Engine, name: str, times: StoreTimes) -> StoreRows:
 
 
 @contextmanager
-def open_task(path: Path) -> Iterator[RocksEngine]:
+def open_task(path: Path) -> Iterator[Engine]:
     """Open a task directory or checkpoint read-only."""
-    engine = RocksEngine(path, shared=RocksShared(MEMORY_BYTES), read_only=True)
+    engine = open_engine(path, shared=RocksShared(MEMORY_BYTES), read_only=True)
     try:
         yield engine
     finally:

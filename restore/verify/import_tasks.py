@@ -11,8 +11,6 @@ Rules of this file: only tasks that do not exist yet, under the lock of the stat
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,10 @@ from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import Manifest, ManifestFile
-from standfast.restore.files.manifest_files import check_files, fsync_folder, read_manifest
+from standfast.restore.files.manifest_files import check_files, read_manifest
 from standfast.restore.verify.verify import mismatch
 from standfast.store.errors import Corruption, InvalidRequest, StateLost
+from standfast.store.files import clear, copy, link, make_folder, rename, sync_folder
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import check_found
 from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
@@ -95,16 +94,16 @@ def import_tasks(
     # Its lock keeps instances from the directory meanwhile.
     state = StateDir(state_dir, app)
     work = state.path / TAKING_IN
-    shutil.rmtree(work, ignore_errors=True)
+    clear(work)
     try:
-        work.mkdir(mode=0o700)
+        make_folder(work)
         taken = [one for task in tasks for one in _make(work, app, task, manifests)]
         for task in tasks:
             # A task is there whole or not at all.
-            (work / str(task)).rename(state.task_path(str(task)))
-        fsync_folder(state.path)
+            rename(work / str(task), state.task_path(str(task)))
+        sync_folder(state.path)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        clear(work)
         state.close()
     return tuple(taken)
 
@@ -128,14 +127,14 @@ def _checked(
 
 def link_files(folder: Path, files: Sequence[ManifestFile], target: Path) -> list[tuple[str, Path]]:
     """(family, path) of these files under `target`: links, or copies on another disk, since an ingest moves files."""
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target, mode=0o777, parents=True, exist_ok=True)
     linked = []
     for number, file in enumerate(files):
         path = target / f"{number}.sst"
         try:
-            os.link(folder / file.name, path)
+            link(folder / file.name, path)
         except OSError:
-            shutil.copyfile(folder / file.name, path)
+            copy(folder / file.name, path)
         linked.append((file.family, path))
     return linked
 

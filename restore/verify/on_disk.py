@@ -20,10 +20,11 @@ from pathlib import Path
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.verify.at_rest import cut_of
-from standfast.store.clock import Clock, SystemClock
+from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.log import as_event, logger
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position
 from standfast.store.task.state_dir import StateDir, check_marker
@@ -47,14 +48,16 @@ class RowsOnDisk:
         *,
         clock: Clock,
         opening: Callable[[Path], AbstractContextManager[None]],
+        waits: Clock | None = None,
     ) -> None:
+        """`waits`: the clock that bounds of work go by; by default real time, whatever the session's clock is."""
         self._state_dir = state_dir
         self._reader = reader
         self._stores_of = stores_of
         self._shared = shared
         self._clock = clock
         self._opening = opening  # announces an opening to the lease
-        self._wall = SystemClock()  # bounds of work take real time under any clock
+        self._waits = waits or real_clock()
         self._open: frozenset[TaskId] | None = None
         self._waiting: list[TaskId] = []
         self._positions: dict[TaskId, Positions] = {}  # empty: unreadable
@@ -93,8 +96,8 @@ class RowsOnDisk:
 
     def _read(self, budget_ms: int) -> int:
         """Read positions of further tasks; returns how many."""
-        until_ms, count = self._wall.monotonic_ms() + budget_ms, 0
-        while self._waiting and (not count or self._wall.monotonic_ms() < until_ms):
+        until_ms, count = self._waits.monotonic_ms() + budget_ms, 0
+        while self._waiting and (not count or self._waits.monotonic_ms() < until_ms):
             task = self._waiting.pop()
             self._positions[task] = self._position(task)
             count += 1
@@ -105,7 +108,7 @@ class RowsOnDisk:
         try:
             check_marker(path, self._state_dir.app, str(task))
             with self._opening(path):
-                engine = RocksEngine(path, shared=self._shared, read_only=True)
+                engine = open_engine(path, shared=self._shared, read_only=True)
                 try:
                     return cut_of(engine, str(path)).positions
                 finally:

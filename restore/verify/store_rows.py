@@ -24,8 +24,8 @@ from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.segments import earliest_visible_ms
 from standfast.store.types.typed import NO_TIMESTAMP
 from standfast.store.types.versioned import versions_in
+from standfast.store.types.versioned_row import LATEST_PREFIX, segment_prefix
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.store.versioned_row import LATEST_PREFIX, segment_prefix
 
 SAMPLE_BITS = 0xFFFF
 

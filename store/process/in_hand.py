@@ -32,8 +32,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
+from standfast.store import files
 from standfast.store.clock import boot_id
 from standfast.store.log import as_event, logger
+from standfast.store.outside import process_id
 
 FOLDER = ".hands"
 INPUT, OFFSET, STEP, NOTED = range(4)
@@ -128,20 +130,20 @@ class InHand:
             self._path = None
 
     def _begin(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        path = folder / str(os.getpid())
+        files.make_folder(folder, exist_ok=True)
+        path = folder / str(process_id())
         _remove(path)
         # O_APPEND: the lines come behind the words, which are written by the mapping alone.
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._text = os.open(path, flags, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._text = files.open_handle(path, flags, 0o600)
         self._path = path
         if os.write(self._text, bytes(_TEXT_AT)) < _TEXT_AT:  # whole, so that no store needs room on the disk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         memory = mmap.mmap(self._text, _WORDS * _WORD_BYTES)
         self.words = cast("MutableSequence[int]", memoryview(memory).cast("q"))
-        self._say({"pid": os.getpid(), "boot": boot_id()})
+        self._say({"pid": process_id(), "boot": boot_id()})
         if not faulthandler.is_enabled():  # else the program has chosen where its stacks go
-            self._stack = path.with_name(path.name + _STACK).open("xb", buffering=0)
+            self._stack = files.create(path.with_name(path.name + _STACK), buffering=0)
             faulthandler.enable(self._stack, all_threads=False)  # of the one that ended it
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -202,4 +204,4 @@ def _read(path: Path) -> LastWords:
 def _remove(path: Path) -> None:
     for one in (path, path.with_name(path.name + _STACK)):
         with suppress(OSError):
-            one.unlink()
+            files.remove(one)

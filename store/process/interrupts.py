@@ -181,10 +181,11 @@ class Apart:
     """Makes calls where no signal handler can break them off: in the main thread, another thread makes them meanwhile.
 
     An exception of a handler ends the wait alone: a call that has begun goes on, and its own error is lost then. The
-    next call begins after its end.
+    next call begins after its end. Without `threads` each call is made where it is, and may be broken off.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, threads: bool = True) -> None:
+        self._threads = threads
         self._last: Answer[Any] | None = None
 
     def wait(self) -> None:
@@ -195,7 +196,7 @@ class Apart:
 
     def run(self, action: Callable[[], T]) -> T:
         """Make a call. Raises its error."""
-        if not is_main():
+        if not self._threads or not is_main():
             return action()
         self.wait()
         answer: Answer[T] = Answer()

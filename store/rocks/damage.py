@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from standfast.store import files
 from standfast.store.errors import Corruption
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
@@ -163,22 +164,17 @@ def keep_noted(directory: Path, blocks: Collection[Block]) -> None:
     """Replace the note of a database; without blocks there is none. Raises OSError."""
     path = directory / DAMAGED
     if not blocks:
-        path.unlink(missing_ok=True)
+        files.remove(path, missing_ok=True)
         return
     # One owner at a time writes it, so one name is enough. O_NOFOLLOW: a planted link would lead the write elsewhere.
     temporary = directory / f"{DAMAGED}.tmp"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    handle = files.open_handle(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     with os.fdopen(handle, "w", encoding="ascii") as file:
         json.dump({"blocks": [one._asdict() for one in blocks]}, file)
         file.flush()
-        os.fsync(handle)
-    temporary.replace(path)
-    # Without this sync a loss of power may undo the rename.
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        files.sync(handle, temporary)
+    files.rename(temporary, path)
+    files.sync_folder(directory)
 
 
 def _crc(path: Path, at: int, size: int) -> int:

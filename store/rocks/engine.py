@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import gc
 import re
-import shutil
 import threading
 import weakref
 from collections import deque
@@ -29,18 +28,19 @@ from pathlib import Path
 
 import rocksdict
 
+from standfast.store import files
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.process import forks
+from standfast.store.process.tracebacks import clear_frames, is_foreign
 from standfast.store.rocks.damage import DamageNotes, refuse_noted
 from standfast.store.rocks.errors import STALLS_PROPERTY, damaged_file, stalled_ms, translate
 from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refuse_foreign
 from standfast.store.rocks.scan import RocksScan
 from standfast.store.rocks.seal import Sealer, check_seal
 from standfast.store.rocks.sst import ingest, table_options
-from standfast.store.tracebacks import clear_frames, is_foreign
 
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
@@ -476,10 +476,10 @@ class RocksEngine:
         # seal: the owner may write meanwhile.
         self._flush(tuple(self._families))
         try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder(directory.parent, mode=0o777, parents=True, exist_ok=True)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(directory))
             # Not RocksDB's file, so the checkpoint lacks it.
-            shutil.copyfile(self._path / CONFIG_FILE, directory / CONFIG_FILE)
+            files.copy(self._path / CONFIG_FILE, directory / CONFIG_FILE)
         except Exception as error:
             raise self._error(error, DEFAULT_FAMILY, f"writing a checkpoint to {directory}") from error
 
@@ -540,7 +540,7 @@ class RocksEngine:
             _closing.discard(self)
         finally:
             if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+                files.clear(self._scratch)
         if self._sealer is not None:
             self._sealer.write(log=self._unflushed)
         if isinstance(failure, Corruption):
@@ -678,7 +678,7 @@ def repair(path: Path, shared: RocksShared) -> None:
     """
     try:
         for name in ("CURRENT", *(found.name for found in path.glob("MANIFEST-*"))):
-            (path / name).unlink(missing_ok=True)
+            files.remove(path / name, missing_ok=True)
         rocksdict.Rdict.repair(str(path), shared.options())
     except Exception as error:
         raise translate(error, f"repairing {path}") from error
@@ -725,7 +725,7 @@ def _opened(
     path: Path, options: rocksdict.Options, access: rocksdict.AccessType, where: str, added: Collection[str]
 ) -> rocksdict.Rdict:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        files.make_folder(path, mode=0o777, parents=True, exist_ok=True)
         names = _list_families(path, options) if (path / "CURRENT").exists() else [DEFAULT_FAMILY]
         return rocksdict.Rdict(str(path), options, dict.fromkeys([*names, *added], options), access)
     except Exception as error:
@@ -746,7 +746,7 @@ def _open_read_only(path: Path, options: rocksdict.Options) -> tuple[Path, rocks
             link(path, scratch)
             return scratch, _open(scratch, options, rocksdict.AccessType.read_only(False), where)
         except (StandfastError, OSError) as error:
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.clear(scratch)
             # A live owner may remove a file between listing and opening; the next attempt finds its successor.
             if attempt >= READ_ONLY_ATTEMPTS or "No such file" not in str(error):
                 raise translate(error, where) from error

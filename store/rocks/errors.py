@@ -14,7 +14,7 @@ from pathlib import Path
 
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, Unavailable
 from standfast.store.file_errors import NO_DESCRIPTORS_TEXT, errno_of_text, no_descriptors, no_room
-from standfast.store.tracebacks import is_foreign
+from standfast.store.process.tracebacks import is_foreign
 
 _TABLE_FILE = re.compile(r"([0-9]{6,})\.sst")
 _PLACE = re.compile(r"([0-9]{6,}\.sst)(?: offset ([0-9]{1,18}) size ([0-9]{1,18}))?")

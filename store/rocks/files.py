@@ -11,10 +11,9 @@ gets a scratch directory of links.
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
+from standfast.store import files
 from standfast.store.errors import InvalidRequest, Unavailable
 
 CONFIG_FILE = "rocksdict-config.json"
@@ -28,7 +27,7 @@ def link(path: Path, scratch: Path) -> None:
     """Fill `scratch`. CURRENT is copied first, because the owner replaces it; LOG files stay behind."""
     for name in ("CURRENT", CONFIG_FILE):
         if (path / name).exists():
-            shutil.copyfile(path / name, scratch / name)
+            files.copy(path / name, scratch / name)
     for pattern in _LINKED:
         for found in path.glob(pattern):
             (scratch / found.name).symlink_to(found.resolve())
@@ -41,18 +40,18 @@ def copy_closed(path: Path, target: Path) -> None:
     """
     # A MANIFEST grows in place, so a link to it would change with the original.
     try:
-        target.mkdir(mode=0o700, parents=True)
+        files.make_folder(target, parents=True)
         for pattern in ("*.sst", "*.blob", "*.log"):
             for found in path.glob(pattern):
                 try:
-                    os.link(found, target / found.name)
+                    files.link(found, target / found.name)
                 except OSError:
-                    shutil.copyfile(found, target / found.name)
+                    files.copy(found, target / found.name)
         for pattern in COPIED:
             for found in path.glob(pattern):
-                shutil.copyfile(found, target / found.name)
+                files.copy(found, target / found.name)
     except OSError as error:
-        shutil.rmtree(target, ignore_errors=True)
+        files.clear(target)
         raise Unavailable(f"copying {path} to {target}: {error}: make room, and check the rights") from error
 
 
@@ -74,6 +73,6 @@ def bound_info_log(path: Path) -> None:
     try:
         # Blocks, not the size: a truncated LOG keeps its size, since RocksDB goes on writing behind the hole.
         if log.stat().st_blocks * _BLOCK_BYTES > INFO_LOG_BYTES:
-            os.truncate(log, 0)
+            files.truncate(log, log)
     except FileNotFoundError:
         return  # RocksDB could not make one

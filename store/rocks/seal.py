@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from standfast.store import files
 from standfast.store.errors import Corruption
 from standfast.store.rocks.wal import wal_files
 
@@ -66,13 +67,13 @@ class Sealer:
             fields = {"manifest": manifest.name, "bytes": self._size, "crc": self._crc, "log": log}
             # Not synced: after a loss of power an older seal still fits a grown MANIFEST, a broken one says nothing.
             temporary = self._directory / f"{SEAL}.tmp"
-            temporary.write_text(json.dumps(fields), encoding="ascii")
-            temporary.replace(self._directory / SEAL)
+            files.write(temporary, json.dumps(fields).encode("ascii"))
+            files.rename(temporary, self._directory / SEAL)
         except OSError as error:
             if error.errno == errno.EROFS:
                 return  # no file changes any more, so the last seal still fits
             # The old seal may name a MANIFEST that RocksDB has replaced, or say that the log does not count.
-            (self._directory / SEAL).unlink(missing_ok=True)
+            files.remove(self._directory / SEAL, missing_ok=True)
 
 
 def check_seal(directory: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import rocksdict
 
+from standfast.store import files
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.rocks.errors import translate
 
@@ -152,7 +153,7 @@ def _called(where: str, call: Callable[..., Any], *given: object) -> Any:
 
 def _placed(unfinished: Path, path: Path) -> int:
     size = unfinished.stat().st_size
-    unfinished.rename(path)
+    files.rename(unfinished, path)
     return size
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from standfast.store import files
 from standfast.store.errors import Corruption
 
 BLOCK_BYTES = 32 << 10
@@ -57,8 +58,8 @@ def cut_off(directory: Path, path: Path, at: int) -> None:
     content = path.read_bytes()[:at]
     for later in wal_files(directory):
         if int(later.stem) >= int(path.stem):
-            later.unlink()
-    path.write_bytes(content)
+            files.remove(later)
+    files.write(path, content)
 
 
 def damaged_at(raw: bytes, *, every_byte: bool) -> int | None:

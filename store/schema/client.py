@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
-from standfast.store.clock import SystemClock
+from standfast.store.clock import real_clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
 
 Answer = TypeVar("Answer")
@@ -40,7 +40,7 @@ class Client(SchemaRegistryClient):
     def __init__(self, settings: dict[str, Any], where: str) -> None:
         super().__init__(settings)
         self.where = where
-        self._clock = SystemClock()
+        self._clock = real_clock()
         self._closed = False
         self._unknown: dict[tuple[int, str | None], int] = {}  # ids that the registry does not know, and until when
 

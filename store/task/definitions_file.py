@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from standfast.store import files
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
-from standfast.store.task.state_dir import write_atomically
 
 STORES_FILE = "STORES"
 SCHEMA = "standfast.stores/1"
@@ -61,7 +61,7 @@ def forget_other(directory: Path, stores: Mapping[str, Any]) -> None:
     path = directory / STORES_FILE
     try:
         if path.exists() and parse(path.read_bytes()).stores != stores:
-            path.unlink()
+            files.remove(path)
     except OSError as error:
         raise Unavailable(f"removing {path}: {error}: check the rights of this user") from error
 
@@ -71,11 +71,11 @@ def keep(directory: Path, stores: Mapping[str, Any]) -> None:
     path = directory / STORES_FILE
     try:
         if not path.is_file() or parse(path.read_bytes()).stores != stores:
-            write_atomically(path, dump(stores))
+            files.write_atomically(path, dump(stores))
     except OSError as error:
         # The file is a convenience of readers; a commit or an opening must not fail for it.
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            files.remove(path, missing_ok=True)
         logger.warning(
             "%s is not written (%s): readers of copies open the database instead",
             path,

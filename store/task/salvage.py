@@ -11,17 +11,17 @@ Rules of this file: it changes nothing in the directory that it reads. It does n
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from standfast.store import window_key
+from standfast.store import files, window_key
 from standfast.store.engine import DEFAULT_FAMILY, Engine, Row
 from standfast.store.errors import Corruption
-from standfast.store.rocks.engine import RocksEngine, RocksShared, repair
+from standfast.store.rocks.engine import RocksShared, repair
 from standfast.store.rocks.files import copy_closed
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.seal import manifest_fault
 from standfast.store.rocks.wal import cut_off, wal_damage, wal_files
 from standfast.store.specs import StoreSpec
@@ -37,7 +37,7 @@ BATCH_ROWS = 5_000
 class Remains:
     """A damaged database, open as far as it can be; `gaps` name parts that are or may be missing. Close it."""
 
-    engine: RocksEngine
+    engine: Engine
     gaps: list[str] = field(default_factory=list)
 
     def has_rows(self, name: str) -> bool:
@@ -95,26 +95,26 @@ def _is_of(remains: Remains, task: str) -> bool:
 
 
 def _open_copy(directory: Path, scratch: Path, shared: RocksShared, *, log: bool = True) -> Remains | None:
-    shutil.rmtree(scratch, ignore_errors=True)
+    files.clear(scratch)
     # A copy, because RocksDB removes files that its MANIFEST does not know, which may be all that is left.
     copy_closed(directory, scratch)
     if not log:
         for path in wal_files(scratch):
-            path.unlink()
+            files.remove(path)
     gaps = _log_gaps(scratch) if log else ["its write-ahead log is that of another task: rows written last are missing"]
     manifests = sorted(scratch.glob("MANIFEST-*"))
     if manifests:
         # CURRENT is one line that names the newest MANIFEST, so it can be written again after any damage.
-        (scratch / "CURRENT").write_text(f"{manifests[-1].name}\n", encoding="ascii")
+        files.write(scratch / "CURRENT", f"{manifests[-1].name}\n".encode("ascii"))
     try:
         if not manifests or manifest_fault(scratch) is not None:
             raise Corruption(f"{directory} has no MANIFEST that can be used")
-        return Remains(RocksEngine(scratch, shared=shared, careful=True), gaps)
+        return Remains(open_engine(scratch, shared=shared, careful=True), gaps)
     except Corruption:
         return _put_together(directory, scratch, shared, gaps)
 
 
-def copy_rows(source: RocksEngine, target: Engine, spec: StoreSpec) -> tuple[list[str], StoreTimes]:
+def copy_rows(source: Engine, target: Engine, spec: StoreSpec) -> tuple[list[str], StoreTimes]:
     """Copy every readable row of a store; returns the unreadable parts, and the store's times as the rows show them."""
     gaps: list[str] = []
     sequence, observed_ms = 0, -1
@@ -177,16 +177,16 @@ def _put_together(directory: Path, scratch: Path, shared: RocksShared, gaps: lis
     try:
         repair(scratch, shared)
         found += [f"{path.name} cannot be read" for path in sorted((scratch / "lost").glob("*.sst"))]
-        return Remains(RocksEngine(scratch, shared=shared, careful=True), found)
+        return Remains(open_engine(scratch, shared=shared, careful=True), found)
     except Corruption:
         return None
 
 
-def _families(engine: RocksEngine, name: str) -> list[str]:
+def _families(engine: Engine, name: str) -> list[str]:
     return sorted(one for one in engine.families() if one != DEFAULT_FAMILY and store_of_family(one) == name)
 
 
-def _readable(engine: RocksEngine, family: str, gaps: list[str]) -> Iterator[Row]:
+def _readable(engine: Engine, family: str, gaps: list[str]) -> Iterator[Row]:
     last: bytes | None = None
     try:
         with closing(engine.scan(family)) as scan:

@@ -17,20 +17,19 @@ library set aside, and only after the caller says that their replacement is whol
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import shutil
-import uuid
 from pathlib import Path
 
+from standfast.store import files
 from standfast.store.arguments import path_problems, refuse
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, Held, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.names import check_name, few
+from standfast.store.outside import new_id, process_id
 from standfast.store.process import forks
 from standfast.store.process.holders import held_by
 from standfast.store.rocks.files import copy_closed
@@ -73,7 +72,7 @@ class StateDir:
             raise InvalidRequest(f"state_dir {str(root)!r} is an address: state lives in a folder of this machine")
         self.path = Path(root).absolute() / app
         with told("opening the state directory", self.path):
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_folder(self.path, parents=True, exist_ok=True)
             check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
             for name in (
                 "LOCK",
@@ -91,7 +90,7 @@ class StateDir:
             try:
                 self._acquire()
                 for folder in (BULK_FOLDER, MENDING_FOLDER, COPYING_FOLDER):
-                    shutil.rmtree(self.path / folder, ignore_errors=True)  # left by a process that was killed
+                    files.clear(self.path / folder)  # left by a process that was killed
                 write_marker(self.path, app, task=None)
                 self.instance_id = self._instance_id()
             except BaseException:
@@ -150,9 +149,9 @@ class StateDir:
         if not source.exists():
             return None
         target = self._aside_path(task, reason)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
+        files.make_folder(target.parent, exist_ok=True)
         # Within the state directory, so on the same file system: a rename is whole or has not happened.
-        source.rename(target)
+        files.rename(source, target)
         return target
 
     def copy_aside(self, task: str, reason: str) -> Path:
@@ -166,7 +165,7 @@ class StateDir:
         return self.path / ASIDE_FOLDER / folder
 
     def _aside_path(self, task: str, reason: str) -> Path:
-        return self.aside_path(f"{task}.{reason}.{uuid.uuid4().hex[:8]}")
+        return self.aside_path(f"{task}.{reason}.{new_id('folder', 8)}")
 
     def aside(self, task: str) -> list[Path]:
         """Directories set aside for a task, the oldest first."""
@@ -183,20 +182,20 @@ class StateDir:
     def mending_path(self, task: str, part: str) -> Path:
         """A free path for a part of a damaged task's replacement; the caller makes the folder."""
         path = self.path / MENDING_FOLDER / f"{task}.{part}"
-        shutil.rmtree(path, ignore_errors=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        files.clear(path)
+        files.make_folder(path.parent, exist_ok=True)
         return path
 
     def copying_path(self, task: str) -> Path:
         """A free path for a copy of a task on its way to or from a storage; the caller makes and removes the folder."""
         folder = self.path / COPYING_FOLDER
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder / f"{task}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        files.make_folder(folder, exist_ok=True)
+        return folder / f"{task}.{process_id()}-{new_id('folder', 8)}"
 
     def drop_copies(self, pid: int) -> None:
         """Delete the copies of tasks that a process left which has ended: a killed one removes none itself."""
         for path in (self.path / COPYING_FOLDER).glob(f"*.{pid}-*"):
-            shutil.rmtree(path, ignore_errors=True)
+            files.clear(path)
 
     def drop_aside(self, task: str) -> list[Path]:
         """Delete the directories set aside for a task, whose replacement is whole now; returns their paths.
@@ -207,7 +206,7 @@ class StateDir:
         for path in self.aside(task):
             if not (path / KEEP).exists():
                 try:
-                    shutil.rmtree(path)
+                    files.remove_tree(path)
                 except OSError as error:  # such as a read-only mount: the task is whole, and must not end for this
                     about = as_event("aside_stays", task=task, path=str(path))
                     logger.warning("%s is not needed any more and cannot be removed: %s", path, error, extra=about)
@@ -217,8 +216,8 @@ class StateDir:
             # Under the task's own name, without which no command opens it.
             kept = self.path / KEPT_FOLDER / path.name / task
             with told("keeping rows that may be nowhere else", kept):
-                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.rename(kept)
+                files.make_folder(kept.parent, parents=True, exist_ok=True)
+                files.rename(path, kept)
             logger.warning(
                 "task %s is whole again by its log; its former rows, which may be nowhere else, stay in %s until they "
                 "are removed by hand",
@@ -232,27 +231,34 @@ class StateDir:
     def take_back(self, directory: Path, task: str) -> None:
         """Put a directory that was set aside back in its place, which is free."""
         with told("putting a task back in place", directory):
-            (directory / KEEP).unlink(missing_ok=True)
-            directory.rename(self.task_path(task))
+            files.remove(directory / KEEP, missing_ok=True)
+            files.rename(directory, self.task_path(task))
 
     def keep_aside(self, directory: Path) -> None:
         """Note that a directory set aside is to be kept when its replacement is whole."""
         with told("keeping rows that may be nowhere else", directory):
-            write_atomically(directory / KEEP, "rows that may be nowhere else: removed by hand alone\n")
+            files.write_atomically(directory / KEEP, "rows that may be nowhere else: removed by hand alone\n")
 
     def close(self) -> None:
         """Release the lock. Closing twice is fine."""
         if self._lock >= 0:
-            if not self._lent:
-                os.ftruncate(self._lock, 0)  # so that no reader takes this process, should it live on, for the owner
-            self._let_go()
+            try:
+                if not self._lent:
+                    # So that no reader takes this process, should it live on, for the owner.
+                    files.truncate(self._lock, self.path / "LOCK")
+            except OSError as error:  # of a disk that takes no change: the lock, which counts, is released all the same
+                logger.warning(
+                    "%s/LOCK keeps the id of this process: %s", self.path, error, extra=as_event("lock_kept")
+                )
+            finally:
+                self._let_go()
 
     def _let_go(self) -> None:
         handle, self._lock = self._lock, -1  # first: another file may soon have this number
         try:
             # A program without our hooks may have forked, and would keep the lock; but so are workers to keep it.
             if not self._shared:
-                fcntl.flock(handle, fcntl.LOCK_UN)
+                files.unlock(handle, self.path / "LOCK")
         finally:
             os.close(handle)
 
@@ -266,13 +272,12 @@ class StateDir:
         path = self.path / "LOCK"
         with forks.taking:
             # Kept before it is locked: an exception of a signal handler may come after either call.
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._lock = files.open_handle(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             forks.dies_in_child(self)
         try:
-            # flock, not fcntl's record locks: it belongs to the handle, so workers inherit it with the handle.
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
+            files.lock(self._lock, path)
+            files.truncate(self._lock, path)
+            os.pwrite(self._lock, f"pid {process_id()}\n".encode(), 0)
         except BlockingIOError:
             # Not the note in the file: its process may have ended, and one that it lent the lock to may have it.
             holder, those = held_by(self._lock)
@@ -289,8 +294,8 @@ class StateDir:
         kept = kept_instance(self.path)
         if kept:
             return kept
-        instance_id = uuid.uuid4().hex[:12]
-        write_atomically(path, instance_id + "\n")
+        instance_id = new_id("instance", 12)
+        files.write_atomically(path, instance_id + "\n")
         return instance_id
 
 
@@ -449,38 +454,10 @@ def write_marker(directory: Path, app: str, task: str | None) -> None:
     """Write the format marker, before the first byte of data."""
     if not (directory / MARKER).exists():
         fields = {"format": MARKER_FORMAT, "app": app, "task": task}
-        write_atomically(directory / MARKER, json.dumps(fields) + "\n")
+        files.write_atomically(directory / MARKER, json.dumps(fields) + "\n")
 
 
 def written_name(name: str) -> str:
     """The final name of a file that a kill of `write_atomically` left under its temporary name; else `name`."""
     found = _TEMPORARY.fullmatch(name)
     return name if found is None else found[1]
-
-
-def write_atomically(path: Path, text: str, *, mode: int = 0o666, group: str | None = None) -> None:
-    """Replace a small file so that a crash leaves the old one or the new one, never half of it.
-
-    `mode` is that of the new file, under the umask; `group` owns it, from before the file has its name.
-    """
-    # An unpredictable name, and O_EXCL, which follows no link: else a planted link would lead the write elsewhere.
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode if group is None else 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            if group is not None:
-                shutil.chown(temporary, group=group)
-                os.fchmod(handle, mode)  # by the caller's choice of a group, the umask does not apply
-            os.fsync(handle)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # Without this sync a loss of power may undo the rename.
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

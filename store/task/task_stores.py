@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from standfast.store import files
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, Part, WriteBuffer
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
@@ -30,8 +31,9 @@ from standfast.store.file_errors import NoRoom, told
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import hidden_row
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import StoreSpec, as_stored, definition_changes
@@ -55,7 +57,6 @@ from standfast.store.types.segments import store_of_family
 from standfast.store.types.typed import FamilyRows, LoggedRecord, TypedStore
 
 AnyStore = TypedStore[Any, Any, Any]
-
 
 WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
 # So many new families cost less by another opening that creates all (measured: 30 ms) than one by one (6 ms each).
@@ -480,15 +481,14 @@ class TaskStores:
 
     def stalled_ms(self) -> int:
         """Milliseconds for which the database, one for all stores of a task, held writes back since its opening."""
-        return self.engine.stalled_ms() if isinstance(self.engine, RocksEngine) else 0
+        return self.engine.stalled_ms()
 
     def checkpoint(self, directory: Path) -> None:
         """Write an openable copy of all committed rows, without stores in memory, to a new directory."""
         self._check_usable()
-        engine = self.engine
-        if not isinstance(engine, RocksEngine):
+        if not self.engine.durable:
             raise InvalidRequest(f"task {self.task} has no files to copy: its stores are in memory")
-        engine.checkpoint(directory)
+        self.engine.checkpoint(directory)
         definitions_file.keep(directory, {name: spec.placed_definition() for name, spec in self.specs.items()})
 
     def restoring(self, on: bool) -> None:
@@ -533,11 +533,11 @@ class TaskStores:
             return MemoryEngine()
         with told(f"opening task {self.task}", self.directory):
             check_marker(self.directory, app, self.task)
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_folder(self.directory, parents=True, exist_ok=True)
             write_marker(self.directory, app, self.task)
         if self._whole_wal and not self._careful:
             refuse_damaged_wal(self.directory, every_byte=False)
-        return RocksEngine(
+        return open_engine(
             self.directory,
             shared=shared,
             careful=self._careful,
@@ -615,7 +615,7 @@ class TaskStores:
         # A store leaves the record before its rows are dropped and enters it again after that, so that at every crash
         # the rows of a store in the record are its own.
         if (dead and kept != stored) or unsure:
-            self._record(cut, kept)
+            self._record(cut, kept, {})
         for family in dead:
             self.engine.drop_family(family)
         for name in sorted(stored.keys() - declared.keys()):
@@ -631,17 +631,17 @@ class TaskStores:
     def _record(
         self, cut: CommitRecord, definitions: Mapping[str, Any], copying: Mapping[str, str] | None = None
     ) -> None:
-        mark = encode_copying(copying) if copying else None
         record = {
             CUT_KEY: replace(cut, task=self.task).encode(),
             STORES_KEY: encode_definitions(definitions),
-            INGESTING_KEY: mark,
+            INGESTING_KEY: encode_copying(copying) if copying else None,
         }
-        durable = self.engine.durable
-        if durable:
+        if self.engine.durable:
             definitions_file.forget_other(self.directory, definitions)
         self.engine.write({DEFAULT_FAMILY: record})
-        if durable:
+        if copying is not None:  # rows are dropped next: a drop survives a loss of power, a write only after a flush
+            self.engine.flush(DEFAULT_FAMILY)
+        if self.engine.durable:
             definitions_file.keep(self.directory, definitions)
 
     def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from standfast.store.specs import K, V, VersionedStore
 from standfast.store.types.segments import versioned_segment_interval_ms
 from standfast.store.types.typed import OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow, TypedStore
 from standfast.store.types.versioned_put import History, put_version
-from standfast.store.versioned_row import (
+from standfast.store.types.versioned_row import (
     LATEST_PREFIX,
     SegmentRow,
     latest_key,

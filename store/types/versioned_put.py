@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED
-from standfast.store.versioned_row import SegmentRow, latest_key, pack_latest, segment_key, unpack_latest
+from standfast.store.types.versioned_row import SegmentRow, latest_key, pack_latest, segment_key, unpack_latest
 
 
 class RowSpace(Protocol):

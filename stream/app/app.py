@@ -14,34 +14,43 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
 from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.listeners import Listener
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
-from standfast.store.arguments import checked, is_whole, list_problems, path_problems, refuse
+from standfast.store.arguments import checked, is_whole, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic
 from standfast.store.process.interrupts import Apart, Flag
 from standfast.store.process.parent import lent_channel
+from standfast.store.process.threads import THREADS, Threads
 from standfast.store.rows import VALUE_MAX_BYTES
-from standfast.store.serde import Serde, serde_problems
+from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
+from standfast.stream.app.app_settings import (
+    argument_problems,
+    check_kinds,
+    check_numbers,
+    interval_of,
+    setting_problems,
+    with_placement,
+)
 from standfast.stream.app.producer import Producer, formats_of
-from standfast.stream.deaths.death_notes import note_former_deaths
+from standfast.stream.app.rounds import Rounds, closing_after
 from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.dsl.ways import APP, no_step
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
+from standfast.stream.runtime.call_loop import CallLoop
 from standfast.stream.runtime.group_consumers import GroupConsumers
 from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.runtime.runner import RunnerSettings
@@ -118,6 +127,7 @@ class App:
 
     program: Program | None = None  # runs this program again for workers; None: the command that started this process
     _wishes: deque[str] | None = None  # of a worker process, for its supervisor
+    _rounds: Rounds | None = None  # once poll_once() was called
 
     def __init__(
         self,
@@ -144,16 +154,16 @@ class App:
         **settings: Unpack[SessionOptions],
     ) -> None:
         check_name("application", name)
-        refuse(_setting_problems(settings))
-        found = _argument_problems(stores, listeners, default_key_serde, default_value_serde)
+        refuse(setting_problems(settings))
+        found = argument_problems(stores, listeners, default_key_serde, default_value_serde)
         found += [] if state_dir is None else path_problems("state_dir", state_dir)
         refuse([*found, *workers_problems(workers)] or twice_problems(stores := tuple(stores)))
-        _check_kinds(log, log_format, restart, create_topics=create_topics, tracing=tracing)
+        check_kinds(log, log_format, restart, create_topics=create_topics, tracing=tracing)
         if log is not None:
             log = with_settings(log, settings.get("kafka"))
-        _check(
+        check_numbers(
             stream_time,
-            (("watermark_interval_ms", watermark_interval_ms, 0), *_interval_of(commit_interval_ms)),
+            (("watermark_interval_ms", watermark_interval_ms, 0), *interval_of(commit_interval_ms)),
             (
                 ("linger_ms", linger_ms, 0),
                 ("batch_bytes", batch_bytes, 1),
@@ -170,7 +180,7 @@ class App:
         self.clock: Clock = clock or SystemClock()
         self.drops = Drops(self.clock)
         self.stores = tuple(stores)
-        self.settings = _placed(settings)
+        self.settings = with_placement(settings)
         self.discovery_interval_ms = settings.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
         self.create_topics = create_topics
         self.workers: Workers = workers
@@ -208,13 +218,13 @@ class App:
         options = cast("SessionOptions", {**self.settings, **{key: given[key] for key in given.keys() - own.keys()}})
         own |= {key: given[key] for key in given.keys() & own.keys()}
         state_dir: Any = own["state_dir"]
-        refuse(_setting_problems(options))
+        refuse(setting_problems(options))
         refuse([] if state_dir is None else path_problems("state_dir", state_dir))
         refuse(workers_problems(own["workers"]))
-        _check_kinds(own["log"], own["log_format"], None)
-        _check(self.stream_time, _interval_of(cast("int | None", own["commit_interval_ms"])))
+        check_kinds(own["log"], own["log_format"], None)
+        check_numbers(self.stream_time, interval_of(cast("int | None", own["commit_interval_ms"])))
         log: Any = own["log"]
-        self.settings, self._state_dir = _placed(options), state_dir
+        self.settings, self._state_dir = with_placement(options), state_dir
         self._log_address = None if log is None else with_settings(log, options.get("kafka"))
         self.commit_interval_ms = cast("int | None", own["commit_interval_ms"])
         self.log_format, self.workers = cast("Any", own["log_format"]), cast("Any", own["workers"])
@@ -378,19 +388,49 @@ class App:
             inject=None if self.tracing is None else self.tracing.inject,
         )
 
-    def open(self) -> Session:
-        """Open the session (state directory, log, membership); run() does this too."""
+    def open(self, *, background: bool = True) -> Session:
+        """Open the session (state directory, log, membership); run() does this too.
+
+        background  whether restores, standbys, the lease and snapshots run in threads; False: no thread is started, and
+                    poll_once() does all of it, several times within `lease_ms`; `http_port` is not opened then
+        """
+        if not isinstance(background, bool):
+            raise BadConfig([f"open: background must be True or False, not {background!r:.100}"])
         if self.session is None:
             assembled = self.assemble(starts=True)
             log, state_dir = self.places()
 
             def opens() -> Session:
-                self.session = self.open_session(assembled, log, state_dir, self.clock)
+                self.session = self.open_session(assembled, log, state_dir, self.clock, background=background)
                 return self.session
 
             # Apart, with the assignment: an exception of a signal handler must not lose an open session.
-            return self._apart.run(opens)
+            return self._apart.run(opens) if background else opens()
         return self.session
+
+    def poll_once(self, timeout_ms: int = 0) -> int:
+        """One round of what run() does, after open(): of the tasks, and of the session where it has no threads.
+
+        Returns the number of processed records, and waits for the first one for `timeout_ms` at most. Raises the error
+        of a task that is given up: close() is all that is left then.
+        """
+        if not is_whole(timeout_ms):
+            raise InvalidRequest(f"poll_once: timeout_ms must be whole milliseconds, not {timeout_ms!r:.100}")
+        return self._begun().poll_once(timeout_ms)
+
+    def _begun(self) -> Rounds:
+        if self._rounds is None:
+            if self.session is None or self._assembled is None:
+                raise InvalidRequest(f"application {self.name!r} is not open: call open() before poll_once()")
+            self._rounds = Rounds(self, self.session, partial(self.make_loop, self.session, self._assembled))
+        return self._rounds
+
+    def close(self) -> None:
+        """Commit all processed records, end all tasks and close the session, as at the end of run(); twice is fine.
+
+        After an error of poll_once() nothing more is committed.
+        """
+        self._end(commit=True)
 
     def assemble(self, *, starts: bool = False) -> Assembled:
         """Check the program against the topics of its log, and number its tasks. Raises BadConfig.
@@ -461,7 +501,7 @@ class App:
         session.counters.dropped = self.drops.counts
         return session
 
-    def runner_settings(self, assembled: Assembled, clock: Clock) -> RunnerSettings:
+    def runner_settings(self, assembled: Assembled, clock: Clock, threads: Threads = THREADS) -> RunnerSettings:
         """The settings that the runners of this application's tasks share."""
         return RunnerSettings(
             clock,
@@ -473,6 +513,7 @@ class App:
             assembled.event_time,
             assembled.outputs,
             tracing=self.tracing,
+            calls=CallLoop(threads),
         )
 
     def run(self, *, workers: Workers | None = None) -> None:
@@ -531,19 +572,27 @@ class App:
                 signal.signal(number, handler)
 
     def _run_caught(self) -> None:
+        ended = False
+        with closing_after(f"application {self.name}", lambda: self._end(commit=ended)):
+            session = self.open()
+            if self.settings.get("placement") == "static" and not session.all_tasks():
+                raise InvalidRequest(
+                    f'application {self.name!r} has no task to run: with placement="static" name this instance\'s '
+                    "tasks before run(), as in app.open().assign(active=[...], standby=[...])"
+                )
+            self._told_start(session.instance_id, session.state_path)
+            self._begun()
+            while not self._stop.is_set():
+                self.poll_once(POLL_MS)
+            ended = True
+
+    def _end(self, *, commit: bool) -> None:
+        """End the rounds and close the session. Not after an error with a commit."""
         try:
-            with _closing(f"application {self.name}", self._release):
-                session = self.open()
-                if self.settings.get("placement") == "static" and not session.all_tasks():
-                    raise InvalidRequest(
-                        f'application {self.name!r} has no task to run: with placement="static" name this instance\'s '
-                        "tasks before run(), as in app.open().assign(active=[...], standby=[...])"
-                    )
-                note_former_deaths(session)  # before the loop's own words take their place
-                self._told_start(session.instance_id, session.state_path)
-                assembled = self._assembled
-                assert assembled is not None
-                self._work(session, assembled)
+            with closing_after(f"application {self.name}", self._release):
+                rounds, self._rounds = self._rounds, None
+                if rounds is not None:
+                    rounds.close(commit=commit)
         finally:
             try:
                 self._release()  # again, where a signal handler has broken off the first call
@@ -585,7 +634,7 @@ class App:
         )
         self.supervisor = supervisor
         self._told_start(supervisor.instance_id, supervisor.state_path, workers)
-        with _closing(f"application {self.name}", supervisor.close):
+        with closing_after(f"application {self.name}", supervisor.close):
             runners = self.runner_settings(assembled, self.clock)
             discovery = SourceDiscovery(supervisor, assembled.topology, runners, self.discovery_interval_ms, self.clock)
             consumers = GroupConsumers(supervisor.log.admin, self.name, self.clock)
@@ -599,7 +648,7 @@ class App:
 
     def make_loop(self, session: Session, assembled: Assembled) -> Loop:
         """The loop over the tasks of a session; for run() and for worker processes."""
-        runners = self.runner_settings(assembled, self.clock)
+        runners = self.runner_settings(assembled, self.clock, session.threads)
         return Loop(
             session,
             assembled.topology,
@@ -612,17 +661,6 @@ class App:
             sources=self.source_runs,
             discovery=SourceDiscovery(session, assembled.topology, runners, self.discovery_interval_ms, self.clock),
         )
-
-    def _work(self, session: Session, assembled: Assembled) -> None:
-        loop = self.make_loop(session, assembled)
-        consumers = GroupConsumers(session.log.admin, self.name, self.clock)
-        with _closing(f"tasks of application {self.name}", loop.close):
-            while not self._stop.is_set():
-                loop.paused = self.paused
-                loop.poll_once(POLL_MS)
-                consumers.poll()
-            # Not after an error: for a task that is given up, the loop has committed the others already.
-            loop.commit_all()
 
     def stop(self) -> None:
         """Make run() end; may be called from any thread, and in a worker process, too: the whole instance ends."""
@@ -720,68 +758,3 @@ def open_telemetry(app: str, log: str | None) -> Tracing:
             ["tracing=True needs the library 'opentelemetry', which is not installed: pip install 'standfast[otel]'"]
         ) from error
     return OpenTelemetry(app, KAFKA if (log or "").startswith("kafka:") else EMBEDDED)
-
-
-def _argument_problems(stores: object, listeners: object, key: object, value: object) -> list[str]:
-    return [
-        *list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]"),
-        *list_problems("listeners", listeners, Listener, "[MyListener()]"),
-        *serde_problems(default_key_serde=key, default_value_serde=value),
-    ]
-
-
-def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
-    """Problems of a session's settings that are wrong for any application."""
-    if settings.get("placement", "managed") not in ("managed", "static", "shared"):
-        return [f'placement of an App is "managed" or "static", not {settings["placement"]!r:.100}']
-    try:
-        return SessionSettings.of(settings).problems()
-    except BadConfig as error:
-        return list(error.problems)
-
-
-def _placed(settings: SessionOptions) -> SessionOptions:
-    """The settings with the placement of applications, of which "shared" is an earlier name."""
-    return {**settings, "placement": "static" if settings.get("placement") == "static" else "managed"}
-
-
-def _check_kinds(log: object, log_format: object, restart: object, **flags: object) -> None:
-    """Raise BadConfig for a value of another kind than its setting takes."""
-    for flag, given in flags.items():
-        if not isinstance(given, bool):
-            raise BadConfig([f"{flag} must be True or False, not {given!r:.100}"])
-    if log_format is not None and log_format not in get_args(LogFormat):
-        raise BadConfig([f"log_format must be {' or '.join(get_args(LogFormat))}, not {log_format!r:.100}"])
-    if log is not None and not isinstance(log, str):
-        raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
-    if restart is not None and not isinstance(restart, RestartStrategy):
-        raise BadConfig([f"restart must be a strategy such as standfast.FixedDelay(3, 1000), not {restart!r:.100}"])
-
-
-def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None:
-    problems = []
-    if stream_time not in get_args(Policy):
-        problems.append(f"stream_time must be one of {', '.join(get_args(Policy))}, not {stream_time!r}")
-    for name, number, least in chain.from_iterable(numbers):
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            problems.append(f"{name} must be a whole number of at least {least}, not {number!r}")
-    if problems:
-        raise BadConfig(problems)
-
-
-def _interval_of(given_ms: int | None) -> tuple[tuple[str, int, int], ...]:
-    return () if given_ms is None else (("commit_interval_ms", given_ms, 1),)
-
-
-@contextmanager
-def _closing(what: str, close: Callable[[], None]) -> Iterator[None]:
-    """Close at the end. After an error, an error of closing is only logged: the first one stays the reason."""
-    try:
-        yield
-    except BaseException:
-        try:
-            close()
-        except Exception:  # noqa: BLE001 - see above
-            logger.exception("%s: closing failed, after the error that ends it", what, extra=as_event("close_failed"))
-        raise
-    close()

@@ -1,4 +1,4 @@
-"""The event loop that runs the calls of asynchronous steps: one thread for all tasks of an application.
+"""The event loop that runs the calls of asynchronous steps, of all tasks of an application, in a thread of its own.
 
     begin(calls)   ──> event loop: at most `parallel` of a step at once; attempt, time-out, pause, next attempt
                                    ──> call.ended, step.ended(call)
@@ -6,6 +6,8 @@
     wait(ms)           until a call has ended
     check()            sends a beat every 100 ms; one without an answer: a function blocks the event loop, and the log
                        has its line
+
+Without threads the event loop takes some turns in each `wait` and `check`, and its time is that of the session's clock.
 
 Rules of this file: it touches no task and no store. The thread starts with the first call. An error of a call is kept
 in the call; nothing that a user's function raises ends the thread. A thread that is blocked for `BLOCKED_MAX_MS` is
@@ -15,44 +17,48 @@ abandoned, with an error for the tasks whose calls it has; the next call starts 
 from __future__ import annotations
 
 import inspect
-import random
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import as_event, logger
+from standfast.store.outside import random_number
 from standfast.store.process.interrupts import Flag
+from standfast.store.process.threads import THREADS, Running, Threads
 from standfast.store.timestamps import duration_text
 from standfast.stream.topology.calls import CALL, Call, CallStep
 
 if TYPE_CHECKING:
     import asyncio
 
-NS_PER_MS = 1_000_000
 CANCEL_MS = 5_000  # that a function may take to end once it is cancelled
 BEAT_MS = 100
 BLOCKED_MS = 250  # in one function, without an answer to a beat: it blocks the event loop
 BLOCKED_MAX_MS = 30_000
 LOG_EVERY_MS = 10_000
 START_MAX_MS = 60_000  # for an asynchronous init
+STEP_MS = 50  # between two looks at a coroutine that is waited for
+TURNS = 8  # of an event loop without a thread: one await in a function takes some
 
 
 class CallLoop:
-    """Runs coroutines on a thread of its own. All methods are for the thread of the application's loop."""
+    """Runs coroutines. All methods are for the thread of the application's loop. `clock` moves with its waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads = THREADS) -> None:
+        self.clock = threads.clock
+        self._threads = threads
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Running | None = None
         self._arrived = Flag()
-        self._beat_ns = 0  # when the oldest unanswered beat was sent; 0: there is none
-        self._beaten_ns = 0
-        self._logged_ns = -LOG_EVERY_MS * NS_PER_MS
+        self._beat_ms = 0  # when the oldest unanswered beat was sent; 0: there is none
+        self._beaten_ms = 0
+        self._logged_ms = -LOG_EVERY_MS
         self._suspect = 0  # id of the frame that the thread was in when a beat had no answer, and since when
-        self._suspect_ns = 0
+        self._suspect_ms = 0
 
     # --- for tasks ---
 
@@ -68,7 +74,7 @@ class CallLoop:
 
     def wait(self, wait_ms: float) -> None:
         """Wait until a call has ended since the last wait, for at most so many milliseconds."""
-        self._arrived.wait(max(wait_ms, 0) / 1_000)
+        self._wait(self._arrived, wait_ms)
         self._arrived.clear()
 
     def check(self, what: Callable[[], str]) -> None:
@@ -76,26 +82,27 @@ class CallLoop:
 
         `what` names the calls that wait. To be called often while there are any; mostly it costs a comparison.
         """
-        loop, thread, now_ns = self._loop, self._thread, measured_ns()
+        loop, thread, now_ms = self._loop, self._thread, self.clock.monotonic_ms()
         if loop is None or thread is None:
+            self._turn()
             return
         if not thread.is_alive():
             self._abandon()
             raise InternalError(f"the event loop of asynchronous steps has ended by itself ({what()})")
-        if not self._beat_ns:
-            if now_ns - self._beaten_ns >= BEAT_MS * NS_PER_MS:
-                self._beat_ns = now_ns
+        if not self._beat_ms:
+            if now_ms - self._beaten_ms >= BEAT_MS:
+                self._beat_ms = now_ms
                 loop.call_soon_threadsafe(self._answer)
             return
-        if now_ns - self._beat_ns < BEAT_MS * NS_PER_MS:
+        if now_ms - self._beat_ms < BEAT_MS:
             return
         frame = _function_of(thread)
         # The same function at two looks: on a busy machine the thread may only not have been scheduled yet.
         if frame is None or id(frame) != self._suspect:
-            self._suspect, self._suspect_ns = id(frame), now_ns
+            self._suspect, self._suspect_ms = id(frame), now_ms
             return
-        blocked_ms = (now_ns - self._beat_ns) // NS_PER_MS
-        if now_ns - self._suspect_ns < BLOCKED_MS * NS_PER_MS:
+        blocked_ms = now_ms - self._beat_ms
+        if now_ms - self._suspect_ms < BLOCKED_MS:
             return
         text = (
             f"a function blocks the event loop of asynchronous steps, for {duration_text(blocked_ms)} now, at "
@@ -105,8 +112,8 @@ class CallLoop:
         if blocked_ms >= BLOCKED_MAX_MS:
             self._abandon()
             raise InvalidRequest(text)
-        if now_ns - self._logged_ns >= LOG_EVERY_MS * NS_PER_MS:
-            self._logged_ns = now_ns
+        if now_ms - self._logged_ms >= LOG_EVERY_MS:
+            self._logged_ms = now_ms
             logger.warning("%s", text, extra=as_event("event_loop_blocked", blocked_ms=blocked_ms, at=_place(frame)))
 
     def run(self, work: Coroutine[Any, Any, None], what: str, max_ms: int, step: Callable[[], None]) -> None:
@@ -116,12 +123,12 @@ class CallLoop:
         """
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(_guarded(work), loop)
-        until_ns = measured_ns() + max_ms * NS_PER_MS
+        until_ms = self.clock.monotonic_ms() + max_ms
         done = Flag()
         future.add_done_callback(lambda _: done.set())
-        while not done.wait(0.05):
+        while not self._wait(done, STEP_MS):
             step()
-            if measured_ns() >= until_ns:
+            if self.clock.monotonic_ms() >= until_ms:
                 future.cancel()
                 raise InvalidRequest(
                     f"{what} has not ended after {duration_text(max_ms)}{self._where()}: make it end sooner"
@@ -133,7 +140,10 @@ class CallLoop:
     def close(self) -> None:
         """End the thread; calls that still run are cancelled. Closing twice is fine."""
         loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+        if loop is None:
+            return
+        if thread is None:
+            self._finish(loop)
             return
         loop.call_soon_threadsafe(loop.stop)
         thread.join((CANCEL_MS + 1_000) / 1_000)
@@ -153,11 +163,48 @@ class CallLoop:
         import asyncio
 
         if self._loop is None:
-            self._loop = loop = asyncio.new_event_loop()
-            # A daemon, so that a function that never ends does not keep the process.
-            self._thread = threading.Thread(target=_run, args=(loop,), name="standfast-calls", daemon=True)
-            self._thread.start()
+            loop = asyncio.SelectorEventLoop() if self._threads.stepped else asyncio.new_event_loop()
+            self._loop = loop
+            if self._threads.stepped:
+                loop.time = lambda: self.clock.monotonic_ms() / 1_000  # type: ignore[method-assign]
+            else:
+                # A daemon, so that a function that never ends does not keep the process.
+                self._thread = self._threads.start("standfast-calls", partial(_run, loop))
         return self._loop
+
+    def _wait(self, flag: Flag, wait_ms: float) -> bool:
+        """Wait for a flag that the event loop sets."""
+        self._turn()
+        if not self._threads.wait(flag, wait_ms):
+            self._turn()
+        return flag.is_set()
+
+    def _turn(self) -> None:
+        """Let an event loop without a thread take TURNS turns: each runs the callbacks that are ready or due."""
+        loop = self._loop
+        if loop is None or self._thread is not None:
+            return
+
+        def turned(left: int) -> None:
+            if left:
+                loop.call_soon(turned, left - 1)
+            else:
+                loop.stop()
+
+        loop.call_soon(turned, TURNS)
+        loop.run_forever()
+
+    def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End an event loop without a thread."""
+        left = asyncio.all_tasks(loop)
+        for one in left:
+            one.cancel()
+        until_ms = self.clock.monotonic_ms() + CANCEL_MS
+        while not all(one.done() for one in left) and self.clock.monotonic_ms() < until_ms:
+            self._wait(Flag(), STEP_MS)
+        self._loop = None
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
     def _abandon(self) -> None:
         loop, thread = self._loop, self._thread
@@ -165,10 +212,10 @@ class CallLoop:
             # Once its function returns, the thread cancels all calls and ends: other calls replace them by then.
             loop.call_soon_threadsafe(loop.stop)
         self._loop = self._thread = None
-        self._beat_ns = self._beaten_ns = 0
+        self._beat_ms = self._beaten_ms = 0
 
     def _answer(self) -> None:
-        self._beaten_ns, self._beat_ns = measured_ns(), 0
+        self._beaten_ms, self._beat_ms = self.clock.monotonic_ms(), 0
 
     def _create(self, calls: Sequence[Call]) -> None:
         for call in calls:
@@ -248,7 +295,7 @@ async def _attempts(call: Call) -> None:
                 error.add_note(f"in attempt {call.attempts} of {settings.retries + 1}")
             raise error
         call.retries += 1
-        await asyncio.sleep(settings.pause_ms(call.attempts, random.random()) / 1_000)
+        await asyncio.sleep(settings.pause_ms(call.attempts, random_number("retry")) / 1_000)
 
 
 async def _attempt(call: Call) -> BaseException | None:
@@ -318,7 +365,7 @@ def _waiting_at(attempt: asyncio.Task[Any]) -> FrameType | None:
     return found
 
 
-def _function_of(thread: threading.Thread) -> FrameType | None:
+def _function_of(thread: Running) -> FrameType | None:
     """The frame of the user's function that the event loop's thread executes; None while it executes none."""
     frame = sys._current_frames().get(thread.ident or 0)
     found = None

@@ -6,18 +6,20 @@
 
 Rules of this file: the loop's thread alone calls it, and the pool makes nothing but the calls that the steps hand out.
 A task with a commit under way must be left alone until that has ended. On a log of this machine (`Log.remote` is False)
-a call takes less than a change of threads, and its writers exclude each other: all steps run at once, in the loop.
+a call takes less than a change of threads, and its writers exclude each other: all steps run at once, in the loop. In a
+session without threads each step of the loop makes one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock
+from standfast.store.process.threads import THREADS, Threads
 from standfast.stream.runtime.commit_pace import MOST_ROOM, CommitPace
 from standfast.stream.steps import LogCall, Steps, run_steps
 from standfast.stream.topology.nodes import SubTopology
@@ -42,12 +44,13 @@ class Flight:
 class Commits:
     """Commits under way, one for each task at most, and together at most `room` of the pace."""
 
-    def __init__(self, clock: Clock, pace: CommitPace, *, remote: bool) -> None:
+    def __init__(self, clock: Clock, pace: CommitPace, *, remote: bool, threads: Threads = THREADS) -> None:
         self._clock = clock
         self._pace = pace
         self._remote = remote
         self._flights: dict[TaskId, Flight] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = threads
+        self._pool: Executor | None = None
 
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._flights
@@ -114,7 +117,7 @@ class Commits:
 
     def _submit(self, call: LogCall) -> Future[Any]:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(MOST_ROOM, "standfast-commit")
+            self._pool = self._threads.pool(MOST_ROOM, "standfast-commit")
         return self._pool.submit(call)
 
 

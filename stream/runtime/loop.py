@@ -26,7 +26,7 @@ from standfast.replication.lease.progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.record_limits import RecordRefused
-from standfast.store.clock import Clock, measured_ns
+from standfast.store.clock import Clock
 from standfast.store.errors import (
     BadConfig,
     Corruption,
@@ -105,7 +105,7 @@ class Loop:
         self._progress = runners.progress = session.progress
         self._pace = CommitPace(session.guarantee, commit_interval_ms)
         session.commit_interval_ms = lambda: self._pace.interval_ms
-        self._commits = Commits(clock, self._pace, remote=session.log.remote)
+        self._commits = Commits(clock, self._pace, remote=session.log.remote, threads=session.threads)
         self._before = groups_before(topology.groups)
         self._restart = restart
         self._batch_bytes = batch_bytes
@@ -182,7 +182,8 @@ class Loop:
 
     def _commit_all(self, tasks: Mapping[TaskId, RunningTask] | None = None) -> None:
         """Commit these tasks, by default all, once their calls have results, for which it waits."""
-        until_ns = measured_ns() + LAST_CALLS_MS * 1_000_000
+        clock = self._runners.calls.clock
+        until_ms = clock.monotonic_ms() + LAST_CALLS_MS
         waiting = dict(self._running if tasks is None else tasks)
         begun = {task_id for task_id in waiting if task_id in self._commits}
         while waiting:
@@ -201,7 +202,7 @@ class Loop:
                 self._commits.wait(CALL_WAIT_MS)
             for _, running in calling[:1]:
                 running.runner.wait_for_call(CALL_WAIT_MS)
-            if calling and measured_ns() >= until_ns:
+            if calling and clock.monotonic_ms() >= until_ms:
                 for task_id, running in calling:
                     logger.warning(
                         "task %s: %d calls have no result after %d ms, so that its last records are not committed and "

@@ -10,6 +10,7 @@
 
 Rules of this file: `stop` never waits, since `run` or `cancel` may hang; the caller gives up after a deadline of its
 own, and `hanging` names the line of the thread then. Threads are daemons: one that hangs does not keep the process.
+A session without threads has these all the same, since `run` waits by its nature; a simulator gives others.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from enum import Enum
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
-from standfast.store.process.interrupts import Flag, Monitor
+from standfast.store.process.interrupts import Flag
+from standfast.store.process.threads import THREADS, Running, Threads
 from standfast.stream.record import Record
 from standfast.stream.source import Source, SourceContext
 
 RECORDS_MAX = 1_000  # collected records that wait for the loop
+ROOM_WAIT_MS = 500  # between two looks for room, where no wake-up comes
 
 
 class RunState(Enum):
@@ -49,6 +52,7 @@ class SourceRun:
         position: int,
         clock: Clock,
         wake: Flag,
+        threads: Threads = THREADS,
     ) -> None:
         self.where = where
         self._source = source
@@ -56,19 +60,21 @@ class SourceRun:
         self._clock = clock
         self._wake = wake
         self._queue: deque[tuple[Record, int]] = deque()
-        self._changed = Monitor()
+        self._lock = threading.Lock()
+        self._room = Flag()
         self._stopped = Flag()
         self._error: BaseException | None = None
         self._returned = False
-        name = f"standfast-source-{place[0]}-{place[1]}"
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._canceller = threading.Thread(target=self._cancel, name=f"{name}-cancel", daemon=True)
+        self._name = f"standfast-source-{place[0]}-{place[1]}"
+        self._threads = threads
+        self._running: Running | None = None  # `run`
+        self._cancelling: Running | None = None  # `cancel`
 
     # --- the loop's side ---
 
     def start(self) -> None:
         """Begin `run` in its thread."""
-        self._thread.start()
+        self._running = self._threads.start(self._name, self._work)
 
     @property
     def state(self) -> RunState:
@@ -91,49 +97,49 @@ class SourceRun:
 
     def take(self, limit: int) -> list[tuple[Record, int]]:
         """Up to `limit` collected records."""
-        with self._changed:
+        with self._lock:
             taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
-            self._changed.notify_all()
+        self._room.set()
         return taken
 
     @property
     def error(self) -> Exception | None:
         """The error of a failed run, for the loop to raise; None until all that it collected before is taken."""
-        with self._changed:
+        with self._lock:
             failed = None if self._queue else self._error
         return None if failed is None else self._told(failed)
 
     def stop(self) -> None:
         """Cancel the run, without waiting for its end. Calling it again is fine."""
-        with self._changed:
+        with self._lock:
             if self._stopped.is_set():
                 return
             self._stopped.set()
             self._queue.clear()
-            self._changed.notify_all()
-        if self._thread.is_alive():
-            self._canceller.start()
+        self._room.set()
+        if _works(self._running):
+            self._cancelling = self._threads.start(f"{self._name}-cancel", self._cancel)
 
     @property
     def ended(self) -> bool:
         """Whether neither `run` nor `cancel` is at work any more."""
-        return not self._thread.is_alive() and not self._canceller.is_alive()
+        return not _works(self._running) and not _works(self._cancelling)
 
     def join(self, seconds: float) -> bool:
         """Wait for the end for so long; returns whether it has ended."""
-        for thread in (self._thread, self._canceller):
-            if thread.is_alive():
-                thread.join(seconds)
+        for one in (self._running, self._cancelling):
+            if one is not None and one.is_alive():
+                one.join(seconds)
         return self.ended
 
     def hanging(self) -> str:
         """The call that does not return, and the line that it is at."""
-        call, thread, ours = (
-            ("run()", self._thread, SourceRun._work)
-            if self._thread.is_alive()
-            else ("cancel()", self._canceller, SourceRun._cancel)
+        call, running, ours = (
+            ("run()", self._running, SourceRun._work)
+            if _works(self._running)
+            else ("cancel()", self._cancelling, SourceRun._cancel)
         )
-        frame = sys._current_frames().get(thread.ident or -1)
+        frame = sys._current_frames().get((running and running.ident) or -1)
         # The outermost frame of the application's own, which names the line of its `run` or `cancel`.
         while frame is not None and frame.f_back is not None and frame.f_back.f_code is not ours.__code__:
             frame = frame.f_back
@@ -149,23 +155,17 @@ class SourceRun:
 
     def put(self, record: Record, offset: int) -> None:
         """Hand a record over; waits while the queue is full."""
-        with self._changed:
-            while len(self._queue) >= RECORDS_MAX and not self._stopped.is_set():
-                self._changed.wait()
-            if self._stopped.is_set():
-                raise Closed(f"{self.where} was cancelled: return from run()")
-            if self._error is not None:
-                raise Closed(f"{self.where} failed before: return from run()")
-            self._queue.append((record, offset))
+        while not self._put(record, offset):
+            self._threads.wait(self._room, ROOM_WAIT_MS)
         self._wake.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until the run is cancelled."""
-        return self._stopped.wait(seconds)
+        return self._threads.wait(self._stopped, seconds * 1_000)
 
     def fail(self, error: BaseException) -> None:
         """Keep the first error, which the loop raises behind the records that were collected before it."""
-        with self._changed:
+        with self._lock:
             self._error = self._error or error
         self._wake.set()
 
@@ -174,6 +174,18 @@ class SourceRun:
         return self._clock.wall_ms()
 
     # --- inside ---
+
+    def _put(self, record: Record, offset: int) -> bool:
+        """Hand a record over if there is room."""
+        with self._lock:
+            if self._stopped.is_set():
+                raise Closed(f"{self.where} was cancelled: return from run()")
+            if self._error is not None:
+                raise Closed(f"{self.where} failed before: return from run()")
+            self._room.clear()
+            if has_room := len(self._queue) < RECORDS_MAX:
+                self._queue.append((record, offset))
+        return has_room
 
     def _work(self) -> None:
         try:
@@ -211,3 +223,7 @@ class SourceRun:
         told = InvalidRequest(f"{behind} ({type(error).__name__}: {error})")
         told.__cause__ = error
         return told
+
+
+def _works(one: Running | None) -> bool:
+    return one is not None and one.is_alive()

@@ -21,6 +21,7 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.process.interrupts import Flag
+from standfast.store.process.threads import THREADS
 from standfast.store.timestamps import duration_text
 from standfast.stream.runtime.inputs import OwnInput
 from standfast.stream.runtime.runner import TaskRunner
@@ -56,6 +57,7 @@ class SourceRuns:
     """The runs of one application. `cancel_timeout_ms`: how long a cancelled run may take to end."""
 
     def __init__(self, clock: Clock, cancel_timeout_ms: int = CANCEL_TIMEOUT_MS) -> None:
+        self.threads = THREADS
         self._clock = clock
         self._cancel_timeout_ms = cancel_timeout_ms
         self._wake = Flag()
@@ -78,7 +80,7 @@ class SourceRuns:
         for one in runner.own_inputs:
             place = (one.own.name, one.partition, one.own.partitions)
             where = f"source {one.own.name!r} of task {task}"
-            run = SourceRun(one.own.source.another(), where, place, one.consumed, self._clock, self._wake)
+            run = SourceRun(one.own.source.another(), where, place, one.consumed, self._clock, self._wake, self.threads)
             self._runs.setdefault(task, []).append(_Running(one, run))
             run.start()
             about = as_event("source_started", task=task, source=one.own.name, offset=one.consumed)
@@ -139,7 +141,7 @@ class SourceRuns:
 
     def wait(self, timeout_ms: int) -> None:
         """Wait until a source has collected something, or ended, or for so long."""
-        self._wake.wait(timeout_ms / 1_000)
+        self.threads.wait(self._wake, timeout_ms)
         self._wake.clear()
 
     def statistics(self) -> tuple[SourceStatistics, ...]:

@@ -23,12 +23,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.timestamps import duration_text
 from standfast.stream.record import Record
-from standfast.stream.runtime.call_loop import CANCEL_MS, NS_PER_MS, CallLoop
+from standfast.stream.runtime.call_loop import CANCEL_MS, CallLoop
 from standfast.stream.task.task import Task
 from standfast.stream.topology.calls import AsyncContext, Call, Calls, CallStep, Origin
 from standfast.stream.topology.processor import Forward, InHand, Processor
@@ -145,8 +144,9 @@ class TaskCalls:
         running = [call for queue in self._queues for call in queue.calls if call.begun and not call.ended]
         if running:
             self._loop.cancel(running)
-        until_ns = measured_ns() + (CANCEL_MS + SPARE_MS) * NS_PER_MS
-        while any(not call.ended for call in running) and measured_ns() < until_ns:
+        clock = self._loop.clock
+        until_ms = clock.monotonic_ms() + CANCEL_MS + SPARE_MS
+        while any(not call.ended for call in running) and clock.monotonic_ms() < until_ms:
             self._loop.wait(WAIT_MS)
             step()
         self._count_ended()

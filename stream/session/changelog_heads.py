@@ -28,14 +28,13 @@ from standfast.replication.topics.clocks import behind_ms, watched
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
-from standfast.store.process.interrupts import Flag
 from standfast.store.specs import StoreSpec
 from standfast.store.task.heads import is_headed
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
 
 INTERVAL_MS = 60_000
-LOOK_S = 1.0
+LOOK_MS = 1_000
 REST_MS = 10_000  # after an error of the log
 MOVES_MS = 600_000  # a standby that has not moved for so long is not waited for
 CHECKED_MS = 5_000  # a removal begins no later than this after the first of its checks
@@ -74,7 +73,7 @@ class ChangelogHeads:
         self._instance = instance
         self._tasks = tasks
         self._clock = clock
-        self._idle = read_only or not any(map(watched, specs))
+        self.idle = read_only or not any(map(watched, specs))  # there is nothing to do
         self._own: Group | None = None
         self._next_ms = clock.monotonic_ms() + INTERVAL_MS
         self._rests_until_ms = 0
@@ -90,22 +89,10 @@ class ChangelogHeads:
             self._own = self._log.group(self._app)
         return self._own
 
-    def background(self, stop: Flag) -> dict[str, Callable[[], None]]:
-        """The function for a thread of the session, by the thread's name; none if there is nothing to do."""
-        return {} if self._idle else {THREAD: lambda: self.run(stop)}
-
-    def run(self, stop: Flag) -> None:
-        """Do the work that is due, until `stop`."""
-        try:
-            while not stop.wait(LOOK_S):
-                self.poll()
-        finally:
-            self.close()
-
     def poll(self) -> None:
         """Do the work that is due. An error of the log is left to the next round."""
         now_ms = self._clock.monotonic_ms()
-        if self._idle or now_ms < self._rests_until_ms:
+        if self.idle or now_ms < self._rests_until_ms:
             return
         try:
             self._note_standbys(now_ms)

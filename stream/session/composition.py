@@ -20,11 +20,13 @@ from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
+from standfast.store.process.threads import Threads
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.counts import Downloads
+from standfast.stream.task.closing import Closings
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.opener import TaskOpener
 from standfast.stream.task.readiness import Readiness
@@ -57,6 +59,7 @@ def make_instance(
     counters: SessionCounters,
     progress: LeaseProgress,
     downloads: Downloads,
+    threads: Threads,
     buffer_bytes: Callable[[], int],
     learn_partitions: Callable[[], None],
 ) -> Instance:
@@ -78,12 +81,13 @@ def make_instance(
         progress=progress,
         snapshot_counts=counters.snapshots,
         downloads=downloads,
+        threads=threads,
     )
     # Where partitions are not known yet, changelogs are created when tasks are opened.
     if all(one.partitions for one in groups.values()):
         opener.ensure_topics(follow=follow)
     readiness = Readiness(
-        Restorer(log, listeners, reader("restore"), settings.bulk(), wake, clock),
+        Restorer(log, listeners, reader("restore"), settings.bulk(threads=not threads.stepped), wake, clock),
         Tailer(log, group, listeners, reader("standby"), clock),
         Gate(settings.gate),
         group,
@@ -92,18 +96,24 @@ def make_instance(
         clock=clock,
         counters=counters,
         progress=progress,
+        closings=Closings(threads),
     )
-    placement_topic = None
-    if settings.placement == "managed":
-        placement_topic = PlacementTopic(log, app, state.instance_id, clock, acceptable_lag=settings.acceptable_lag)
     return Instance(
         opener,
-        Writers(log, group, app, state.instance_id),
+        Writers(log, group, app, state.instance_id, threads),
         membership,
         readiness,
         settings,
         clock=clock,
         counters=counters,
         learn_partitions=learn_partitions,
-        placement_topic=placement_topic,
+        placement_topic=_placement_topic(log, app, state.instance_id, settings, clock, threads),
     )
+
+
+def _placement_topic(
+    log: Log, app: str, instance: str, settings: SessionSettings, clock: Clock, threads: Threads
+) -> PlacementTopic | None:
+    if settings.placement != "managed":
+        return None
+    return PlacementTopic(log, app, instance, clock, acceptable_lag=settings.acceptable_lag, waits=threads.clock)

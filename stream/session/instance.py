@@ -40,8 +40,8 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.log import as_event, logger
+from standfast.store.process.tracebacks import clear_frames
 from standfast.store.task.task_stores import Unwritten
-from standfast.store.tracebacks import clear_frames
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.local_part import LocalPart
 from standfast.stream.session.managed import ManagedPlacement

@@ -7,6 +7,8 @@
 Measured on two cores (docs/internals/restore.md, Take-over): a thread cannot renew while RocksDB replays a WAL or user
 code stays in a C call, since both hold the interpreter, for as long as they last.
 
+A session without threads has neither: `poll_once` renews, after each interval.
+
 Rules of this file: one thread, which starts the process and outlives it. Nothing is renewed for a process without
 progress (`replication/lease/renewal.py`).
 """
@@ -107,8 +109,8 @@ class LeaseKeeper:
     def begin(self, holder: LeaseHolder, group_name: str, group: Group) -> None:
         """Start renewing: the session has joined. `group` is the thread's own."""
         self._holder = (holder, group)
-        self._started.wait()
         if self._process is not None:
+            self._started.wait()
             self._process.renew(group_name, holder.member, self._lease_ms)
         self._began.set()
 
@@ -120,8 +122,8 @@ class LeaseKeeper:
                 self._process.start()
             self._started.set()
             self._began.wait()
-            while not self._stop.wait(renewal_interval_ms(self._holder_lease_ms) / 1_000):
-                self._round()
+            while not self._stop.wait(self.interval_ms() / 1_000):
+                self.renew()
         finally:
             self._started.set()
             if self._process is not None:
@@ -137,7 +139,12 @@ class LeaseKeeper:
     def _holder_lease_ms(self) -> int:
         return self._lease_ms if self._holder is None else self._holder[0].lease_ms
 
-    def _round(self) -> None:
+    def interval_ms(self) -> int:
+        """The time between two rounds."""
+        return renewal_interval_ms(self._holder_lease_ms)
+
+    def renew(self) -> None:
+        """One round, of the thread or of a session without threads: renew, unless the process does, or work stands."""
         now_ms, words = self._clock.monotonic_ms(), self.progress.words
         # Looked at in each round, also while the process renews: the stall is logged in this process.
         still = self._watch.look(self.progress.counts(), words[ALLOWED], now_ms)

@@ -12,9 +12,6 @@ and `follow.py` decide about the tasks of a member that is gone.
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -29,6 +26,7 @@ from standfast.replication.takeover import MemberPlan, Process
 from standfast.store.errors import BadConfig, Fenced, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.outside import host_name, new_id, process_id
 from standfast.store.task.state_dir import MARKER, LostInstance, StateDir
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.task.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
@@ -54,8 +52,8 @@ class Membership:
         self._keeper = keeper
         self._counters = counters
         self._joined = False
-        where = f"process {os.getpid()} on {socket.gethostname()}, {path}"
-        self._process = Process(secrets.token_hex(8), where[:WHERE_CHARS])
+        where = f"process {process_id()} on {host_name()}, {path}"
+        self._process = Process(new_id("process", 16), where[:WHERE_CHARS])
         self._before: Process | None = None  # the process that was this member when this one joined
         self._before_seen = 0
         self._written = ""  # the metadata that this process wrote last

@@ -12,8 +12,8 @@ write to the application's topics or groups. A deleted or recreated changelog is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict, Unpack
 
@@ -28,6 +28,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
+from standfast.stream.session.background import Repeated
 from standfast.stream.session.of_app import OF_APPLICATION
 from standfast.stream.session.session import Session
 from standfast.stream.session.session_tasks import ReadView
@@ -36,8 +37,8 @@ from standfast.stream.task.groups import TaskGroup, all_task_ids
 from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.states import GONE
 
-LOOK_AGAIN_S = 1.0
-LOOK_AGAIN_S_MAX = 60.0
+LOOK_AGAIN_MS = 1_000
+LOOK_AGAIN_MS_MAX = 60_000
 
 
 class ReplicaOptions(TypedDict, total=False):
@@ -60,6 +61,7 @@ class Replica(Session):
     """
 
     read_only = True
+    _look_ms = LOOK_AGAIN_MS
     _elsewhere = OF_APPLICATION
 
     def __init__(
@@ -181,19 +183,16 @@ class Replica(Session):
     def _open_log(self, address: str) -> Log:
         return ReadOnlyLog(super()._open_log(address))
 
-    def _background(self) -> dict[str, Callable[[], None]]:
-        return {"standfast-replication": self._run, "standfast-replica": self._run_look}
+    def _repeats(self) -> dict[str, Repeated]:
+        return {"standfast-replica": (lambda: self._look_ms, self._look)}
 
     def _waits(self) -> bool:
         return bool(self.missing())
 
-    def _run_look(self) -> None:
-        wait_s = LOOK_AGAIN_S
-        while not self._stop.wait(wait_s):
-            try:
-                wait_s = LOOK_AGAIN_S if self.look_again() else min(wait_s * 2, LOOK_AGAIN_S_MAX)
-            except (Closed, Unavailable):  # closed meanwhile, or stopped by an error of the replication thread
-                return
+    def _look(self) -> None:
+        # Closed: meanwhile; Unavailable: stopped by an error of the replication thread.
+        with suppress(Closed, Unavailable):
+            self._look_ms = LOOK_AGAIN_MS if self.look_again() else min(self._look_ms * 2, LOOK_AGAIN_MS_MAX)
 
 
 def task_groups(admin: LogAdmin, app: str, stores: Sequence[StoreSpec]) -> dict[int, TaskGroup]:

@@ -4,9 +4,9 @@
     session.assign(active=[0, 1], standby=[2, 3]); session.wait_ready(30)
     task = session.task(0); task.store("aircraft").put(...); task.commit(source_offsets={("flights", 0): 4712})
 
-Rules of this file: the public class, its lock and its threads (restore and standby work; the lease; log care). The
-application processes running tasks; the background thread does everything else. An error there is raised at the next
-call, never lost.
+Rules of this file: the public class, its lock and its background work (restores and standbys; the lease; log care). The
+application processes running tasks; the background work is everything else. An error there is raised at the next call,
+never lost.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Unpack
 
 from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
-from standfast.replication.log_care import run_care
+from standfast.replication.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
@@ -38,9 +37,11 @@ from standfast.store.names import few
 from standfast.store.process import forks
 from standfast.store.process.figures import Figures
 from standfast.store.process.interrupts import Apart, Flag, is_main, whole
+from standfast.store.process.tracebacks import letting_go
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.store.tracebacks import letting_go
+from standfast.stream.session import changelog_heads
+from standfast.stream.session.background import Background, Repeated
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
@@ -67,6 +68,7 @@ from standfast.stream.session.session_tasks import (
 )
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
 from standfast.stream.signatures import spelled_out
+from standfast.stream.snapshots import care as care_of_storage
 from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
@@ -93,6 +95,7 @@ GIVE_WAY_S = 0.001  # enough for a thread that waits for the lock to take it
 SOURCE_READER = "source"
 SOURCE_LOOK_MS = 20
 LEASE_THREAD = "standfast-lease"
+CARE_THREAD = "standfast-care"
 
 
 @checked(InvalidRequest)
@@ -107,7 +110,8 @@ class Session(Elsewhere, Closing):
     groups      for sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores` and
                 `partitions` (group 0)
     clock       source of times; None: the system's clock
-    background  whether restores, standbys and the lease run in threads of the session; False: in `poll_once` alone
+    background  whether restores, standbys, the lease and snapshots run in threads of the session; False: it has no
+                thread, and `poll_once` does all of it
     listeners   receive restores, standbys and commits from the start
 
     Raises BadConfig with every problem, Held if another process has the state directory, Unavailable if the log does
@@ -152,16 +156,14 @@ class Session(Elsewhere, Closing):
         self._lock = threading.RLock()  # reentrant: calls of the session use each other under it
         self._figures_lock = threading.Lock()
         self._wake = Flag()
-        self._stop = Flag()
         self._released = Flag()
-        self._fatal: BaseException | None = None
-        self._fatal_trace: TracebackType | None = None
+        self._background = Background(self.clock, threads=background)
+        self.threads = self._background.threads
         self._commits = TaskCommits()
-        self._threads: list[threading.Thread] = []
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._make_progress()
-        self._apart = Apart()
+        self._apart = Apart(threads=background)
         self._opening = threading.Lock()
         try:
             self._apart.run(lambda: self._open(log, state_dir, background))
@@ -177,8 +179,8 @@ class Session(Elsewhere, Closing):
             undo.callback(self._http.close)
             self._state = own_directory(state_dir, self.app, log, self._settings.kafka)
             undo.callback(self._undo_open)
-            leased = background and self._leased and not self.read_only
-            if leased:
+            leased = self._leased and not self.read_only
+            if leased and background:
                 self._keep_lease(log)  # its process connects while the log is opened
             self.disk = self._disk_guard(log)
             self.disk.look()
@@ -198,14 +200,18 @@ class Session(Elsewhere, Closing):
             self._heads = ChangelogHeads(*at, self.clock, read_only=self.read_only)
             if leased:
                 self._keeper.begin(self._instance.membership, self.app, self._lease_group)
+            if leased and not background:
+                self._background.repeat(LEASE_THREAD, self._keeper.interval_ms, self._keeper.renew)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
             self.external_consumer = ExternalConsumer(Host(self.app, self.log.address, self.clock, self._group, *tasks))
             # From here on `close` releases everything that the steps of `_undo_open` did, and the log too.
             undo.pop_all()
             undo.callback(self.close)
-            for name, run in self._background().items() if background else ():
-                self._start(name, run)
-            self._snapshots = self._snapshot_keeper(background)
+            if background:
+                self._background.start("standfast-replication", self._run)
+            for name, one in self._repeats().items():
+                self._background.repeat(name, *one)
+            self._snapshots = self._snapshot_keeper()
             self._http.open(self)
             undo.pop_all()
             self._opened_whole = True
@@ -231,13 +237,14 @@ class Session(Elsewhere, Closing):
     def _open_log(self, address: str) -> Log:
         return open_log(address, clock=self.clock, kafka=self._settings.kafka)
 
-    def _background(self) -> dict[str, Callable[[], None]]:
-        """The functions that run in threads of the session, by thread name."""
-        return {
-            "standfast-replication": self._run,
-            "standfast-care": lambda: run_care(self.log, self.clock, self._stop, self._log_is_mine),
-            **self._heads.background(self._stop),
+    def _repeats(self) -> dict[str, Repeated]:
+        """The background work that is done again after an interval, by thread name."""
+        found: dict[str, Repeated] = {
+            CARE_THREAD: (lambda: CARE_INTERVAL_MS, lambda: care(self.log, self.clock, self._log_is_mine))
         }
+        if not self._heads.idle:
+            found[changelog_heads.THREAD] = lambda: changelog_heads.LOOK_MS, self._heads.poll
+        return found
 
     def _make_instance(self) -> Instance:
         settings = self._settings
@@ -260,19 +267,24 @@ class Session(Elsewhere, Closing):
             counters=self.counters,
             progress=self.progress,
             downloads=self._downloads,
+            threads=self.threads,
             buffer_bytes=self._buffer_bytes,
             learn_partitions=self._learn_partitions,
         )
 
-    def _snapshot_keeper(self, background: bool) -> SnapshotKeeper | None:
+    def _snapshot_keeper(self) -> SnapshotKeeper | None:
         policy, keeper, counts = self._settings.snapshots, None, self.counters.snapshots
-        if policy is not None and background:
+        if policy is not None and not self.threads.stepped:
             self._figures.take()  # the first ones: a status asked for during a download has older ones to show
         if policy is not None and self._keeps_snapshots and not self.read_only:
             about = (self.app, policy, self._state, self._running)
-            keeper = SnapshotKeeper(*about, clock=self.clock, counts=counts, cares=self._leased)
+            keeper = SnapshotKeeper(*about, clock=self.clock, counts=counts, cares=self._leased, threads=self.threads)
         self._instance.take_part(keeper)
-        if keeper is not None and background:
+        if keeper is not None and self.threads.stepped:
+            self._background.repeat(care_of_storage.THREAD, lambda: care_of_storage.TICK_MS, keeper.tick)
+            if self._instance.parts is not None:
+                self._background.repeat("standfast-parts", lambda: 0, self._instance.parts.step)
+        elif keeper is not None:
             keeper.start()
         return keeper
 
@@ -393,7 +405,7 @@ class Session(Elsewhere, Closing):
         deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
         while not gone():
             # Without threads of its own the session makes no progress unless this call drives it.
-            driven = 0 if self._threads else self.poll_once()
+            driven = self.poll_once() if self.threads.stepped else 0
             with self._usable():
                 if missing := self._waits():
                     self._instance.check_lost()
@@ -559,14 +571,15 @@ class Session(Elsewhere, Closing):
         self._wake.set()
 
     def poll_once(self) -> int:
-        """Run one round of background work, for callers without the background thread; 0: no work was at hand.
+        """Run one round of background work, for a session without threads of its own; 0: no work was at hand.
 
-        Such a round waits up to 2 ms for the threads of a bulk restore, where one is in progress.
+        Its lease is renewed here, too: call it several times within `lease_ms`. With `restore_workers` given, a round
+        waits up to 2 ms for the threads of a bulk restore that is in progress.
         """
         with self._usable():
+            self.progress.step(WORK)
+            self._background.step()
             done = self._instance.poll_once()
-            if self._pipeline is None:
-                self._heads.poll()
         self.external_consumer.monitor()
         # A caller that only polls keeps the interpreter from those threads: 1,000,000 records took 51 s, and 3 s so.
         if not done and self._pipeline is None and self._instance.readiness.restorer.waits_for_threads:
@@ -580,7 +593,7 @@ class Session(Elsewhere, Closing):
         While the session waits for the log it is the last one, after a second (`log_read_ms_ago` gives its age).
         """
         lock: Any = self._usable()
-        if lock._is_owned():  # the reading thread would wait for this one
+        if self.threads.stepped or lock._is_owned():  # the reading thread would wait for this one
             return self._read_statistics()
         statistics, age_ms = self._figures.take()
         # A download runs under the lock, so that the figures may be from before it.
@@ -657,19 +670,17 @@ class Session(Elsewhere, Closing):
     def _stop_threads(self) -> None:
         if self._snapshots is not None:
             self._snapshots.stop()
-        self._stop.set()
+        self._background.stop.set()
         self._wake.set()
         # The lease last: a round that still runs would join again after the lease had run out.
-        lease = [thread for thread in self._threads if thread.name == LEASE_THREAD]
-        for thread in (*(one for one in self._threads if one not in lease), *lease):
-            if thread in lease:
-                self._keeper.stop()
-            if thread is not threading.current_thread():
-                thread.join()
+        self._background.end(but=LEASE_THREAD)
+        self._keeper.stop()
+        self._background.end()
 
     def _close_log(self) -> None:
         if self._pipeline is not None and self._pipeline.running:
             return  # a call to the log has not returned: its client must not be closed under it
+        self._heads.close()
         self._statistics_reader.close()
         self._group.close()
         self._lease_group.close()
@@ -687,9 +698,10 @@ class Session(Elsewhere, Closing):
         self._apart.wait()
         if self._closed:
             raise Closed(f"session of application {self.app!r} is closed, or belongs to the parent process")
-        if self._fatal is not None:
+        fatal = self._background.fatal
+        if fatal is not None:
             # With the traceback of that moment: raised repeatedly, it would grow with each of these calls.
-            raise self._stopped(self._fatal).with_traceback(self._fatal_trace)
+            raise self._stopped(fatal).with_traceback(self._background.fatal_trace)
 
     def _stopped(self, fatal: BaseException) -> BaseException:
         """The error of calls after background work stopped: the same error, since trying again would change nothing."""
@@ -699,22 +711,8 @@ class Session(Elsewhere, Closing):
         """Whether background work continues after this error, and is tried again."""
         return isinstance(error, Unavailable)
 
-    def _start(self, name: str, run: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                run()
-            except BaseException as error:  # noqa: BLE001 - raised again at the next call
-                logger.exception("%s stopped", name, extra=as_event("thread_stopped", what=name))
-                # The traceback first: other threads look at `_fatal` alone, and then need both.
-                self._fatal_trace = error.__traceback__
-                self._fatal = error
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._background.stop.is_set():
             wait_s = IDLE_WAIT_S
             try:
                 # The lease is renewed only while rounds make progress.
@@ -734,7 +732,7 @@ class Session(Elsewhere, Closing):
                 self._wake.wait(wait_s)
                 self._wake.clear()
             elif self._asked:  # or this thread would take the lock again before a waiting one wakes up
-                self._asked = self._stop.wait(GIVE_WAY_S)
+                self._asked = self._background.stop.wait(GIVE_WAY_S)
 
     def _keep_lease(self, address: str) -> None:
         """Start the renewal of the lease: it connects while the session opens."""
@@ -742,7 +740,7 @@ class Session(Elsewhere, Closing):
         if not renewed_here(self.app, self._settings.kafka) and self._settings.take_over:
             self._keeper.use_process(address)
             self.progress = self._keeper.progress
-        self._start(LEASE_THREAD, self._keeper.run)
+        self._background.start(LEASE_THREAD, self._keeper.run)
 
     def _cares_for(self, leader: str) -> bool:
         """Whether this session cares for the log while that member leads: one member is enough."""

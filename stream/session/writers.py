@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from standfast.replication.log import Group, Log, LogWriter
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import Fenced
+from standfast.store.process.threads import THREADS, Threads
 from standfast.stream.task.ownership import Ownership
 from standfast.stream.task.states import GONE
 from standfast.stream.task.task import Task
@@ -29,8 +30,9 @@ OPENED_TOGETHER = 8
 class Writers:
     """The writers of an application's tasks, as one member opens them."""
 
-    def __init__(self, log: Log, group: Group, app: str, member: str) -> None:
+    def __init__(self, log: Log, group: Group, app: str, member: str, threads: Threads = THREADS) -> None:
         self.ownership = Ownership()
+        self._threads = threads
         self._log = log
         self._group = group
         self._app = app
@@ -49,8 +51,8 @@ class Writers:
         the last was there.
         """
         if self._log.remote and len(tasks) > 1:
-            with ThreadPoolExecutor(OPENED_TOGETHER, thread_name_prefix="standfast-open") as threads:
-                self._opened = {one: threads.submit(self._open, one, if_free=False) for one in tasks}
+            with self._threads.pool(OPENED_TOGETHER, "standfast-open") as pool:
+                self._opened = {one: pool.submit(self._open, one, if_free=False) for one in tasks}
         try:
             yield
         finally:

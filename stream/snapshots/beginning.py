@@ -11,7 +11,7 @@ again, as any local state.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +28,7 @@ from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.process.threads import THREADS, Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
@@ -67,8 +68,10 @@ class FromSnapshot:
         counts: SnapshotCounts,
         downloads: Downloads,
         progress: LeaseProgress,
+        threads: Threads = THREADS,
     ) -> None:
         self.app = app
+        self._threads = threads
         self._state_dir = state_dir
         self._shared = shared
         self._reader = reader
@@ -76,7 +79,7 @@ class FromSnapshot:
         self._counts = counts
         self._downloads = downloads
         self._progress = progress
-        self._storage = open_storage(policy.to, app, patience_s=PATIENCE_S)
+        self._storage = open_storage(policy.to, app, patience_s=PATIENCE_S, threads=threads)
         self._away: tuple[int, str] | None = None  # when the storage failed to answer, and its error
         self._closing = self._interrupted = False  # end a download, which the session's lock waits for
         counts.restores.update(dict.fromkeys((RESTORED, NONE, UNANSWERED, STORE), 0))
@@ -272,7 +275,7 @@ class FromSnapshot:
         if self._away is not None and began_ms - self._away[0] < rest_ms:
             raise Unavailable(f"{self._away[1]} ({(began_ms - self._away[0]) // 1_000} s ago, so it is not asked now)")
         self._interrupted = False
-        with ThreadPoolExecutor(1, "standfast-snapshot") as pool:
+        with self._threads.pool(1, "standfast-snapshot") as pool:
             running = pool.submit(call)
             try:
                 while not wait([running], STEP_S).done:

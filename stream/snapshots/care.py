@@ -21,10 +21,11 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
+from standfast.store.process.threads import THREADS, Running, Threads
 from standfast.stream.snapshots.counts import FAILED, LISTING, MADE, UNCHANGED, SnapshotCounts, StoredSnapshot
 
 THREAD = "standfast-snapshots"
-TICK_S = 1.0
+TICK_MS = 1_000
 PRUNE_MS = 600_000
 LIST_MS = 300_000
 STOP_WAIT_S = 5.0
@@ -35,7 +36,14 @@ class StorageCare(ABC):
     """The storage of one instance. `round` is the work of a subclass."""
 
     def __init__(
-        self, app: str, policy: SnapshotPolicy, *, clock: Clock, counts: SnapshotCounts, cares: bool = True
+        self,
+        app: str,
+        policy: SnapshotPolicy,
+        *,
+        clock: Clock,
+        counts: SnapshotCounts,
+        cares: bool = True,
+        threads: Threads = THREADS,
     ) -> None:
         """`cares` False: another process of this instance lists and prunes, and has probed at the start.
 
@@ -49,23 +57,23 @@ class StorageCare(ABC):
         self._list_ms = 0  # when the storage is listed again
         self._listed: dict[SnapshotName, StoredSnapshot] = {}
         self._listed_tasks: frozenset[str] = frozenset()
+        self.threads = threads
         self._stop = Flag()
-        self._thread: threading.Thread | None = None
-        self.storage = open_storage(policy.to, app)
+        self._thread: Running | None = None
+        self.storage = open_storage(policy.to, app, threads=threads)
         counts.made.update(dict.fromkeys((MADE, UNCHANGED, FAILED), 0))  # series that exist from the start
         counts.storage = self.storage.where
         if not cares:
             return
         try:
-            open_storage(policy.to, app, patience_s=START_PATIENCE_S).prove()
+            open_storage(policy.to, app, patience_s=START_PATIENCE_S, threads=threads).prove()
         except Unavailable as error:
             logger.warning("%s", error, extra=as_event("snapshots_unavailable", to=self.storage.where))
             self._note_error(LISTING, error)
 
     def start(self) -> None:
         """Begin the rounds, in a thread."""
-        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-        self._thread.start()
+        self._thread = self.threads.start(THREAD, self._run)
 
     def stop(self) -> None:
         """End the rounds; an upload under way ends after its file, or is left alone: it disturbs no next owner."""
@@ -83,7 +91,7 @@ class StorageCare(ABC):
 
     def wait(self, wait_ms: int) -> None:
         """Wait for so many milliseconds, or until the session stops."""
-        self._stop.wait(wait_ms / 1_000)
+        self.threads.wait(self._stop, wait_ms)
 
     def prune(self) -> None:
         """Remove snapshots and checkpoints that the policy keeps no more; an error of the storage is only logged."""
@@ -136,13 +144,17 @@ class StorageCare(ABC):
     def _note_error(self, what: str, error: StandfastError) -> None:
         self._counts.note_error(what, error, self._clock.wall_ms())
 
+    def tick(self) -> None:
+        """One round, whatever it raises."""
+        try:
+            self.round()
+        except Exception:  # noqa: BLE001 - the schedule must never end the session, whose data the log has
+            self._counts.made[FAILED] += 1
+            logger.exception("snapshots are tried again", extra=as_event("snapshot_failed", to=self.storage.where))
+
     def _run(self) -> None:
-        while not self._stop.wait(TICK_S):
-            try:
-                self.round()
-            except Exception:  # noqa: BLE001 - the schedule must never end the session, whose data the log has
-                self._counts.made[FAILED] += 1
-                logger.exception("snapshots are tried again", extra=as_event("snapshot_failed", to=self.storage.where))
+        while not self._stop.wait(TICK_MS / 1_000):
+            self.tick()
 
     def _prune_interval_ms(self) -> int:
         return min(PRUNE_MS, self.policy.every_ms or PRUNE_MS)

@@ -11,7 +11,6 @@ checkpoint alone. An order of a leader that was replaced does not reach the topi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -365,11 +364,12 @@ class Coordinator:
         def run() -> None:
             try:
                 answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - the tick has it
+            except Exception as error:  # noqa: BLE001 - the tick has it
                 answer.set_exception(error)
 
+        assert self.keeper is not None
         self._job, self._then = answer, then
-        threading.Thread(target=run, name="standfast-checkpoint", daemon=True).start()
+        self.keeper.threads.start("standfast-checkpoint", run)
 
     def _begin_stored(self, least: int, at_ms: int) -> int:
         from standfast.restore.snapshot.checkpoints import begin

@@ -9,7 +9,6 @@ from the checkpoint's database, so rows and cut are of one moment whatever the a
 
 from __future__ import annotations
 
-import shutil
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -22,11 +21,13 @@ from standfast.restore.snapshot.checkpoint import Hashes, describe
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile
 from standfast.restore.snapshot.names import position_of
 from standfast.restore.snapshot.policy import SnapshotPolicy
+from standfast.store import files
 from standfast.store.arguments import INT64_MAX
 from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.process.threads import THREADS, Threads
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.snapshots.care import StorageCare
@@ -70,9 +71,10 @@ class SnapshotKeeper(StorageCare):
         clock: Clock,
         counts: SnapshotCounts,
         cares: bool = True,
+        threads: Threads = THREADS,
     ) -> None:
         """`tasks` gives the active tasks that run now; the rest is as in StorageCare."""
-        super().__init__(app, policy, clock=clock, counts=counts, cares=cares)
+        super().__init__(app, policy, clock=clock, counts=counts, cares=cares, threads=threads)
         self._state = state
         self._tasks = tasks
         self._shared = RocksShared(MEMORY_BYTES)
@@ -148,7 +150,7 @@ class SnapshotKeeper(StorageCare):
             snapshot = self._store(task_id, kept, epoch, directory)
         finally:
             # Links cost no space until compaction replaces the files that they name.
-            shutil.rmtree(directory, ignore_errors=True)
+            files.clear(directory)
         kept.due_ms = self._clock.monotonic_ms() + (self.policy.every_ms or 0)
         return str(snapshot.name)
 
@@ -158,7 +160,7 @@ class SnapshotKeeper(StorageCare):
         try:
             task.stores.checkpoint(directory)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            files.clear(directory)
             raise
         return directory
 
@@ -234,12 +236,12 @@ class SnapshotKeeper(StorageCare):
             now_ms = self._clock.monotonic_ms()
             begin_ms = max(self._free_ms, now_ms)
             self._free_ms = begin_ms + sent * 1_000 / limit
-        self._stop.wait((begin_ms - now_ms) / 1_000)
+        self.threads.wait(self._stop, begin_ms - now_ms)
 
 
 def on_disk(task: RunningTask) -> bool:
     """Whether a task has files: one whose stores are all in memory, or that has none, has no snapshot."""
-    return isinstance(task.stores.engine, RocksEngine)
+    return task.stores.engine.durable
 
 
 def _place(task: RunningTask) -> int:

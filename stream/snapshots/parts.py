@@ -15,7 +15,6 @@ that another attempt may mend is waited for until the leader's order ends.
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,13 +25,15 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
 from standfast.restore.snapshot.checkpoint import NothingCommitted, cut_of
 from standfast.restore.snapshot.manifest import Cut
+from standfast.store import files
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
+from standfast.store.process.threads import THREADS, Running, Threads
 from standfast.stream.snapshots.counts import SnapshotCounts
 from standfast.stream.snapshots.keeper import RunningTask, SnapshotKeeper, on_disk
 
-AGAIN_S = 1.0
+AGAIN_MS = 1_000
 STOP_WAIT_S = 5.0
 NO_POLICY = "its instance has no storage for snapshots: give every instance the same snapshots=SnapshotPolicy(...)"
 
@@ -70,9 +71,9 @@ class CheckpointParts:
         self._stored: set[TaskId] = set()
         self._failed: dict[TaskId, str] = {}
         self._stop = Flag()
-        self._cuts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._uploads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        threads = THREADS if keeper is None else keeper.threads
+        self._cuts = _Work("standfast-parts", self._stop, threads)
+        self._uploads = _Work("standfast-part-uploads", self._stop, threads)
 
     @property
     def under_way(self) -> bool:
@@ -110,37 +111,29 @@ class CheckpointParts:
             if self._keeper is None:
                 self._failed[task_id] = NO_POLICY
                 return
-        self._start()
         self._cuts.put(lambda: self._cut(task_id, task, order.number))
 
     def goes_on(self, pause_ms: int) -> None:
         """A task goes on after so many milliseconds."""
         self._counts.paused(pause_ms)
 
+    def step(self) -> None:
+        """Cut one part and store one, of a session without threads."""
+        self._cuts.step()
+        self._uploads.step()
+
     def stop(self) -> None:
         """End the threads; an upload under way ends after its file."""
         self._stop.set()
-        # Behind the work that waits, which sees `_stop` and ends at once.
         for one in (self._cuts, self._uploads):
-            one.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(STOP_WAIT_S)
+            one.end()
 
     # --- threads ---
 
-    def _start(self) -> None:
-        if self._threads:
-            return
-        for name, work in (("standfast-parts", self._cuts), ("standfast-part-uploads", self._uploads)):
-            thread = threading.Thread(target=_run, args=(work,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _cut(self, task_id: TaskId, task: PartTask, number: int) -> None:
+    def _cut(self, task_id: TaskId, task: PartTask, number: int) -> bool:
         assert self._keeper is not None
-        if not self._wants(number):
-            return  # the task may process again by now
+        if self._stop.is_set() or not self._wants(number):
+            return True  # the task may process again by now
         try:
             epoch = task.epoch
             directory = self._keeper.cut(task_id, task) if on_disk(task) else None
@@ -150,37 +143,35 @@ class CheckpointParts:
             made = _Made(task, epoch, directory, cut, dict(task.stores.cut.progress))
         except Exception as error:  # noqa: BLE001 - the part fails, and the task goes on
             self._fail(task_id, number, error)
-            return
+            return True
         with self._lock:
             if number == self._number:
                 self._stopped.add(task_id)
         self._uploads.put(lambda: self._upload(task_id, number, made))
+        return True
 
-    def _upload(self, task_id: TaskId, number: int, made: _Made) -> None:
+    def _upload(self, task_id: TaskId, number: int, made: _Made) -> bool:
         try:
-            while not self._stop.is_set() and self._wants(number):
-                try:
-                    self._store(task_id, number, made)
-                except Unavailable as error:
-                    logger.warning(
-                        "the part of task %s in checkpoint %d is tried again: %s",
-                        task_id,
-                        number,
-                        error,
-                        extra=as_event("checkpoint_part_retried", task=task_id, number=number),
-                    )
-                    self._stop.wait(AGAIN_S)
-                    continue
+            if not self._stop.is_set() and self._wants(number):
+                self._store(task_id, number, made)
                 with self._lock:
                     # Not into the sets of a newer checkpoint, which may have begun meanwhile.
                     if number == self._number:
                         self._stored.add(task_id)
-                return
+        except Unavailable as error:
+            logger.warning(
+                "the part of task %s in checkpoint %d is tried again: %s",
+                task_id,
+                number,
+                error,
+                extra=as_event("checkpoint_part_retried", task=task_id, number=number),
+            )
+            return False
         except Exception as error:  # noqa: BLE001 - the part fails, and the task goes on
             self._fail(task_id, number, error)
-        finally:
-            if made.directory is not None:
-                shutil.rmtree(made.directory, ignore_errors=True)
+        if made.directory is not None:
+            files.clear(made.directory)
+        return True
 
     def _store(self, task_id: TaskId, number: int, made: _Made) -> None:
         from standfast.restore.snapshot.checkpoints import Part, put_part
@@ -224,6 +215,43 @@ class CheckpointParts:
                 self._failed[task_id] = str(error) or repr(error)
 
 
-def _run(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (one := work.get()) is not None:
-        one()
+class _Work:
+    """Work done one after the other, in a thread that starts with the first, or in steps of the caller.
+
+    Each returns whether it has ended; else it is done again after a moment.
+    """
+
+    def __init__(self, name: str, stop: Flag, threads: Threads) -> None:
+        self._name = name
+        self._stop = stop
+        self._threads = threads
+        self._due: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
+        self._running: Running | None = None
+        self._again: tuple[Callable[[], bool], int] | None = None  # of `step`: a put that has not ended, and its time
+
+    def put(self, one: Callable[[], bool]) -> None:
+        self._due.put(one)
+        if self._running is None and not self._threads.stepped:
+            self._running = self._threads.start(self._name, self._run)
+
+    def step(self) -> None:
+        """Do the next one, where there are no threads."""
+        now_ms = self._threads.clock.monotonic_ms()
+        one, due_ms = self._again or (None if self._due.empty() else self._due.get(), 0)
+        if one is not None and now_ms >= due_ms:
+            self._again = None if one() else (one, now_ms + AGAIN_MS)
+
+    def end(self) -> None:
+        """After `stop`: wait for the thread. Puts that wait see that as well, and only tidy up."""
+        self._due.put(None)
+        if self._running is not None:
+            self._running.join(STOP_WAIT_S)
+            return
+        if self._again is not None:
+            self._again[0]()
+        self._run()
+
+    def _run(self) -> None:
+        while (one := self._due.get()) is not None:
+            while not one():
+                self._threads.wait(self._stop, AGAIN_MS)

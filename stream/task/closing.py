@@ -14,23 +14,26 @@ from collections.abc import Callable
 
 from standfast.replication.offsets import TaskId
 from standfast.store.log import as_event, logger
+from standfast.store.process.threads import THREADS, Running, Threads
 
 
 class Closings:
     """The stores that are being closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads = THREADS) -> None:
+        self._threads = threads
         self._due: deque[tuple[TaskId, Callable[[], None]]] = deque()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()  # without threads it runs within `add`
+        self._thread: Running | None = None
+        self._runs = False
 
     def add(self, task_id: TaskId, close: Callable[[], None]) -> None:
         """Call this soon."""
         with self._lock:
             self._due.append((task_id, close))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="standfast-closing", daemon=True)
-                self._thread.start()
+            if not self._runs:
+                self._runs = True
+                self._thread = self._threads.start("standfast-closing", self._run)
 
     def join(self) -> None:
         """Wait until all are closed."""
@@ -42,7 +45,7 @@ class Closings:
         while True:
             with self._lock:
                 if not self._due:
-                    self._thread = None
+                    self._runs = False
                     return
                 task_id, close = self._due.popleft()
             try:

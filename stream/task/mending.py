@@ -13,7 +13,6 @@ nothing. A directory that was set aside stays until the caller knows that the ta
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,14 +22,16 @@ from typing import Protocol
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.plan import CORRUPT, DIVERGED
-from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store import files
+from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.errors import damaged_file
+from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.seal import check_seal
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.task.salvage import Remains, copy_rows, copy_stores, open_remains
@@ -160,7 +161,7 @@ class Mender:
             return lost or self._replace(task, copy, loss)
         finally:
             if not lost:  # otherwise it stays: rows are gone from the directory
-                shutil.rmtree(copy, ignore_errors=True)
+                files.clear(copy)
 
     def take_back(self, task: TaskId) -> dict[str, str]:
         """Finish a replacement that a crash interrupted: the task has no directory, its old one lies aside; rare."""
@@ -209,7 +210,7 @@ class Mender:
         """Copy the readable rows of damaged stores without a log; the operator accepted the loss of the others."""
         for name, folder in came_from.items():
             source = self._state_dir.aside_path(folder)
-            with closing(RocksEngine(source, shared=self._shared, read_only=True, careful=True)) as engine:
+            with closing(open_engine(source, shared=self._shared, read_only=True, careful=True)) as engine:
                 gaps, _ = copy_rows(engine, stores.engine, stores.specs[name])
             for gap in gaps:
                 logger.warning(
@@ -225,7 +226,7 @@ class Mender:
     def _damaged(self, stores: TaskStores, damage: Corruption | None) -> frozenset[str]:
         """The stores with damaged rows: by the file that the error names, or else those that cannot be read whole."""
         engine = stores.engine
-        if not isinstance(engine, RocksEngine):
+        if not engine.durable:
             return frozenset()
         file = None if damage is None else damaged_file(str(damage))
         families = frozenset() if file is None else engine.families_of(file)
@@ -252,7 +253,7 @@ class Mender:
         finally:
             if remains is not None:
                 remains.close()
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.clear(scratch)
         why = "" if loss.damage is None else f": {loss.damage}"
         logger.warning(
             "task %s: the whole directory is set aside (%s)%s",
@@ -267,9 +268,9 @@ class Mender:
         self._state_dir.set_aside(name, CORRUPT)
         reach("mending.aside")
         if unlogged:
-            build.rename(self._state_dir.task_path(name))
+            files.rename(build, self._state_dir.task_path(name))
         else:
-            shutil.rmtree(build, ignore_errors=True)
+            files.clear(build)
         return logged or dict.fromkeys(unlogged, CORRUPT)
 
     def _copy_unlogged(
@@ -315,7 +316,7 @@ def _had_rows(remains: Remains | None) -> Callable[[str], bool]:
     return (lambda name: True) if remains is None else remains.has_rows
 
 
-def _readable(engine: RocksEngine, family: str) -> bool:
+def _readable(engine: Engine, family: str) -> bool:
     try:
         with closing(engine.scan(family)) as scan:
             # Only reading finds damage: RocksDB checks a block when it reads it.

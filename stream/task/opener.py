@@ -66,6 +66,7 @@ from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Standf
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.process.threads import Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened
 from standfast.store.rows import RowLimits
@@ -121,6 +122,7 @@ class TaskOpener:
         progress: LeaseProgress,
         snapshot_counts: SnapshotCounts,
         downloads: Downloads,
+        threads: Threads,
     ) -> None:
         self.app = app
         self.log = log
@@ -130,6 +132,7 @@ class TaskOpener:
         self._settings = settings
         self._shared = RocksShared(settings.memory_bytes)
         self._clock = clock
+        self._threads = threads
         self._listener = listener
         self._limits = RowLimits(value_bytes=settings.value_max_bytes, least_timestamp_ms=log.least_timestamp_ms)
         self._buffer_bytes = buffer_bytes
@@ -155,24 +158,29 @@ class TaskOpener:
             self._refuse_loss,
             accept_unreadable_rows=settings.accept_unreadable_rows,
         )
-        self._snapshots: FromSnapshot | None = None
-        if settings.snapshots is not None and settings.snapshots.restore:
-            self._snapshots = FromSnapshot(
-                app,
-                settings.snapshots,
-                state_dir,
-                self._shared,
-                self._reader,
-                clock=clock,
-                counts=snapshot_counts,
-                downloads=downloads,
-                progress=progress,
-            )
+        self._snapshots = self._from_snapshots(snapshot_counts, downloads)
         self._waits_from_ms = 0  # for ends of transactions; before that they are looked for once
         self._specs: dict[int, tuple[StoreSpec, ...]] = {}  # of groups whose topics are known, with their forms of keys
         claims = partial(Claims, app, log, group, state_dir.instance_id, clock)
         self._forms = KeyForms(app, log, self._reader, state_dir.path, None if foreign else claims)
         self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
+
+    def _from_snapshots(self, counts: SnapshotCounts, downloads: Downloads) -> FromSnapshot | None:
+        policy = self._settings.snapshots
+        if policy is None or not policy.restore:
+            return None
+        return FromSnapshot(
+            self.app,
+            policy,
+            self.state_dir,
+            self._shared,
+            self._reader,
+            clock=self._clock,
+            counts=counts,
+            downloads=downloads,
+            progress=self.progress,
+            threads=self._threads,
+        )
 
     def ensure_topics(self, *, follow: bool) -> None:
         """Create missing changelogs of every group; BadConfig lists every problem at once, before any is created.
@@ -382,6 +390,7 @@ class TaskOpener:
             self._shared,
             clock=self._clock,
             opening=self.progress.replaying,
+            waits=self._threads.clock,
         )
 
     def hasten(self) -> None:

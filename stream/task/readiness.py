@@ -66,6 +66,7 @@ class Readiness:
         clock: Clock,
         counters: SessionCounters,
         progress: LeaseProgress,
+        closings: Closings,
     ) -> None:
         self.restorer = restorer
         self.tailer = tailer
@@ -81,7 +82,7 @@ class Readiness:
         self._counters = counters
         self._progress = progress
         self.waiting = WaitingTasks(clock)
-        self.closings = Closings()
+        self.closings = closings
         self.gives_away = False  # whether tasks that leave a full disk go to other instances, which wait for that
         self._restores: dict[TaskId, _Restore] = {}
         self._copies: dict[TaskId, Task] = {}  # standbys for which a directory was set aside

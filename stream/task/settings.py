@@ -120,7 +120,7 @@ class SessionSettings:
                             get tasks, and their changelogs partitions, without a restart; None: never, and a changelog
                             with fewer partitions than its source is an error
     restore_workers         number of threads that build the files of a bulk restore; 0: batches only, in this
-                            process; None: as many as there are cores, at most 4
+                            process; None: as many as there are cores, at most 4, and none with background=False
     restore_memory_bytes    bytes of rows that these threads may hold, all together
     bulk_restore_records    number of records from which on a cold store is restored in bulk; three times as many for
                             one that holds rows
@@ -205,12 +205,13 @@ class SessionSettings:
         problems += _snapshot_problems(self.snapshots)
         return problems
 
-    def bulk(self) -> BulkSettings:
-        """The settings of bulk restores."""
+    def bulk(self, *, threads: bool = True) -> BulkSettings:
+        """The settings of bulk restores; without `threads` there are none but for explicit workers."""
         workers = self.restore_workers
+        if workers is None:  # the cores that this process may use, which may be fewer than the machine's
+            workers = _restore_workers() if threads else 0
         return BulkSettings(
-            # The cores that this process may use, which may be fewer than the machine's.
-            workers=_restore_workers() if workers is None else workers,
+            workers=workers,
             memory_bytes=self.restore_memory_bytes,
             cold_records=self.bulk_restore_records,
             warm_records=self.bulk_restore_records * WARM_RECORDS // COLD_RECORDS,

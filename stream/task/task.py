@@ -68,11 +68,11 @@ from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
 from standfast.store.process import forks
 from standfast.store.process.interrupts import Flag
+from standfast.store.process.tracebacks import clear_frames
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import source_key
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
-from standfast.store.tracebacks import clear_frames
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
@@ -222,7 +222,7 @@ class Task:
         """
         # One that is behind counts, too: at least once, the group's offset may be ahead of the local one.
         known = self.stores.cut.sources
-        self._restates = any(known.get(source_key(*at)) != offset for at, offset in self._sources.items())
+        self._restates |= any(known.get(source_key(*at)) != offset for at, offset in self._sources.items())
 
     def cut_sources(self) -> dict[str, int]:
         """The committed source offsets, as keys of a cut."""
@@ -611,9 +611,8 @@ class Task:
 
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
-        Only offsets of this task's own partition and topics count: another group may have a task of the same partition.
-        Raises StateLost, and changes nothing, where another client committed the group's offsets (foreign_offsets.py),
-        or the directory lost commits of rows that no log has (lost_commits.py).
+        Only offsets of this task's own partition and topics count: other groups have tasks of that partition, too.
+        Raises StateLost, and changes nothing, for offsets of another client and lost commits of rows without a log.
         """
         committed = {at: one for at, one in offsets.items() if self.is_source(at) and not is_part(one.metadata)}
         cut = self.stores.cut
@@ -635,6 +634,8 @@ class Task:
         # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.
         for at, offset in local.items():
             if local_counts and (at not in committed or (self.guarantee == "at_least_once" and at not in theirs)):
+                if at not in committed or offset > committed[at].offset:  # of a commit that did not reach the group
+                    self._restates = self.commit_requested = True
                 self._sources[at] = max(offset, self._sources.get(at, 0))
         if theirs:  # so that the consent is needed once
             self.restate_sources()
@@ -732,8 +733,8 @@ class Task:
     ) -> None:
         """Write the acknowledged commit locally, in one batch."""
         before = self.stores.cut
-        check_log(self.id, before, batches, acknowledged, self.applier)
         marked = self.guarantee == "exactly_once" and writer.marks_transactions
+        check_log(self.id, before, batches, acknowledged, self.applier, marked=marked)
         record = recorded(before, cut, acknowledged, self.applier, marked=marked, epoch=writer.epoch, owns=self._owns)
         prepared, self._prepared = self._prepared, None
         self.stores.commit(record, prepared)

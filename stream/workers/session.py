@@ -12,7 +12,6 @@ opened. The directory's lock is lent; rows go to the log in the name of the inst
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from standfast.replication.busy import IDLE, Busy
@@ -24,10 +23,11 @@ from standfast.replication.placement.checkpoint import PartReport
 from standfast.replication.placement.pauses import Left, newest
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
+from standfast.stream.session.background import Repeated
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.local_part import LocalPart
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.session import Session
+from standfast.stream.session.session import CARE_THREAD, Session
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
 from standfast.stream.workers.orders import ACTIVE, LOST, HeldTask, Order
@@ -183,9 +183,9 @@ class WorkerSession(Session):
         member, path = self._state.instance_id, self._state.path
         return LentMembership(self._group, member, self._settings.lease_ms, self._keeper, self.counters, path)
 
-    def _background(self) -> dict[str, Callable[[], None]]:
+    def _repeats(self) -> dict[str, Repeated]:
         # The supervisor cares for the log.
-        return {name: run for name, run in super()._background().items() if name != "standfast-care"}
+        return {name: one for name, one in super()._repeats().items() if name != CARE_THREAD}
 
 
 def _is_active(task: Task | None) -> bool:

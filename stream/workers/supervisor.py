@@ -17,14 +17,15 @@ at the positions of closed tasks. Work that failed because the log was unavailab
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from standfast.replication.kafka.callbacks import needs_this_process, with_settings
 from standfast.replication.lease.progress import WORK
-from standfast.replication.log_care import run_care
+from standfast.replication.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.model import Settings
@@ -40,13 +41,13 @@ from standfast.store.errors import Closed, Held, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process import forks
 from standfast.store.process.figures import Figures
-from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir, owner_pid
 from standfast.store.timestamps import duration_text
 from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
+from standfast.stream.session.background import Background
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership, naming_former_id
@@ -101,9 +102,7 @@ class Supervisor(Closing):
         address = with_settings(log, settings.kafka)
         self.counters = SessionCounters()
         self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self.counters, workers=workers)
-        self._stop = Flag()
-        self._threads: list[threading.Thread] = []
-        self._error: BaseException | None = None  # of a thread
+        self._background = Background(clock, threads=True)
         self._closed = False
         self._next_tick_ms = 0
         self._lock = threading.RLock()
@@ -138,7 +137,8 @@ class Supervisor(Closing):
             self._care = self._take_part(flow, undo)
             self.membership.publish()
             self._keeper.begin(self.membership, app, self._lease_group)
-            self._begin("standfast-care", lambda: run_care(self.log, clock, self._stop, self._log_is_mine))
+            tend = partial(care, self.log, clock, self._log_is_mine)
+            self._background.repeat("standfast-care", lambda: CARE_INTERVAL_MS, tend)
             self._http.open_supervisor(self)
             undo.pop_all()
 
@@ -168,7 +168,7 @@ class Supervisor(Closing):
 
     def stalled(self) -> str:
         """Why this process makes no progress, so that it must be started again; "" if it does. Waits for nothing."""
-        error = self._error or self.pool.error
+        error = self._background.fatal or self.pool.error
         if error is not None and not self._closed:
             return f"{type(error).__name__}: {error}"
         silent_ms = self.clock.monotonic_ms() - self._round_ms
@@ -222,7 +222,7 @@ class Supervisor(Closing):
     def _round(self) -> None:
         self.pool.poll()
         self._keeper.progress.note_loops(self.pool.loops())
-        for error in (self.pool.error, self._error):
+        for error in (self.pool.error, self._background.fatal):
             if error is not None:
                 raise error
         now_ms = self.clock.monotonic_ms()
@@ -387,33 +387,19 @@ class Supervisor(Closing):
         forks.dies_in_child(self)
         if not needs_this_process(self._settings.kafka):
             self._keeper.use_process(address)
-        self._begin("standfast-lease", self._keeper.run)
+        self._background.start("standfast-lease", self._keeper.run)
 
     def _log_is_mine(self) -> bool:
         view = self.membership.view
         return view is not None and view.leader == self.membership.member
-
-    def _begin(self, name: str, run: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                run()
-            except BaseException as error:  # noqa: BLE001 - raised by the next round
-                logger.exception("%s stopped", name, extra=as_event("thread_stopped", what=name))
-                self._error = error
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _end_care(self) -> None:
         if self._care is not None:
             self._care.stop()
 
     def _end_threads(self) -> None:
-        self._stop.set()
         self._keeper.stop()
-        for thread in self._threads:
-            thread.join()
+        self._background.end()
 
 
 def wait_for_directory(state_dir: str | Path, app: str, clock: Clock) -> StateDir:

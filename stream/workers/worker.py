@@ -28,6 +28,7 @@ from standfast.replication.placement.checkpoint import PartReport
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InternalError, InvalidRequest, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.outside import process_id
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.parent import Channel, Parent
 from standfast.store.task.state_dir import StateDir
@@ -92,7 +93,7 @@ _processes: set[int] = set()  # the id of this process once it was a worker; a f
 
 def refuse_second_run(name: str) -> None:
     """Raise InvalidRequest in a process that was a worker: its supervisor has ended it, and run() never returned."""
-    if os.getpid() in _processes:
+    if process_id() in _processes:
         raise InvalidRequest(
             f"application {name!r}: this process was a worker and is to end; run() does not return in a worker, so let "
             "SystemExit pass"
@@ -101,7 +102,7 @@ def refuse_second_run(name: str) -> None:
 
 def run_worker(host: Host, channel: Channel) -> NoReturn:
     """Be a worker until the supervisor stops it; then the process exits."""
-    _processes.add(os.getpid())
+    _processes.add(process_id())
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -171,8 +172,8 @@ class _Worker:
         session = host.session(assembled, state_dir, progress, order.workers)
         session.alone = order.alone
         logger.info(
-            "application %s: process %d is ready for tasks of instance %s", host.name, os.getpid(), order.instance,
-            extra=as_event("worker_runs", app=host.name, pid=os.getpid()),
+            "application %s: process %d is ready for tasks of instance %s", host.name, process_id(), order.instance,
+            extra=as_event("worker_runs", app=host.name, pid=process_id()),
         )  # fmt: skip
         try:
             session.connect()

@@ -1,4 +1,4 @@
-"""One suite over both engines: the contract of `Engine`. For RocksDB alone: test_rocks_engine.py."""
+"""One suite over all engines: the contract of `Engine`. For RocksDB alone: test_rocks_engine.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from simulator.calls import DirectCalls
+from simulator.disk import SimDisk
+from simulator.engine import SimEngine
+from standfast.store.clock import ManualClock
 from standfast.store.engine import DEFAULT_FAMILY, Engine, KeyRange, Row
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.memory import MemoryEngine
@@ -28,9 +32,13 @@ def shared() -> RocksShared:
     return RocksShared(MEMORY_BYTES)
 
 
-@pytest.fixture(params=["rocksdb", "memory"])
+@pytest.fixture(params=["rocksdb", "memory", "simulated"])
 def engine(request: Any, tmp_path: Path, shared: RocksShared) -> Iterator[Engine]:
-    opened: Engine = RocksEngine(tmp_path / "db", shared=shared) if request.param == "rocksdb" else MemoryEngine()
+    opened: Engine = {
+        "rocksdb": lambda: RocksEngine(tmp_path / "db", shared=shared),
+        "memory": MemoryEngine,
+        "simulated": lambda: SimEngine(tmp_path / "db", SimDisk(tmp_path, DirectCalls(ManualClock(0)))),
+    }[request.param]()
     opened.create_family(FAMILY)
     yield opened
     opened.close()
@@ -55,6 +63,11 @@ def test_rows_come_in_order_of_unsigned_bytes(engine: Engine) -> None:
     expected = [(key, b"v" + key) for key in sorted(KEYS)]
     assert rows_of(engine) == expected
     assert rows_of(engine, reverse=True) == expected[::-1]
+
+
+def test_engine_answers_about_stalls_and_unknown_files(engine: Engine) -> None:
+    assert engine.stalled_ms() == 0
+    assert engine.families_of("999999") == frozenset()
 
 
 @pytest.mark.parametrize("start", [None, *KEYS])

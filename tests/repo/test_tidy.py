@@ -34,7 +34,7 @@ PURE = {
     "store/timestamps.py",
     "store/traits.py",
     "store/value_timestamp.py",
-    "store/versioned_row.py",
+    "store/types/versioned_row.py",
     "store/window_key.py",
     "ops/sidecar/control/assignment.py",
     "ops/sidecar/control/schema.py",

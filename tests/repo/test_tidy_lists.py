@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from support.groups import costly
 
-NOT_PACKAGES = {"tests", "benchmarks", "examples", "requirements"}
+NOT_PACKAGES = {"tests", "proof", "benchmarks", "examples", "requirements"}
 LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwrap.json", "go.sum"}
 PINNED = re.compile(r"^([a-z0-9._-]+)(?:\[[^\]]*\])?==([^ \\]+)", re.MULTILINE)
 PINNED_EXTRAS = re.compile(r"^([a-z0-9._-]+)(?:\[([^\]]*)\])?==", re.MULTILINE)

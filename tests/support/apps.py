@@ -17,6 +17,7 @@ from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import ManualClock
+from standfast.store.process.threads import Threads
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.topology.assembly import assemble
@@ -80,8 +81,10 @@ class Running:
         alone: bool = True,
         name: str = "app",
         clock: ManualClock | None = None,
+        threads: Threads | None = None,
         **given: Any,
     ) -> None:
+        """`threads`: for the commits of its loop, None: none."""
         self.bench = bench
         clock = clock or bench.clock
         self.app = sf.App(name, log=bench.address, state_dir=bench.root / directory, clock=clock, **given)
@@ -91,6 +94,8 @@ class Running:
             self.assembled, bench.address, bench.root / directory, clock, background=False, alone=alone
         )
         bench.opened.append(self.session)
+        if threads is not None:
+            self.session.threads = threads
         if settle:
             bench.settle(self.session)
         self.loop = Loop(

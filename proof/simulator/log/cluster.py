@@ -13,7 +13,7 @@ and transactions end by themselves, as the next step finds. Nothing here is rand
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,13 +50,14 @@ class Owner(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """A member of a group; `session` is the log client whose join counts."""
+    """A member of a group since a time; `session` is the log client whose join counts."""
 
     metadata: str
     lease_ms: int
     deadline_ms: int
     session: int
     busy: Busy | None = None
+    since_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -157,6 +158,9 @@ class SimLog:
         self.transactions: list[Transaction] = []  # not gone yet
         self.version = 0  # grows with every write
         self._numbers = 0
+        # For a world that judges: (id, owner before, new owner), and (id, epoch) of each write of an owner.
+        self.on_claim: Callable[[str, Owner | None, Owner], None] = lambda name, before, taken: None
+        self.on_write: Callable[[str, int], None] = lambda name, epoch: None
         # -- settings of the world
         self.timeout_ms = 10_000  # how long a call waits for brokers, or for the lock, that do not answer
         self.transaction_ms = 60_000

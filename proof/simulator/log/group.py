@@ -59,7 +59,8 @@ class SimGroup:
             # A longer lease keeps its length: the process that renews it may not know of a shorter one yet.
             most_ms = max(lease_ms, least_ms)
             busy = lease.busy if lease is not None and not kafka else None
-            data.leases[member_id] = Lease(metadata, most_ms, now_ms + most_ms, session, busy)
+            since_ms = now_ms if lease is None else lease.since_ms
+            data.leases[member_id] = Lease(metadata, most_ms, now_ms + most_ms, session, busy, since_ms)
             self._access.sessions[key] = session
             self._log.version += 1
             if lease is not None:
@@ -206,6 +207,7 @@ class SimGroup:
         def effect() -> None:
             if claim is not None:
                 check_claim(self._log, claim)
+                self._log.on_write(*claim)
             self._log.commit(self._name, offsets)
 
         self._access.write_once("log.commit", effect, offsets)

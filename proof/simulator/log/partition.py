@@ -88,6 +88,7 @@ class Partition:
         self.held: tuple[int, int] | None = None  # readers see no more than up to an offset, until a time
         # Of care: offsets below `clean` have one record a key, and no old tombstone lies below `swept`.
         self.clean = self.kept = self.swept = 0
+        self.compacted = 0  # older records of a key may be gone below this offset
         self.ages: list[tuple[int, int]] = []  # end offset, by which time all below it were appended
         self.appended_ms = self.aged_ms = 0
         self.horizons: dict[int, int] = {}  # of a log like Kafka: offset of a tombstone -> when it may go
@@ -238,6 +239,7 @@ class Partition:
 
     def _keep_last(self, end: int) -> int:
         """Remove the records below `end` that have a later one of their key there."""
+        self.compacted = max(self.compacted, end)
         stop, keys = self.index(end), self.keys
         last = dict(zip(keys[:stop], range(stop), strict=True))
         return self.remove(lambda at: at < stop and last[keys[at]] > at)

@@ -10,6 +10,7 @@ Rules of this file: a call that gets no answer after its records may have reache
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -29,7 +30,7 @@ Rows = dict[TopicPartition, Batch]
 Meanwhile = Callable[[], None] | None
 
 
-class SimWriter:
+class SimWriter(ABC):
     """What both kinds of LogWriter have. `claim` is None for a producer."""
 
     marks_transactions = False
@@ -51,15 +52,15 @@ class SimWriter:
         """The limits of topics, as far as this process knows them."""
         return self._access.limits
 
+    @abstractmethod
     def append(self, batches: Batches, *, meanwhile: Meanwhile = None) -> dict[TopicPartition, int]:
         """See LogWriter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def transact(
         self, batches: Batches, commit: GroupCommit | None = None, *, meanwhile: Meanwhile = None
     ) -> dict[TopicPartition, int]:
         """See LogWriter."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the writer; the transactional id keeps its owner. Twice is fine."""
@@ -104,6 +105,8 @@ class EmbeddedWriter(SimWriter):
             ends = self._log.append(rows, self._began)
             if commit is not None:
                 self._log.commit(commit.group, commit.offsets)
+            if self.claim is not None:
+                self._log.on_write(*self.claim)
             return ends
 
         return self._access.write_once(name, effect, rows)
@@ -174,6 +177,8 @@ class KafkaWriter(SimWriter):
             member = commit.member if commit is not None else None
             begun = self._log.begin(self._name, epoch, rows, _offsets_of(commit), member)
             opened.append(begun.number)
+            if self.claim is not None:
+                self._log.on_write(*self.claim)
             return begun
 
         try:
@@ -295,6 +300,7 @@ def open_embedded(
         taken = owner._replace(epoch=(held.epoch if held is not None else 0) + 1)
         log.writers[name] = taken
         log.version += 1
+        log.on_claim(name, held, taken)
         return WriterClaim(name, taken.epoch)
 
     claim = access.write("log.open_writer", effect, patient=False)
@@ -316,6 +322,7 @@ def open_kafka(
             _check_free(log, name, owner.group, held)
         taken = group.owners[name] = owner._replace(epoch=(held.epoch if held is not None else 0) + 1)
         log.version += 1
+        log.on_claim(name, held, taken)
         return taken
 
     made = KafkaWriter(access, closed, name, access.write("log.claim", claim))

@@ -200,7 +200,7 @@ def test_three_years_of_flights_beside_a_standby(
 ) -> None:
     """The threads of both sessions run, and a minute is half a second. Departures of each hour, by airport and late."""
     monkeypatch.setattr(changelog_heads, "INTERVAL_MS", 500)
-    monkeypatch.setattr(changelog_heads, "LOOK_S", 0.1)
+    monkeypatch.setattr(changelog_heads, "LOOK_MS", 100)
     number = sf.serde.int64
     stores: list[Any] = [
         sf.WindowStore("win", TEXT, number, window_size_ms=HOUR_MS, retention_ms=DAY_MS, changelog=SEGMENTS),

@@ -14,7 +14,8 @@ import pytest
 
 from standfast.ops.shared.serve_files import INFO_NAME, TOKEN_NAME, RunDir, read_info
 from standfast.store.errors import BadConfig, Held, InvalidRequest
-from standfast.store.task.state_dir import StateDir, check_marker, write_atomically
+from standfast.store.files import write_atomically
+from standfast.store.task.state_dir import StateDir, check_marker
 
 if TYPE_CHECKING:
     from support.resp import RespBench

@@ -1,4 +1,4 @@
-"""The contract of a storage of snapshots, on a folder and on real servers of S3, Azure and Google Cloud Storage.
+"""The contract of a storage of snapshots, on a folder, simulated, and on real servers of S3, Azure and Google.
 
 Rules of this file: one application's name for each test, so that a server may be shared.
 """
@@ -18,13 +18,16 @@ import pytest
 from unit.stream.test_session_snapshots import KV, put, restored, rows
 
 import standfast as sf
+from simulator.calls import DirectCalls
+from simulator.storage import SimBucket, opener
+from standfast.restore.snapshot.address import OTHERS
 from standfast.restore.snapshot.catalogue import listed, verify_files
 from standfast.restore.snapshot.names import file_key
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.prune import prune
 from standfast.restore.snapshot.storage import PART_BYTES, RANGE_BYTES, Storage
-from standfast.store.clock import SystemClock
+from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import Corruption
 from support.clients import given_tool
 from support.groups import costly
@@ -37,13 +40,18 @@ NUMBERS = itertools.count()
 SIZES = (0, 5, PART_BYTES, 2 * PART_BYTES + 12_345)
 
 
-@pytest.fixture(scope="module", params=["folder", *SERVERS])
+@pytest.fixture(scope="module", params=["folder", "simulated", *SERVERS])
 @costly()
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a storage."""
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     if kind == "folder":
         yield str(folder)
+        return
+    if kind == "simulated":
+        bucket = SimBucket(DirectCalls(ManualClock(0)), SystemClock().wall_ms)
+        with OTHERS.added("sim", opener({"contract": bucket})):
+            yield "sim://contract"
         return
     with serving(kind, given_tool(request, kind), folder) as served, pytest.MonkeyPatch.context() as environment:
         for name, value in served.right.items():

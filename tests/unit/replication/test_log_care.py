@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import standfast as sf
 from standfast.ops.sidecar.control.session import ServerSession
 from standfast.ops.sidecar.worker.worker import WorkerSession
-from standfast.replication import log_care
+from standfast.replication.log_care import care
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable
@@ -63,23 +63,19 @@ def test_one_of_two_applications_members_cares_for_the_log(tmp_path: Path, opene
 
 
 class TiredLog:
-    """A log that fails once and accepts care afterwards; the last call sets the caller's stop."""
+    """A log that fails once and accepts care afterwards."""
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self) -> None:
         self.calls = 0
-        self.stop = stop
 
     def care(self, now_ms: int) -> None:
         self.calls += 1
         if self.calls == 1:
             raise Unavailable("the log is busy")
-        self.stop.set()
 
 
-def test_care_goes_on_after_the_log_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_care, "CARE_INTERVAL_S", 0.001)
-    stop = threading.Event()
-    log, mine = TiredLog(stop), iter([False, True, True])
-    log_care.run_care(log, SystemClock(), stop, lambda: next(mine))  # type: ignore[arg-type]
+def test_care_goes_on_after_the_log_did_not_answer() -> None:
+    log: Any = TiredLog()
+    for mine in (False, True, True):
+        care(log, SystemClock(), partial(bool, mine))
     assert log.calls == 2
-    assert list(mine) == []

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.store import session_key, value_timestamp, versioned_row, window_key
+from standfast.store import session_key, value_timestamp, window_key
 from standfast.store.errors import Corruption, InternalError, InvalidRequest
-from standfast.store.versioned_row import SegmentRow
+from standfast.store.types import versioned_row
+from standfast.store.types.versioned_row import SegmentRow
 
 TIME_MAX = 2**63 - 1
 times = st.integers(0, TIME_MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from standfast.store.errors import Held, InvalidRequest
+from standfast.store.files import WATCH
 from standfast.store.task.state_dir import MARKER, StateDir, check_marker, write_marker
 from support.stores import Open, keyvalue
 
@@ -164,3 +166,15 @@ def test_directories_are_set_aside_whole_until_they_are_dropped(tmp_path: Path) 
     assert state.drop_aside("0_0") == [moved]
     assert (state.aside("0_0"), state.tasks()) == ([], ["0_1"])
     state.close()
+
+
+def test_a_disk_that_became_read_only_does_not_keep_the_lock(tmp_path: Path) -> None:
+    held = StateDir(tmp_path, "app")
+
+    def refuse(kind: str, path: Path) -> None:
+        if kind == "truncate":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with WATCH.replaced(refuse):
+        held.close()
+    StateDir(tmp_path, "app").close()

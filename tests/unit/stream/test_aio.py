@@ -48,6 +48,7 @@ LACKS = {
     "misses_partitions": "an application's loop asks for it, which has no asynchronous session",
     "put_off": "its `commit` calls it, for one that was cancelled before its thread began",
     "wait_until_ready": "its `wait_ready` calls it",
+    "threads": "an application's loop asks for it, which has no asynchronous session",
     "own_sources": "an application's loop sets it, which has no asynchronous session",
 }
 

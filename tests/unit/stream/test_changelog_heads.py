@@ -30,6 +30,7 @@ STORES: list[Any] = [
     sf.SessionStore("ses", TEXT, TEXT, retention_ms=DAY_MS),
     sf.WindowStore("dup", TEXT, TEXT, window_size_ms=HOUR_MS, retention_ms=DAY_MS, retain_duplicates=True),
 ]
+LIVES: dict[str, Any] = {"stores": STORES, "lease_ms": 2 * HOUR_MS}  # two that are driven by turns
 KEPT_HOURS = 24 + 24 + 12 + 12 + 12  # retention, slack, and at most one segment and two spans of half a day
 CHANGELOGS = {spec.name: TopicPartition(f"app-{spec.name}-changelog", 0) for spec in STORES}
 
@@ -72,7 +73,7 @@ def lengths(bench: Bench) -> dict[str, int]:
 def test_replay_keeps_the_live_part_of_the_changelogs_and_a_restore_has_every_row(
     bench: Bench, guarantee: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    owner, standby = bench.active(stores=STORES, guarantee=guarantee), bench.session("b", stores=STORES)
+    owner, standby = bench.active(**LIVES, guarantee=guarantee), bench.session("b", **LIVES)
     standby.assign(standby=[0])
     for day in range(20):
         write_hours(owner, day * 24, 24)
@@ -122,7 +123,7 @@ def test_stream_time_that_no_commit_acknowledged_removes_nothing(bench: Bench) -
 def test_records_that_a_standby_has_not_read_stay_for_ten_minutes(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    owner, standby = bench.active(stores=STORES), bench.session("b", stores=STORES)
+    owner, standby = bench.active(**LIVES), bench.session("b", **LIVES)
     write_hours(owner, 0, 24)
     standby.assign(standby=[0])
     minute(bench, standby)
@@ -140,7 +141,7 @@ def test_records_that_a_standby_has_not_read_stay_for_ten_minutes(
 
 
 def test_standby_that_has_read_everything_is_waited_for_after_an_hour_without_records(bench: Bench) -> None:
-    owner, standby = bench.active(stores=STORES), bench.session("b", stores=STORES)
+    owner, standby = bench.active(**LIVES), bench.session("b", **LIVES)
     write_hours(owner, 0, 24)
     standby.assign(standby=[0])
     for _ in range(60):
@@ -273,17 +274,17 @@ def test_every_kind_of_session_that_owns_tasks_removes_records_in_a_thread(bench
         ]
         for kind, given in kinds:
             with kind("app", log=bench.address, stores=STORES, partitions=1, background=False, **given) as session:
-                assert changelog_heads.THREAD in session._background()
+                assert changelog_heads.THREAD in session._repeats()
         with sf.Replica("app", log=bench.address, state_dir=bench.root / "copy", stores=STORES) as replica:
-            assert changelog_heads.THREAD not in {thread.name for thread in replica._threads}
+            assert changelog_heads.THREAD not in replica._repeats()
         plain: dict[str, Any] = {"stores": [sf.KeyValueStore("kv", TEXT, TEXT)], "state_dir": bench.root / "plain"}
         with sf.Session("other", log=bench.address, partitions=1, background=False, **plain) as session:
-            assert changelog_heads.THREAD not in session._background()
+            assert changelog_heads.THREAD not in session._repeats()
 
 
 @pytest.mark.slow
 def test_thread_of_a_session_removes_records(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog_heads, "LOOK_S", 0.01)
+    monkeypatch.setattr(changelog_heads, "LOOK_MS", 10)
     monkeypatch.setattr(changelog_heads, "INTERVAL_MS", 0)
     owner = bench.active(stores=STORES, background=True, clock=SystemClock())
     write_hours(owner, 0, 240)

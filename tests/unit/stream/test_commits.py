@@ -13,6 +13,7 @@ from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Batches, GroupCommit, LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import ManualClock
+from standfast.store.process.threads import THREADS
 from standfast.stream.runtime import commits
 from standfast.stream.runtime.commit_pace import LEAST_ROOM, CommitPace
 from standfast.stream.runtime.commits import HOLD_MS, Commits, groups_before
@@ -97,7 +98,8 @@ def hopping(seen: Seen) -> Callable[[sf.App], None]:
 
 
 def running(bench: Bench, make: Callable[[sf.App], None], directory: str = "a", **given: Any) -> Running:
-    return Running(bench, make, directory, stores=[COUNT] if make.__qualname__.startswith("counting") else [], **given)
+    stores = [COUNT] if make.__qualname__.startswith("counting") else []
+    return Running(bench, make, directory, stores=stores, threads=THREADS, **given)
 
 
 def task_of(one: Running, partition: int = 0, group: int = 0) -> Task:

@@ -219,13 +219,13 @@ def test_changed_definition_is_raised_as_what_it_is(tmp_path: Path) -> None:
 
 def test_error_of_background_work_keeps_its_kind_at_every_call(bench: Bench) -> None:
     session = bench.session(background=False)
-    session._fatal = ValueError("a listener fails")
+    session._background.fatal = ValueError("a listener fails")
     depths = set()
     for _ in range(5):
         with pytest.raises(ValueError, match="a listener fails") as error:
             session.open_tasks()
         depths.add(len(error.traceback))
-    session._fatal = None
+    session._background.fatal = None
     assert len(depths) == 1  # it does not grow with each call
 
 

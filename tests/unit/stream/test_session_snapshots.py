@@ -499,7 +499,7 @@ def test_a_download_is_seen_while_it_runs_though_the_session_is_locked(
     put(first, *(f"k{number}" for number in range(50)))
     first.snapshot(0)
     first.close()
-    second = bench.session("b", stores=KV, snapshots=policy(to))
+    second = bench.session("b", stores=KV, snapshots=policy(to), background=True, clock=SystemClock())
     second.statistics()
     seen: list[DownloadStatistics] = []
     plain = Storage.download

@@ -1,0 +1,103 @@
+"""Faults: what the environment does to a world. Each is one plain value, so that a story can leave any of them out.
+
+    at_ms       simulated time from which the fault waits for its place
+    call, skip  the place: the call of that name after `skip` others of that name; "" is any call of the process
+    state       a task of the process must be in that role and state, "" for any
+    after       whether the effect of that call happens first
+    for_ms      how long it lasts: a pause, a cut; until a process that ended starts again
+
+Rules of this file: it draws faults and knows what they are; `world.py` carries them out. docs/internals/simulator.md
+lists what an environment may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from simulator.draws import Draws
+
+
+class Kind(Enum):
+    """What happens."""
+
+    # to a process
+    KILL = "kill"  # it ends between two calls, as by SIGKILL
+    POWER = "power"  # so does its machine: unsynced writes are lost
+    PAUSE = "pause"  # it stands still, as by SIGSTOP, often for longer than its lease
+    STOP = "stop"  # the application ends cleanly, as by SIGTERM
+    JOIN = "join"  # a further instance starts late
+    RAISE = "raise"  # the application's code raises an exception once
+    LISTENER = "listener"  # a listener of it raises an exception once
+    # to its machine
+    DAMAGE = "damage"  # a byte of a file changes while the process is down
+    WIPE = "wipe"  # the state directory is gone when the process starts again
+    CLOCK = "clock"  # the wall clock jumps
+    FULL = "full"  # the disk takes no new bytes
+    READ_ONLY = "read-only"  # the disk takes no change
+    CRAWL = "crawl"  # each change of the disk takes long
+    # to its line to the log
+    CUT = "cut"  # the log does not answer; a call under way may have had its effect
+    LOST = "lost"  # one answer is lost: its effect happened
+    SLOW = "slow"  # each call takes long
+    # to the log
+    AWAY = "away"  # one partition has no leader, or another process holds the lock of an embedded log
+    LATE = "late"  # readers of one partition see acknowledged records later
+    COMPACT = "compact"  # its care runs: compaction, and the end of old tombstones
+    # to the storage of snapshots
+    VANISH = "vanish"  # an object is gone
+    STORAGE = "storage"  # it does not answer
+
+
+PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
+CALLS = ("log.append", "log.transact", "log.fetch", "log.open_writer", "log.other", "group", "admin", "engine", "file")
+STATES = ("not open", "no task", "active restoring", "active running", "standby standby")
+ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
+PLACES = ("", "", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
+ENDS = (*PROCESS_ENDS, Kind.STOP)
+LONGEST_MS = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """See the head of this file. `machine` is the number of an instance."""
+
+    kind: Kind
+    machine: int
+    at_ms: int
+    call: str = ""
+    skip: int = 0
+    state: str = ""
+    after: bool = False
+    for_ms: int = 0
+
+    def __str__(self) -> str:
+        state = f" with {self.state}" if self.state else ""
+        where = f"{state} at {self.call or 'a call'} {self.skip + 1}{', after its effect' if self.after else ''}"
+        lasts = f", for {self.for_ms} ms" if self.for_ms else ""
+        return f"{self.at_ms} ms: {self.kind.value} of instance {self.machine}{where}{lasts}"
+
+
+def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
+    """The faults of one world: three at least."""
+    for number in range(3 + draws.below(8, "faults")):
+        about = ("fault", number)
+        kind = draws.choice(tuple(Kind), *about, "kind")
+        place = draws.choice((*CALLS, *STATES), *about, "place")
+        yield Fault(
+            kind,
+            machine=draws.below(machines, *about, "machine"),
+            at_ms=from_ms + draws.below(until_ms - from_ms, *about, "at"),
+            call=place if place in CALLS else "",
+            skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
+            state=place if place in STATES else "",
+            after=bool(draws.below(2, *about, "after")),
+            for_ms=100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts"),
+        )
+
+
+def family_of(name: str) -> str:
+    """The one of CALLS that a call's name belongs to."""
+    part = name.partition(".")[0]
+    return name if name in CALLS else "log.other" if part == "log" else part

@@ -1,0 +1,138 @@
+"""One simulated process of an application: it opens, polls until it is to stop, and closes.
+
+Rules of this file: public faces of the product alone. Whatever ends the process leaves by an exception; `App.close` is
+called by a clean stop alone, as by SIGTERM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import standfast as sf
+from simulator.checkers import History
+from simulator.faults import Kind
+from simulator.hand import APP
+from simulator.log import SimLog
+from simulator.plan import Plan
+from simulator.programs import declare, stores_of
+from simulator.witness import Witness, rows_of, tasks_of
+from simulator.world import Machine, World
+from standfast.replication.offsets import TopicPartition
+
+SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
+
+
+class Broken(Exception):
+    """What the application's code raises where a fault says so."""
+
+
+def raise_once(machine: Machine, kind: Kind) -> None:
+    """Raise the exception that a fault of this kind asks for."""
+    if machine.raises[kind]:
+        machine.raises[kind] -= 1
+        raise Broken(f"{kind.value} (simulated)")
+
+
+class Failing(sf.Listener):
+    """Raises an exception where a fault says so."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def on_commit(self, task: Any, sources: Any) -> None:
+        raise_once(self._machine, Kind.LISTENER)
+
+
+class Instance:
+    """The application of one machine; each start makes an App of its own."""
+
+    def __init__(
+        self, machine: Machine, plan: Plan, world: World, log: SimLog, state_dir: Path, history: History
+    ) -> None:
+        self.machine = machine
+        self.app: sf.App | None = None
+        self.stopping = False
+        self._plan = plan
+        self._world = world
+        self._log = log
+        self._state_dir = state_dir
+        self._history = history
+
+    def body(self) -> None:
+        """A process, from its start to its clean end."""
+        self.app = app = self._make()
+        try:
+            app.open(background=False)
+            while not self.stopping:
+                if not app.poll_once():
+                    self.machine.sleep_ms(self._plan.idle_ms)
+        except Exception:
+            with suppress(Exception):  # the first error says why it ends
+                app.close()
+            raise
+        app.close()
+        self.app = None
+
+    def states(self) -> set[str]:
+        """Role and state of each task that this process holds."""
+        if self.app is None or self.app.session is None:
+            return {"not open"}
+        return {f"{task.role} {task.state.value}" for task in tasks_of(self.app).values()} or {"no task"}
+
+    def behind(self) -> str:
+        """A copy here that has not read its changelog to the end; "" if there is none."""
+        session = None if self.app is None else self.app.session
+        for task in () if session is None else session.held_tasks().values():
+            for store in task.stores.specs:
+                lag = session.read(store, task.id.partition, allow_stale=True).lag_records
+                if lag:
+                    return f"{self.machine.name}: {task.role} {task.id} is {lag} records behind in {store}"
+        return ""
+
+    def rows(self) -> Iterator[tuple[str, str, TopicPartition, dict[Any, Any]]]:
+        """Each copy here: of a task, a store, the partition of its changelog, and the rows."""
+        for task in tasks_of(self.app).values():
+            if task.stores.closed:
+                continue  # a failed one
+            for store, at in task.applier.changelogs.items():
+                yield f"{self.machine.name}, {task.role} {task.id}", store, at, rows_of(task, store)
+
+    def owns(self, member: str, name: str) -> bool:
+        """Whether this process is that member, and processes the task of a transactional id."""
+        process = self.machine.process
+        if self.app is None or self.app.session is None or process is None or process.ended or process.done:
+            return False
+        return self.app.session.instance_id == member and any(
+            name == f"{APP}-{task.id.group}-{task.id.partition}" and task.looped and task.error is None
+            for task in tasks_of(self.app).values()
+        )
+
+    def _make(self) -> sf.App:
+        plan, machine = self._plan, self.machine
+        witness = Witness(self._world, machine, plan, self._log, self._history)
+        app = sf.App(
+            APP,
+            log=f"sim://{self._log.name}?style={self._log.style}",
+            state_dir=self._state_dir,
+            stores=stores_of(plan.program),
+            guarantee=plan.guarantee,
+            standby_replicas=plan.standbys,
+            lease_ms=plan.lease_ms,
+            commit_interval_ms=plan.commit_interval_ms,
+            gate=plan.gate,
+            restart=sf.FixedDelay(1_000_000, 200),
+            clock=machine,
+            snapshots=SNAPSHOTS if plan.snapshots else None,
+            listeners=[witness, Failing(machine)],
+        )
+
+        def hook() -> None:
+            witness.processing()
+            raise_once(machine, Kind.RAISE)
+
+        witness.app = app
+        declare(app, plan.program, witness.seen, hook)
+        return app

@@ -1,0 +1,63 @@
+"""The plan of a world: everything that its seed decides before it begins, as one plain value.
+
+Rules of this file: a smaller plan (fewer instances, faults or records) keeps all other choices, so that a failure can
+be shrunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.draws import Draws
+from simulator.faults import Fault, draw_faults
+
+FEED_MS = 12_000
+PROGRAMS = ("count", "windows", "rekeyed")
+TABLE = "table"  # a fourth of the worlds, by a question of its own
+LOG_STYLES = ("embedded", "kafka")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the head of this file. Times in milliseconds; `records` is their number in all."""
+
+    seed: int
+    program: str
+    style: str
+    guarantee: str
+    machines: int
+    partitions: int
+    keys: int
+    records: int
+    feed_ms: int  # in which they come
+    idle_ms: int  # of an instance that had nothing to do
+    standbys: int
+    lease_ms: int
+    commit_interval_ms: int
+    gate: str
+    snapshots: bool
+    faults: tuple[Fault, ...]
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed."""
+    draws = Draws(seed)
+    machines = 2 + draws.below(3, "machines")
+    return Plan(
+        seed=seed,
+        program=TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program"),
+        style=draws.choice(LOG_STYLES, "style"),
+        guarantee=draws.choice(("exactly_once", "exactly_once", "at_least_once"), "guarantee"),
+        machines=machines,
+        partitions=1 + draws.below(4, "partitions"),
+        keys=3 + draws.below(20, "keys"),
+        records=300 + draws.below(200, "records"),
+        feed_ms=FEED_MS,
+        idle_ms=draws.choice((20, 60, 80), "idle"),
+        standbys=draws.below(min(machines, 3), "standbys"),
+        lease_ms=draws.choice((600, 1_500, 3_000), "lease"),
+        commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
+        gate=draws.choice(("all", "task"), "gate"),
+        snapshots=draws.below(3, "snapshots") == 0,
+        faults=tuple(draw_faults(draws, machines, 1_000, FEED_MS)),
+    )

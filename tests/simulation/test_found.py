@@ -1,0 +1,42 @@
+"""Worlds in which the simulator found a bug of the product: each is a script, and stays right."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.faults import Fault, Kind
+from simulator.plan import Plan
+from simulator.run import run
+
+FORMER_OWNER_APPENDS_LATE = Plan(
+    seed=63,
+    program="windows",
+    style="kafka",
+    guarantee="at_least_once",
+    machines=2,
+    partitions=4,
+    keys=18,
+    records=336,
+    feed_ms=16_000,
+    idle_ms=40,
+    standbys=0,
+    lease_ms=1_500,
+    commit_interval_ms=200,
+    gate="all",
+    snapshots=True,
+    faults=(
+        # It stands still before an append, for longer than its lease: the other instance has the task meanwhile.
+        Fault(Kind.PAUSE, machine=0, at_ms=7_093, state="active running", for_ms=2_734),
+        Fault(Kind.JOIN, machine=1, at_ms=8_156),
+        Fault(Kind.CRAWL, machine=0, at_ms=3_725, call="engine", skip=3, after=True, for_ms=256),
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [FORMER_OWNER_APPENDS_LATE])
+def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):
+    outcome = run(plan)
+    assert outcome.alarms == []
+    met = {kind for kind, _ in outcome.met}
+    assert met == {fault.kind.value for fault in plan.faults if fault.kind is not Kind.JOIN}

@@ -1,0 +1,52 @@
+"""Whole instances in simulated worlds: no promise is broken, and the same seed has the same trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROOF = Path(__file__).resolve().parents[2] / "proof"
+SEEDS = 500
+
+
+def simulate(*arguments: str, **variables: str) -> str:
+    """Run `python -m simulator` in a process of its own; returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator", *arguments],
+        env=os.environ | {"PYTHONPATH": str(PROOF)} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8_000:]}\n{done.stderr[-4_000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_promise_is_broken_in_many_worlds_and_every_fault_meets_every_call_and_task(tmp_path: Path):
+    told = simulate("--seeds", str(SEEDS), "--jobs", "2", "--json", str(tmp_path / "found"))
+    found = json.loads((tmp_path / "found").read_text())
+    assert (found["seeds"], found["failed"]) == (SEEDS, []), told
+    assert found["missing"] == [], told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_no_promise_is_broken_in_ten_thousand_worlds(tmp_path: Path):
+    seeds = int(os.environ.get("STANDFAST_SIMULATED_WORLDS", "10000"))
+    simulate("--seeds", str(seeds), "--from", str(SEEDS), "--jobs", "2", "--json", str(tmp_path / "found"))
+    assert json.loads((tmp_path / "found").read_text())["failed"] == []
+
+
+@pytest.mark.slow
+def test_a_seed_has_one_trace_in_each_process_whatever_its_hash_seed_and_with_or_without_compiled_code():
+    variables = ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"}, {"PYTHONHASHSEED": "1", "STANDFAST_NATIVE": "0"})
+    traces = [[simulate("--seed", str(seed), "--trace", **one) for seed in (1, 2)] for one in variables]
+    assert traces[0] == traces[1] == traces[2]
+    assert all(len(trace) > 50_000 for trace in traces[0])
