@@ -266,7 +266,7 @@ def run_restorer(settings: dict[str, Any]) -> None:
 
 def run_loader(settings: dict[str, Any]) -> None:
     """A bulk restore, with ranges and budgets so small that a few hundred records make several runs."""
-    SessionSettings.bulk = lambda _: BULK  # type: ignore[method-assign]
+    SessionSettings.bulk = lambda _, *, threads: BULK  # type: ignore[method-assign]
     session = open_session(settings, LossTeller())
     session.assign(active=range(PARTITIONS))
     say("ready")
