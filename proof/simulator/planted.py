@@ -275,15 +275,13 @@ def _offsets_at_begin(right: Function) -> Function:
 
 
 def _takes_the_next_task(right: Function) -> Function:
-    def set_aside(state_dir: Any, task: str, reason: str) -> Any:
-        found = right(state_dir, task, reason)
-        for other in state_dir.tasks():
-            if other > task:
-                files.clear(state_dir.task_path(other))
-                break
-        return found
+    def take_out(mender: Any, task: Any, loss: Any) -> Any:
+        lost, folder = right(mender, task, loss), mender._state_dir
+        for other in [one for one in folder.tasks() if one > str(task)][:1]:
+            files.clear(folder.task_path(other))
+        return lost
 
-    return set_aside
+    return take_out
 
 
 def _holds_for_good(right: Function) -> Function:
@@ -346,7 +344,7 @@ SECOND = {
     LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.standby.Standby._drain": _drains_one_more}),
     WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
     OFFSETS: Bug(OFFSETS, "offsets", 0, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
-    WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.state_dir.StateDir.set_aside": _takes_the_next_task}),
+    WIPE: Bug(WIPE, "wipe", 0, {"standfast.stream.task.mending.Mender.take_out": _takes_the_next_task}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.task.waiting.WaitingTasks.holds_back": _holds_for_good}),
     CLAIM: Bug(CLAIM, "claims", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
     ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._write_log": _hopes}),
