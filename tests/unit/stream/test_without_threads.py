@@ -128,7 +128,7 @@ def test_tasks_of_an_instance_that_is_polled_no_more_go_on_elsewhere(
     both.until(lambda: len(both.running("b")) == 2, "b")
     feed(bench, 40, first=40)
     both.until(lambda: counted(bench) == folded(80), "b")
-    both.until(lambda: len(both.running("a")) == 1)  # it joins again, and gives up what it lost meanwhile
+    both.until(lambda: len(both.running("a")) == 1)  # it joins again, and gives its lost task up
     session = both.apps["a"].session
     assert session is not None
     assert session.counters.leases_lost[LEASE_LATE] == 1
@@ -212,7 +212,7 @@ class Numbers(sf.Source):
 
 
 class Actors(NoThreads):
-    """Notes what is started: a simulator makes actors of it."""
+    """Notes each start: a simulator makes actors there."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
