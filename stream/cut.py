@@ -112,11 +112,13 @@ def check_log(
                 )
                 lost.sources = (changelog,)
                 raise lost
-            if first > stored.offset and not marked:
+            # The marker may be of an exactly once commit, before the application went over to at least once.
+            begin = stored.offset + stored.marker
+            if first > begin and not marked:
                 raise CommitUnknown(
-                    f"task {task}: {changelog} has {first - stored.offset} records of another writer from offset "
-                    f"{stored.offset} on, before the records of this commit: two instances had the task for a while. "
-                    "Open the task again: it reads them all from the log"
+                    f"task {task}: {changelog} has {first - begin} records of another writer from offset {begin} on, "
+                    "before the records of this commit: two instances had the task for a while. Open the task again: "
+                    "it reads them all from the log"
                 )
 
 

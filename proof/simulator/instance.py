@@ -85,7 +85,9 @@ class Instance:
     def behind(self) -> str:
         """A copy here that has not read its changelog to the end; "" if there is none."""
         session = None if self.app is None else self.app.session
-        for task in () if session is None else session.held_tasks().values():
+        if session is None:
+            return ""
+        for task in session.held_tasks().values():
             for store in task.stores.specs:
                 lag = session.read(store, task.id.partition, allow_stale=True).lag_records
                 if lag:

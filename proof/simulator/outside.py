@@ -22,6 +22,7 @@ from standfast.replication.tail import open_log
 from standfast.restore.snapshot import address
 from standfast.store import outside
 from standfast.store.clock import Clock
+from standfast.store.process.interrupts import IS_MAIN
 from standfast.store.rocks.open_engine import OPEN_ENGINE
 
 SCHEME = "sim"
@@ -53,6 +54,7 @@ def outside_of(world: World, log: SimLog, disks: Sequence[SimDisk], bucket: SimB
         outside.PROCESS_ID: lambda: 1_000 + machine_number(),
         outside.HOST_NAME: lambda: f"machine-{machine_number()}",
         outside.ENVIRONMENT: dict,
+        IS_MAIN: lambda: False,  # no signal handler runs in a world
         OPEN_ENGINE: engine_opener(disks),
     }
     with ExitStack() as stack:

@@ -7,13 +7,17 @@ be shrunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from simulator.draws import Draws
 from simulator.faults import Fault, draw_faults
+from standfast.restore.gate import Policy
+from standfast.stream.task.settings import Guarantee
 
 FEED_MS = 12_000
 PROGRAMS = ("count", "windows", "rekeyed")
 TABLE = "table"  # a fourth of the worlds, by a question of its own
+GUARANTEES: tuple[Guarantee, ...] = ("exactly_once", "exactly_once", "at_least_once")
 LOG_STYLES = ("embedded", "kafka")
 
 
@@ -24,7 +28,7 @@ class Plan:
     seed: int
     program: str
     style: str
-    guarantee: str
+    guarantee: Guarantee
     machines: int
     partitions: int
     keys: int
@@ -34,7 +38,7 @@ class Plan:
     standbys: int
     lease_ms: int
     commit_interval_ms: int
-    gate: str
+    gate: Policy
     snapshots: bool
     faults: tuple[Fault, ...]
 
@@ -47,7 +51,7 @@ def draw_plan(seed: int) -> Plan:
         seed=seed,
         program=TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program"),
         style=draws.choice(LOG_STYLES, "style"),
-        guarantee=draws.choice(("exactly_once", "exactly_once", "at_least_once"), "guarantee"),
+        guarantee=draws.choice(GUARANTEES, "guarantee"),
         machines=machines,
         partitions=1 + draws.below(4, "partitions"),
         keys=3 + draws.below(20, "keys"),
@@ -57,7 +61,7 @@ def draw_plan(seed: int) -> Plan:
         standbys=draws.below(min(machines, 3), "standbys"),
         lease_ms=draws.choice((600, 1_500, 3_000), "lease"),
         commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
-        gate=draws.choice(("all", "task"), "gate"),
+        gate=draws.choice(get_args(Policy), "gate"),
         snapshots=draws.below(3, "snapshots") == 0,
         faults=tuple(draw_faults(draws, machines, 1_000, FEED_MS)),
     )

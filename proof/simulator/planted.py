@@ -313,7 +313,7 @@ ACK = "commit acknowledged before the log"
 
 FIRST = {
     GATE: Bug(GATE, "gate", 0, {"standfast.restore.gate.Gate._opened": _opens_each}),
-    POSITION: Bug(POSITION, "fold", 0, {"standfast.store.task.task_stores.TaskStores._write": _record_before_rows}),
+    POSITION: Bug(POSITION, "fold", 23, {"standfast.store.task.task_stores.TaskStores._write": _record_before_rows}),
     EPOCH: Bug(
         EPOCH,
         "writers",
@@ -324,15 +324,15 @@ FIRST = {
             "simulator.log.cluster.SimLog.begin": _begins_for_any,
         },
     ),
-    LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.tail.tailer.Tailer._committed": _end_as_limit}),
-    WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.dsl.final_results.FinalResults.__init__": _forgets_given}),
-    OFFSETS: Bug(OFFSETS, "offsets", 0, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
-    WIPE: Bug(WIPE, "wipe", 0, {"standfast.store.task.task_stores.TaskStores.forget": _forgets_all_rows}),
-    WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.runtime.loop.Loop._open_later": _forgets_to_open}),
+    LIMIT: Bug(LIMIT, "limits", 7, {"standfast.replication.tail.tailer.Tailer._committed": _end_as_limit}),
+    WINDOW: Bug(WINDOW, "windows", 2, {"standfast.stream.dsl.final_results.FinalResults.__init__": _forgets_given}),
+    OFFSETS: Bug(OFFSETS, "offsets", 23, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
+    WIPE: Bug(WIPE, "wipe", 45, {"standfast.store.task.task_stores.TaskStores.forget": _forgets_all_rows}),
+    WAKE_UP: Bug(WAKE_UP, "rest", 8, {"standfast.stream.runtime.loop.Loop._open_later": _forgets_to_open}),
     CLAIM: Bug(
         CLAIM,
         "claims",
-        0,
+        26,
         {
             "standfast.stream.session.instance.Instance._lose": _opens_again,
             "standfast.stream.session.writers.Writers._open": _takes_from_any,
@@ -341,16 +341,16 @@ FIRST = {
     ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._committed": _tells_first}),
 }
 SECOND = {
-    GATE: Bug(GATE, "gate", 0, {"standfast.stream.task.opener.plan_changelog": _resumes_at_once}),
+    GATE: Bug(GATE, "gate", 2, {"standfast.stream.task.opener.plan_changelog": _resumes_at_once}),
     POSITION: Bug(POSITION, "fold", 0, {"standfast.replication.tail.applier.ChangelogApplier.stage": _leaves_the_last}),
-    EPOCH: Bug(EPOCH, "writers", 0, {"simulator.log.cluster.SimLog.init_producer": _keeps_epoch}),
-    LIMIT: Bug(LIMIT, "limits", 0, {"standfast.replication.standby.Standby._drain": _drains_one_more}),
-    WINDOW: Bug(WINDOW, "windows", 0, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
-    OFFSETS: Bug(OFFSETS, "offsets", 0, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
-    WIPE: Bug(WIPE, "wipe", 0, {"standfast.stream.task.mending.Mender.take_out": _takes_the_next_task}),
+    EPOCH: Bug(EPOCH, "writers", 13, {"simulator.log.cluster.SimLog.init_producer": _keeps_epoch}),
+    LIMIT: Bug(LIMIT, "limits", 7, {"standfast.replication.standby.Standby._drain": _drains_one_more}),
+    WINDOW: Bug(WINDOW, "windows", 2, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
+    OFFSETS: Bug(OFFSETS, "offsets", 3, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
+    WIPE: Bug(WIPE, "wipe", 4, {"standfast.stream.task.mending.Mender.take_out": _takes_the_next_task}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _asks_once}),
-    CLAIM: Bug(CLAIM, "claims", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
-    ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._write_log": _hopes}),
+    CLAIM: Bug(CLAIM, "claims", 4, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
+    ACK: Bug(ACK, "commits", 72, {"standfast.stream.task.task.Task._write_log": _hopes}),
 }
 
 FOUND_WITHIN = 200  # seeds

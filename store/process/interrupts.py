@@ -12,7 +12,7 @@ that it was to release stays taken for good. Three rules follow, for code that a
   * Work of many steps, which must not end half done, is made `Apart`: another thread does it, where no handler runs,
     and the main thread waits. An exception then ends the wait, and the work goes on.
 
-Rules of this file: it imports the clock alone, and knows no part of a session.
+Rules of this file: it imports the clock and what stands for the outside, and knows no part of a session.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from standfast.store.clock import SystemClock
+from standfast.store.outside import Replaceable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +34,8 @@ LOOK_S = 0.5
 LEAVING_LOOKS, LEAVING_MS = 50, 0.2
 
 _clock = SystemClock()
+# A simulator, in whose processes no handler runs, answers that there is no such thread: it has no helpers then.
+IS_MAIN = Replaceable(lambda: threading.get_ident() == threading.main_thread().ident)
 
 
 def _deadline_ms(timeout_s: float | None) -> float | None:
@@ -174,18 +177,17 @@ class Answer(Generic[T]):
 
 def is_main() -> bool:
     """Whether this is the thread in which CPython runs signal handlers."""
-    return threading.get_ident() == threading.main_thread().ident
+    return IS_MAIN.ask()
 
 
 class Apart:
     """Makes calls where no signal handler can break them off: in the main thread, another thread makes them meanwhile.
 
     An exception of a handler ends the wait alone: a call that has begun goes on, and its own error is lost then. The
-    next call begins after its end. Without `threads` each call is made where it is, and may be broken off.
+    next call begins after its end.
     """
 
-    def __init__(self, *, threads: bool = True) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
         self._last: Answer[Any] | None = None
 
     def wait(self) -> None:
@@ -196,7 +198,7 @@ class Apart:
 
     def run(self, action: Callable[[], T]) -> T:
         """Make a call. Raises its error."""
-        if not self._threads or not is_main():
+        if not is_main():
             return action()
         self.wait()
         answer: Answer[T] = Answer()

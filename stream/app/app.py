@@ -391,8 +391,8 @@ class App:
     def open(self, *, background: bool = True) -> Session:
         """Open the session (state directory, log, membership); run() does this too.
 
-        background  whether restores, standbys, the lease and snapshots run in threads; False: no thread is started, and
-                    poll_once() does all of it, several times within `lease_ms`; `http_port` is not opened then
+        background  whether restores, standbys, the lease and snapshots run in threads; False: it has no thread, and
+                    poll_once() does all of it, called several times within `lease_ms`; `http_port` is not opened then
         """
         if not isinstance(background, bool):
             raise BadConfig([f"open: background must be True or False, not {background!r:.100}"])
@@ -405,7 +405,7 @@ class App:
                 return self.session
 
             # Apart, with the assignment: an exception of a signal handler must not lose an open session.
-            return self._apart.run(opens) if background else opens()
+            return self._apart.run(opens)
         return self.session
 
     def poll_once(self, timeout_ms: int = 0) -> int:

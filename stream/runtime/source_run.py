@@ -139,7 +139,8 @@ class SourceRun:
             if _works(self._running)
             else ("cancel()", self._cancelling, SourceRun._cancel)
         )
-        frame = sys._current_frames().get((running and running.ident) or -1)
+        ident = None if running is None else running.ident
+        frame = sys._current_frames().get(ident or -1)
         # The outermost frame of the application's own, which names the line of its `run` or `cancel`.
         while frame is not None and frame.f_back is not None and frame.f_back.f_code is not ours.__code__:
             frame = frame.f_back

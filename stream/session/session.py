@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from standfast.replication import log_care
 from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
-from standfast.replication.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
@@ -163,7 +163,7 @@ class Session(Elsewhere, Closing):
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._make_progress()
-        self._apart = Apart(threads=background)
+        self._apart = Apart()
         self._opening = threading.Lock()
         try:
             self._apart.run(lambda: self._open(log, state_dir, background))
@@ -240,7 +240,10 @@ class Session(Elsewhere, Closing):
     def _repeats(self) -> dict[str, Repeated]:
         """The background work that is done again after an interval, by thread name."""
         found: dict[str, Repeated] = {
-            CARE_THREAD: (lambda: CARE_INTERVAL_MS, lambda: care(self.log, self.clock, self._log_is_mine))
+            CARE_THREAD: (
+                lambda: log_care.CARE_INTERVAL_MS,  # tests choose another one
+                lambda: log_care.care(self.log, self.clock, self._log_is_mine),
+            )
         }
         if not self._heads.idle:
             found[changelog_heads.THREAD] = lambda: changelog_heads.LOOK_MS, self._heads.poll

@@ -76,7 +76,10 @@ class Drawn:
         return found
 
     def batches(self) -> dict[tuple[str, int], list[Any]]:
-        return {source: self.records() for source in self.sources()}
+        found = {source: self.records() for source in self.sources()}
+        refused = [source for source, batch in found.items() if batch and batch[0][0] is None]
+        # How many records of other partitions a broker has by the time at which it refuses one differs from run to run.
+        return {source: found[source] for source in refused[:1]} if self._kafka and refused else found
 
     def offsets(self) -> dict[tuple[str, int], Committed]:
         return {at: Committed(self.below(20) if self.below(20) else -1, self.choice("", "m")) for at in self.sources()}
@@ -364,6 +367,10 @@ def plain_view(view: GroupView) -> Any:
     return type(view).__name__, view.generation, view.leader, view.members, dict(view.busy)
 
 
+class BrokerAway(Exception):
+    """The broker did not answer in time, on a machine that is too busy: the program says nothing."""
+
+
 class Pair(NamedTuple):
     real: Player
     simulated: Player
@@ -377,6 +384,8 @@ def compare(seed: int, pair: Pair, *, kafka: bool) -> None:
         played.append(op)
         expected = pair.simulated.play(op)
         found = soon(pair.real, op, expected) if kafka else pair.real.play(op)
+        if kafka and found in ("Unavailable", "CommitUnknown"):
+            raise BrokerAway(f"seed {seed}: {found} at {op}")
         story = "\n".join(f"{number:3} {one}" for number, one in enumerate(played))
         assert found == expected, f"seed {seed}, real {found!r}, simulated {expected!r}\n{story}"
 
@@ -438,10 +447,14 @@ def test_program_has_equal_answers_on_the_embedded_log_and_the_simulated_one(see
     embedded_program(seed, tmp_path)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.kafka
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [pytest.param(one, marks=pytest.mark.long) if one >= KAFKA_FEW else one for one in range(KAFKA_PROGRAMS)]
 )
 def test_program_has_equal_answers_on_a_broker_and_the_simulated_log(seed: int, kafka_address: str) -> None:
-    kafka_program(seed, kafka_address)
+    try:
+        kafka_program(seed, kafka_address)
+    except BrokerAway:
+        kafka_program(seed, kafka_address)

@@ -72,6 +72,16 @@ def _opened(use: Callable[[sf.App], object] = lambda app: None) -> Entry:
     return Entry(call)
 
 
+def _polled(stage: Stage, n: int) -> None:
+    """A round of an application without threads, and its end."""
+    app = _app(stage)
+    try:
+        app.open(background=False).assign(active=[0])
+        app.poll_once()
+    finally:
+        app.close()
+
+
 def _declared(use: Callable[[sf.App], object]) -> Entry:
     """A call on an application that is only declared."""
     return Entry(lambda stage, n: use(_app(stage)))
@@ -139,12 +149,14 @@ class Passing(sf.Processor):
 PROGRAMS: dict[str, Entry] = {
     "App": _declared(lambda app: None),
     "App.assemble": _declared(lambda app: app.assemble()),
+    "App.close": Entry(_polled),
     "App.configure": _declared(lambda app: app.configure({"commit_interval_ms": 20})),
     "App.make_loop": _opened(lambda app: app.make_loop(app.open(), app.assemble())),
     "App.open": _opened(),
     "App.open_session": _opened(),
     "App.pause": _opened(lambda app: app.pause()),
     "App.places": _declared(lambda app: app.places()),
+    "App.poll_once": Entry(_polled),
     "App.producer": _produced(),
     "App.resume": _opened(lambda app: app.resume()),
     "App.run": Entry(_run, after=_ran),

@@ -93,7 +93,8 @@ class RestoreTeller(LossTeller):
 
 def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True, **more: Any) -> Session:
     """A session with the settings of every process of a run, the looking one included."""
-    log_care.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs the records that compaction would remove
+    # Folding to a position needs the records that compaction would remove.
+    log_care.CARE_INTERVAL_MS = LIFE_MAX_S * 1_000
     return Session(
         settings["app"],
         log=settings["log"],
@@ -265,7 +266,7 @@ def run_restorer(settings: dict[str, Any]) -> None:
 
 def run_loader(settings: dict[str, Any]) -> None:
     """A bulk restore, with ranges and budgets so small that a few hundred records make several runs."""
-    SessionSettings.bulk = lambda _: BULK  # type: ignore[method-assign]
+    SessionSettings.bulk = lambda _, *, threads: BULK  # type: ignore[method-assign]
     session = open_session(settings, LossTeller())
     session.assign(active=range(PARTITIONS))
     say("ready")

@@ -193,7 +193,8 @@ def test_background_sessions_share_tasks_out_and_survive_a_silent_death(sessions
         sessions.fill(first, 0, partition=partition)
     before = [contents(first, partition) for partition in (0, 1)]
     until(lambda: [contents(second, partition) for partition in (0, 1)] == before, "the standby has everything")
-    first._stop.set()  # its threads end; its lease is not renewed once they make no progress; it does not leave
+    # Its threads end; its lease is not renewed once they make no progress; it does not leave.
+    first._background.stop.set()
     until(lambda: active(second) == [0, 1], "take-over after the lease")
     second.wait_ready(WAIT_S)
     assert [contents(second, partition) for partition in (0, 1)] == before

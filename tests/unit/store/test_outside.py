@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_replaced_function_answers_within_the_block_alone() -> None:
 
 
 def test_a_replaced_function_comes_back_when_the_block_fails() -> None:
-    place = Replaceable(lambda: 1)
+    place: Replaceable[Callable[[], int]] = Replaceable(lambda: 1)
     with pytest.raises(KeyError), place.replaced(lambda: 2):
         raise KeyError
     assert place.ask() == 1

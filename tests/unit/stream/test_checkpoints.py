@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from support.apps import Running, write
 from support.checkpoints import COLORS, Sums, complete, stores, sums, two_groups
 from support.placement import TASKS, Cluster, placement_of
 from support.sessions import Bench
-
-PROMPT_S = 0.02  # of real time, for the threads that copy and store parts
 
 
 class Checkpoints(Cluster):
@@ -55,12 +52,11 @@ class Checkpoints(Cluster):
         return request.id
 
     def until(self, done: Callable[[], bool], rounds: int = 400) -> None:
-        """Rounds until something holds; between them the threads of the parts get a moment."""
+        """Rounds until something holds."""
         for _ in range(rounds):
             if done():
                 return
             self.rounds(1)
-            threading.Event().wait(PROMPT_S)
         raise AssertionError(f"not after {rounds} rounds: {self.order()}, {self.reports()}")
 
     def order(self) -> Order:
@@ -104,7 +100,6 @@ def test_a_checkpoint_of_several_instances_is_one_consistent_cut_under_load(clus
         while cluster.order().request != request or cluster.order().state is OrderState.RUNNING:
             cluster.feed(3)
             cluster.rounds(1)
-            threading.Event().wait(PROMPT_S)
         assert cluster.order().state is OrderState.COMPLETE, cluster.order()
         found.append(cluster.numbers(cluster.order().number))
     assert complete(cluster.storage) == [1, 2, 3]
@@ -281,7 +276,6 @@ def test_a_leader_that_ends_in_the_middle_leaves_a_checkpoint_that_is_never_used
 
 def bench_rounds(cluster: Checkpoints) -> None:
     cluster.rounds(1)
-    threading.Event().wait(PROMPT_S)
 
 
 def test_a_request_that_cannot_be_met_is_refused_with_the_reason(bench: Bench) -> None:
