@@ -284,8 +284,11 @@ def _takes_the_next_task(right: Function) -> Function:
     return take_out
 
 
-def _holds_for_good(right: Function) -> Function:
-    return lambda waiting, task_id: task_id in waiting._tasks
+def _asks_once(right: Function) -> Function:
+    def is_free(placement: Any, task_id: Any, *rest: Any) -> bool:
+        return placement.__dict__.setdefault("answers", {}).setdefault(task_id, right(placement, task_id, *rest))
+
+    return is_free
 
 
 def _always(right: Function) -> Function:
@@ -345,9 +348,9 @@ SECOND = {
     WINDOW: Bug(WINDOW, "windows", 2, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
     OFFSETS: Bug(OFFSETS, "offsets", 3, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
     WIPE: Bug(WIPE, "wipe", 4, {"standfast.stream.task.mending.Mender.take_out": _takes_the_next_task}),
-    WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.task.waiting.WaitingTasks.holds_back": _holds_for_good}),
-    CLAIM: Bug(CLAIM, "claims", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
-    ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._write_log": _hopes}),
+    WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _asks_once}),
+    CLAIM: Bug(CLAIM, "claims", 4, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
+    ACK: Bug(ACK, "commits", 72, {"standfast.stream.task.task.Task._write_log": _hopes}),
 }
 
 FOUND_WITHIN = 200  # seeds
