@@ -359,11 +359,12 @@ class Tailer:
         if step.seek is not None:
             self._reader.seek(changelog, step.seek)
         if step.resume:
+            # Before the limit is asked for: the machine has left its pause, and no later tick would resume the reader.
+            self._reader.resume([changelog])
+            tailed.paused = False
             # The limit may have moved since the pause; with the old one the next batch would pause again.
             if tailed.machine.limit is not None:
                 self._refresh_limits([changelog])
-            self._reader.resume([changelog])
-            tailed.paused = False
         if step.position >= tailed.reachable:
             self._note_end(changelog, tailed, now_ms)
         return len(step.apply)

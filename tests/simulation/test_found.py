@@ -32,9 +32,29 @@ FORMER_OWNER_APPENDS_LATE = Plan(
     ),
 )
 
+# The log does not answer a standby that has just left its pause, and asks for its limit.
+LIMIT_WITHOUT_AN_ANSWER = Plan(
+    seed=252,
+    program="table",
+    style="kafka",
+    guarantee="exactly_once",
+    machines=2,
+    partitions=4,
+    keys=10,
+    records=219,
+    feed_ms=12_000,
+    idle_ms=80,
+    standbys=1,
+    lease_ms=600,
+    commit_interval_ms=50,
+    gate="all",
+    snapshots=False,
+    faults=(Fault(Kind.CUT, machine=1, at_ms=2_013, call="log.other", skip=3, for_ms=261),),
+)
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [FORMER_OWNER_APPENDS_LATE])
+@pytest.mark.parametrize("plan", [FORMER_OWNER_APPENDS_LATE, LIMIT_WITHOUT_AN_ANSWER])
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):
     outcome = run(plan)
     assert outcome.alarms == []

@@ -29,11 +29,10 @@ def simulate(*arguments: str, **variables: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_promise_is_broken_in_many_worlds_and_every_fault_meets_every_call_and_task(tmp_path: Path):
+def test_no_promise_is_broken_in_many_worlds(tmp_path: Path):
     told = simulate("--seeds", str(SEEDS), "--jobs", "2", "--json", str(tmp_path / "found"))
     found = json.loads((tmp_path / "found").read_text())
     assert (found["seeds"], found["failed"]) == (SEEDS, []), told
-    assert found["missing"] == [], told
 
 
 @pytest.mark.long
