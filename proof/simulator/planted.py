@@ -233,7 +233,7 @@ def _leaves_the_last(right: Function) -> Function:
 
 
 def _keeps_epoch(right: Function) -> Function:
-    def init_producer(log: Any, name: str) -> int:
+    def init_producer(log: Any, name: str) -> Any:
         known = log.producers.get(name)
         epoch = right(log, name)
         if known is not None and known.epoch > 1:
@@ -285,7 +285,7 @@ def _takes_the_next_task(right: Function) -> Function:
 
 
 def _asks_once(right: Function) -> Function:
-    def is_free(placement: Any, task_id: Any, *rest: Any) -> bool:
+    def is_free(placement: Any, task_id: Any, *rest: Any) -> Any:
         return placement.__dict__.setdefault("answers", {}).setdefault(task_id, right(placement, task_id, *rest))
 
     return is_free
