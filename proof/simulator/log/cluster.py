@@ -276,10 +276,12 @@ class SimLog:
 
         A log like Kafka keeps the records of the other partitions then.
         """
-        found = [(self.partition(source), batch) for source, batch in batches.items()]
+        found = []
+        for source, batch in batches.items():
+            found.append((self.partition(source), batch))
+            if not self.kafka and (refusal := self._refusal(*found[-1])) is not None:
+                raise refusal
         refused = [one for one in found if self._refusal(*one) is not None]
-        if refused and not self.kafka:
-            raise self._refusal(*refused[0]) or InvalidRequest()
         for _ in range(2 if self.duplicate_appends > 0 else 1):
             for one in found:
                 if one not in refused:
