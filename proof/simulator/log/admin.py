@@ -17,6 +17,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import Need
 from standfast.replication.topics.settings import changed
 from standfast.store.errors import InvalidRequest
+from standfast.store.names import few
 
 T = TypeVar("T")
 
@@ -121,6 +122,7 @@ class SimAdmin:
         """Remove records below these offsets. Raises InvalidRequest for one past the end.
 
         A log like the embedded one goes from partition to partition, so that an error leaves the first ones shortened.
+        One like Kafka refuses compacted topics, and shortens the others.
         """
         wanted = {TopicPartition(*source): offset for source, offset in before.items()}
 
@@ -135,12 +137,16 @@ class SimAdmin:
         def effect() -> None:
             if self._log.kafka:
                 check(wanted)
+            compacted = []
             for at, offset in wanted.items():
                 check([at])
                 if self._log.kafka and "delete" not in self._log.partition(at).policy.cleanup:
-                    raise InvalidRequest(f"deleting records of {at}: its topic is compacted, without delete")
+                    compacted.append(at)
+                    continue
                 self._log.partition(at).move_begin(offset)
                 self._log.version += 1
+            if compacted:
+                raise InvalidRequest(f"deleting records of {few(compacted)}: the topic is compacted, without delete")
 
         self._write("delete_records", effect, wanted)
 
