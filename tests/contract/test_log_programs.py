@@ -167,7 +167,7 @@ class Player:
 
     def __init__(self, logs: list[Any], clock: ManualClock, prefix: str, *, kafka: bool) -> None:
         self.logs, self._clock, self._prefix, self._kafka = logs, clock, prefix, kafka
-        # After a compaction the embedded log reads by what is left of its blocks: a fetch may bring less than it could.
+        # After a compaction the embedded log reads by the rest of its blocks: a fetch may bring less than it could.
         self._drains = kafka
         self._tags: dict[str, int] = {}  # tags are random: they are compared by when they came
         # The cleaner of a broker would come whenever it wants.
@@ -363,7 +363,7 @@ class Player:
 
 
 def plain_view(view: GroupView) -> Any:
-    """A view with its kind, and with what is busy as a plain dictionary."""
+    """A view with its kind, and with its busy members as a plain dictionary."""
     return type(view).__name__, view.generation, view.leader, view.members, dict(view.busy)
 
 

@@ -52,7 +52,7 @@ class World:
         return SimLogClient(self.data)
 
     def values(self, source: TopicPartition = P0) -> list[bytes | None]:
-        """What a reader sees now."""
+        """The values that a reader gets now."""
         reader = self.log.reader()
         reader.assign({source: 0})
         return [record.value for fetched in reader.fetch(100) for record in fetched.records]
