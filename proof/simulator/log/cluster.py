@@ -276,10 +276,11 @@ class SimLog:
 
         A log like Kafka keeps the records of the other partitions then.
         """
-        found = []
+        found: list[tuple[Partition, Batch]] = []
         for source, batch in batches.items():
-            found.append((self.partition(source), batch))
-            if not self.kafka and (refusal := self._refusal(*found[-1])) is not None:
+            partition = self.partition(source)
+            found.append((partition, batch))
+            if not self.kafka and (refusal := self._refusal(partition, batch)) is not None:
                 raise refusal
         refused = [one for one in found if self._refusal(*one) is not None]
         for _ in range(2 if self.duplicate_appends > 0 else 1):
