@@ -2,6 +2,7 @@
 
     sim://NAME    log of the world          engine    files on the machine's disk         ids, random numbers, process,
     sim://NAME    storage of snapshots      files     changes pass the machine's calls    host: drawn, by question
+    clocks        those of the machine
 
 Rules of this file: the one that knows where the product looks outside.
 """
@@ -21,7 +22,7 @@ from simulator.world import World
 from standfast.replication.tail import open_log
 from standfast.restore.snapshot import address
 from standfast.store import outside
-from standfast.store.clock import Clock
+from standfast.store.clock import BOOT_ID, MEASURED_NS, REAL_CLOCK, Clock
 from standfast.store.process.interrupts import IS_MAIN
 from standfast.store.rocks.open_engine import OPEN_ENGINE
 
@@ -44,6 +45,9 @@ def outside_of(world: World, log: SimLog, disks: Sequence[SimDisk], bucket: SimB
     def open_client(_: object, clock: Clock | None) -> SimLogClient:
         return SimLogClient(log, clock, world)
 
+    def boot() -> str:  # processes of an embedded log share a machine
+        return f"boot-{machine_number() if log.kafka else 0}"
+
     def machine_number() -> int:
         machine = world.machine()
         return 0 if machine is None else machine.number
@@ -56,6 +60,9 @@ def outside_of(world: World, log: SimLog, disks: Sequence[SimDisk], bucket: SimB
         outside.ENVIRONMENT: dict,
         IS_MAIN: lambda: False,  # no signal handler runs in a world
         OPEN_ENGINE: engine_opener(disks),
+        REAL_CLOCK: lambda: world.machine() or world,
+        MEASURED_NS: lambda: int(world.now_ms * 1_000_000),
+        BOOT_ID: boot,
     }
     with ExitStack() as stack:
         for place, function in replaced.items():

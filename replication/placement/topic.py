@@ -51,11 +51,8 @@ POLICY = TopicPolicy(
 class PlacementTopic:
     """One instance's part in the placement topic of application `app`; `instance` is its member id."""
 
-    def __init__(
-        self, log: Log, app: str, instance: str, clock: Clock, *, acceptable_lag: int, waits: Clock | None = None
-    ) -> None:
-        """`waits`: the clock that moves while it waits for the log; by default real time, under any other `clock`."""
-        self._waits = waits or real_clock()
+    def __init__(self, log: Log, app: str, instance: str, clock: Clock, *, acceptable_lag: int) -> None:
+        self._real_clock = real_clock()  # a read waits in real time, whatever the clock of the session is
         self._instance = instance
         self.source = TopicPartition(app + PLACEMENT, 0)
         self.state = PlacementState(self.source.topic, self._instance)
@@ -323,11 +320,11 @@ class PlacementTopic:
         """Read up to the present end: a leader must not decide by half of the records."""
         assert self._reader is not None
         end = self._reader.bounds([self.source])[self.source].end
-        deadline_ms = self._waits.monotonic_ms() + READ_WHOLE_MS
+        deadline_ms = self._real_clock.monotonic_ms() + READ_WHOLE_MS
         while self._reader.assignment()[self.source] < end:
             for fetched in self._reader.fetch(LOOK_RECORDS, LOOK_WAIT_MS):
                 self.state.apply(fetched.records)
-            if self._waits.monotonic_ms() > deadline_ms:
+            if self._real_clock.monotonic_ms() > deadline_ms:
                 raise Unavailable(
                     f"{self.source} could not be read to its end {end} within {duration_text(READ_WHOLE_MS)}"
                 )

@@ -48,16 +48,14 @@ class RowsOnDisk:
         *,
         clock: Clock,
         opening: Callable[[Path], AbstractContextManager[None]],
-        waits: Clock | None = None,
     ) -> None:
-        """`waits`: the clock that bounds of work go by; by default real time, whatever the session's clock is."""
         self._state_dir = state_dir
         self._reader = reader
         self._stores_of = stores_of
         self._shared = shared
         self._clock = clock
         self._opening = opening  # announces an opening to the lease
-        self._waits = waits or real_clock()
+        self._real_clock = real_clock()  # bounds work, whatever the clock of the session is
         self._open: frozenset[TaskId] | None = None
         self._waiting: list[TaskId] = []
         self._positions: dict[TaskId, Positions] = {}  # empty: unreadable
@@ -96,8 +94,8 @@ class RowsOnDisk:
 
     def _read(self, budget_ms: int) -> int:
         """Read positions of further tasks; returns how many."""
-        until_ms, count = self._waits.monotonic_ms() + budget_ms, 0
-        while self._waiting and (not count or self._waits.monotonic_ms() < until_ms):
+        until_ms, count = self._real_clock.monotonic_ms() + budget_ms, 0
+        while self._waiting and (not count or self._real_clock.monotonic_ms() < until_ms):
             task = self._waiting.pop()
             self._positions[task] = self._position(task)
             count += 1

@@ -107,13 +107,13 @@ def make_instance(
         clock=clock,
         counters=counters,
         learn_partitions=learn_partitions,
-        placement_topic=_placement_topic(log, app, state.instance_id, settings, clock, threads),
+        placement_topic=_placement_topic(log, app, state.instance_id, settings, clock),
     )
 
 
 def _placement_topic(
-    log: Log, app: str, instance: str, settings: SessionSettings, clock: Clock, threads: Threads
+    log: Log, app: str, instance: str, settings: SessionSettings, clock: Clock
 ) -> PlacementTopic | None:
     if settings.placement != "managed":
         return None
-    return PlacementTopic(log, app, instance, clock, acceptable_lag=settings.acceptable_lag, waits=threads.clock)
+    return PlacementTopic(log, app, instance, clock, acceptable_lag=settings.acceptable_lag)

@@ -390,7 +390,6 @@ class TaskOpener:
             self._shared,
             clock=self._clock,
             opening=self.progress.replaying,
-            waits=self._threads.clock,
         )
 
     def hasten(self) -> None:
