@@ -51,11 +51,13 @@ class Kind(Enum):
 
 
 PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
-CALLS = ("log.append", "log.transact", "log.fetch", "log.open_writer", "log.other", "group", "admin", "engine", "file")
+OPENING = "log.open_writer"  # a task opens
+CALLS = ("log.append", "log.transact", "log.fetch", OPENING, "log.other", "group", "admin", "engine", "file")
 STATES = ("not open", "no task", "active restoring", "active running", "standby standby")
-ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
-PLACES = ("", "", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
+PLACES = (*CALLS, *STATES)
+CELLS = tuple((kind, place) for kind in Kind for place in PLACES if kind is not Kind.JOIN)
+STRIDE = 117  # no factor of the number of cells, so that consecutive seeds have different kinds and all places
 LONGEST_MS = 8_000
 
 
@@ -80,15 +82,20 @@ class Fault:
 
 
 def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
-    """The faults of one world: three at least."""
+    """The faults of one world: three at least. The first one of consecutive seeds takes each kind and place in turn."""
     for number in range(3 + draws.below(8, "faults")):
         about = ("fault", number)
-        kind = draws.choice(tuple(Kind), *about, "kind")
-        place = draws.choice((*CALLS, *STATES), *about, "place")
+        kind, place = draws.choice(tuple(Kind), *about, "kind"), draws.choice(PLACES, *about, "place")
+        first_ms = from_ms + draws.below(until_ms - from_ms, *about, "at")
+        machine = draws.below(machines, *about, "machine")
+        if number == 0:
+            kind, place = CELLS[draws.seed * STRIDE % len(CELLS)]
+            if place == OPENING:  # seldom later: so the first instance's first tasks
+                machine, first_ms = 0, first_ms % from_ms
         yield Fault(
             kind,
-            machine=draws.below(machines, *about, "machine"),
-            at_ms=from_ms + draws.below(until_ms - from_ms, *about, "at"),
+            machine=machine,
+            at_ms=first_ms,
             call=place if place in CALLS else "",
             skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
             state=place if place in STATES else "",
