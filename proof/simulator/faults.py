@@ -5,6 +5,7 @@
     state       a task of the process must be in that role and state, "" for any
     after       whether the effect of that call happens first
     for_ms      how long it lasts: a pause, a cut; until a process that ended starts again
+    stays_ms    how long it waits for its place: one that has not met it by then has none
 
 Rules of this file: it draws faults and knows what they are; `world.py` carries them out. docs/internals/simulator.md
 lists what an environment may do.
@@ -13,7 +14,7 @@ lists what an environment may do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from simulator.draws import Draws
@@ -53,7 +54,8 @@ class Kind(Enum):
 PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
 OPENING = "log.open_writer"  # a task opens
 CALLS = ("log.append", "log.transact", "log.fetch", OPENING, "log.other", "group", "admin", "engine", "file")
-STATES = ("not open", "no task", "active restoring", "active running", "standby standby")
+RESTORING = "active restoring"
+STATES = ("not open", "no task", RESTORING, "active running", "standby standby")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
 PLACES = (*CALLS, *STATES)
 CELLS = tuple((kind, place) for kind in Kind for place in PLACES if kind is not Kind.JOIN)
@@ -73,6 +75,7 @@ class Fault:
     state: str = ""
     after: bool = False
     for_ms: int = 0
+    stays_ms: int = 4_000
 
     def __str__(self) -> str:
         state = f" with {self.state}" if self.state else ""
@@ -82,26 +85,39 @@ class Fault:
 
 
 def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
-    """The faults of one world: three at least. The first one of consecutive seeds takes each kind and place in turn."""
-    for number in range(3 + draws.below(8, "faults")):
+    """The faults of one world: three at least. The first ones of consecutive seeds take each kind and place in turn."""
+    yield from _in_turn(draws, machines, from_ms, until_ms)
+    for number in range(1, 3 + draws.below(8, "faults")):
         about = ("fault", number)
         kind, place = draws.choice(tuple(Kind), *about, "kind"), draws.choice(PLACES, *about, "place")
-        first_ms = from_ms + draws.below(until_ms - from_ms, *about, "at")
-        machine = draws.below(machines, *about, "machine")
-        if number == 0:
-            kind, place = CELLS[draws.seed * STRIDE % len(CELLS)]
-            if place == OPENING:  # seldom later: so the first instance's first tasks
-                machine, first_ms = 0, first_ms % from_ms
-        yield Fault(
-            kind,
-            machine=machine,
-            at_ms=first_ms,
-            call=place if place in CALLS else "",
-            skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
-            state=place if place in STATES else "",
-            after=bool(draws.below(2, *about, "after")),
-            for_ms=100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts"),
-        )
+        yield _fault(draws, number, kind, place, machines, from_ms, until_ms)
+
+
+def _in_turn(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
+    """A fault whose kind and place the seed's number decides, and what brings a seldom place about."""
+    kind, place = CELLS[draws.seed * STRIDE % len(CELLS)]
+    fault = _fault(draws, 0, kind, place, machines, from_ms, until_ms)
+    if place == OPENING:
+        yield replace(fault, machine=0, at_ms=0, skip=0)  # each world opens a task there
+    elif place == RESTORING:
+        yield replace(fault, at_ms=from_ms, stays_ms=until_ms)
+        yield Fault(Kind.KILL, (fault.machine + 1) % machines, fault.at_ms, for_ms=LONGEST_MS)
+    else:
+        yield fault
+
+
+def _fault(draws: Draws, number: int, kind: Kind, place: str, machines: int, from_ms: int, until_ms: int) -> Fault:
+    about = ("fault", number)
+    return Fault(
+        kind,
+        machine=draws.below(machines, *about, "machine"),
+        at_ms=from_ms + draws.below(until_ms - from_ms, *about, "at"),
+        call=place if place in CALLS else "",
+        skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
+        state=place if place in STATES else "",
+        after=bool(draws.below(2, *about, "after")),
+        for_ms=100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts"),
+    )
 
 
 def family_of(name: str) -> str:

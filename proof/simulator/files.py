@@ -42,7 +42,8 @@ class SimFiles:
             yield
 
     def _of(self, path: Path) -> SimDisk | None:
-        return next((one for one in self._disks if path.is_relative_to(one.root)), None)
+        text = str(path)  # is_relative_to takes ten times as long
+        return next((one for one in self._disks if text.startswith(f"{one.root}/") or path == one.root), None)
 
     def _space(self, path: Path) -> tuple[int, int]:
         disk = self._of(path)

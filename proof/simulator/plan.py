@@ -14,7 +14,7 @@ from simulator.faults import Fault, draw_faults
 from standfast.restore.gate import Policy
 from standfast.stream.task.settings import Guarantee
 
-FEED_MS = 12_000
+FEED_MS = 10_000
 PROGRAMS = ("count", "windows", "rekeyed")
 TABLE = "table"  # a fourth of the worlds, by a question of its own
 GUARANTEES: tuple[Guarantee, ...] = ("exactly_once", "exactly_once", "at_least_once")
@@ -47,6 +47,7 @@ def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
     draws = Draws(seed)
     machines = 2 + draws.below(3, "machines")
+    lease_ms = draws.choice((600, 1_500, 3_000), "lease")
     return Plan(
         seed=seed,
         program=TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program"),
@@ -55,11 +56,11 @@ def draw_plan(seed: int) -> Plan:
         machines=machines,
         partitions=1 + draws.below(4, "partitions"),
         keys=3 + draws.below(20, "keys"),
-        records=300 + draws.below(200, "records"),
+        records=300 + draws.below(60, "records"),
         feed_ms=FEED_MS,
-        idle_ms=draws.choice((20, 60, 80), "idle"),
+        idle_ms=min(draws.choice((50, 100, 200), "idle"), lease_ms // 6),
         standbys=draws.below(min(machines, 3), "standbys"),
-        lease_ms=draws.choice((600, 1_500, 3_000), "lease"),
+        lease_ms=lease_ms,
         commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
         gate=draws.choice(get_args(Policy), "gate"),
         snapshots=draws.below(3, "snapshots") == 0,

@@ -55,7 +55,6 @@ CRAWL_MS = 30.0
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
 STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
-PLACE_MS = 4_000  # a fault that has not met its place by then has none
 FREE_BYTES = re.compile(r"[^ ]* has \d+ of \d+ bytes free: |: \d+ of \d+ bytes are free")  # of the real disk
 LOSSES = ("stores_reset", "directory_set_aside", "import_interrupted", "state_exchanged")  # events of the product's log
 MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
@@ -177,7 +176,8 @@ class _Run:
                 if fault.kind is Kind.JOIN and fault.machine:
                     self._restarts[fault.machine] = fault.at_ms
             own = [world.scheduler.spawn("feeder", self._feed), world.scheduler.spawn("keeper", self._keep)]
-            limit_ms = plan.feed_ms + PLACE_MS + sum(one.for_ms for one in plan.faults) + REST_MS
+            met_ms = max((one.at_ms + one.stays_ms for one in plan.faults), default=0)
+            limit_ms = max(plan.feed_ms, met_ms) + sum(one.for_ms for one in plan.faults) + REST_MS
             if any(one.kind in NO_ROOM for one in plan.faults):
                 limit_ms += AGAIN_MS  # an instance counts as one with room only after so long
             if not world.scheduler.run_until(lambda: self._over, limit_ms):
@@ -218,7 +218,7 @@ class _Run:
                 self._ends.remove((at_ms, end))
                 end()
             for machine in world.machines:
-                machine.waiting = [one for one in machine.waiting if one.at_ms + PLACE_MS > world.now_ms]
+                machine.waiting = [one for one in machine.waiting if one.at_ms + one.stays_ms > world.now_ms]
             for topic in self._inputs():
                 for at, found in self.hand.committed(topic).items():
                     self.history.in_log(topic, at.partition, found.offset)
