@@ -12,7 +12,7 @@ lists what an environment may do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,15 +48,24 @@ class Kind(Enum):
     # to the storage of snapshots
     VANISH = "vanish"  # an object is gone
     STORAGE = "storage"  # it does not answer
+    BLIND = "blind"  # it does not answer, and the state directory is gone when the process starts again
+    # by the people who run the application and its log, and by other clients of the log
+    ROLL = "roll"  # all instances end cleanly and start again, one after the other
+    CHANGE = "change"  # so do one or all, and start with another program
+    TRUNCATE = "truncate"  # the head of a topic is removed
+    RECREATE = "recreate"  # a changelog is deleted and created while no instance runs
+    HANG = "hang"  # the ends of transactions come late in one partition; a client keeps the lock of an embedded log
+    AGE = "age"  # the process is away for days, and the others stand still meanwhile: old tombstones are gone
 
 
-PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
+PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE, Kind.BLIND, Kind.AGE)
 CALLS = ("log.append", "log.transact", "log.fetch", "log.open_writer", "log.other", "group", "admin", "engine", "file")
 STATES = ("not open", "no task", "active restoring", "active running", "standby standby")
-ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
-PLACES = ("", "", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
+FURTHER = (Kind.BLIND, Kind.ROLL, Kind.CHANGE, Kind.TRUNCATE, Kind.RECREATE, Kind.HANG, Kind.AGE)  # one world in three
+USUAL = tuple(kind for kind in Kind if kind not in FURTHER)
 LONGEST_MS = 8_000
+FURTHER_LONGEST_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +91,32 @@ class Fault:
 def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
     """The faults of one world: three at least."""
     for number in range(3 + draws.below(8, "faults")):
-        about = ("fault", number)
-        kind = draws.choice(tuple(Kind), *about, "kind")
-        place = draws.choice((*CALLS, *STATES), *about, "place")
-        yield Fault(
-            kind,
-            machine=draws.below(machines, *about, "machine"),
-            at_ms=from_ms + draws.below(until_ms - from_ms, *about, "at"),
-            call=place if place in CALLS else "",
-            skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
-            state=place if place in STATES else "",
-            after=bool(draws.below(2, *about, "after")),
-            for_ms=100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts"),
-        )
+        yield draw_fault(draws, ("fault", number), USUAL, machines, from_ms, until_ms)
+    if draws.below(3, "further") == 0:
+        yield draw_fault(draws, ("further", 0), FURTHER, machines, from_ms, until_ms, FURTHER_LONGEST_MS)
+
+
+def draw_fault(
+    draws: Draws,
+    about: tuple[str | int, ...],
+    kinds: Sequence[Kind],
+    machines: int,
+    from_ms: int,
+    until_ms: int,
+    longest_ms: int = LONGEST_MS,
+) -> Fault:
+    """One fault; `about` is the question by which it is drawn."""
+    place = draws.choice((*CALLS, *STATES), *about, "place")
+    return Fault(
+        draws.choice(kinds, *about, "kind"),
+        machine=draws.below(machines, *about, "machine"),
+        at_ms=from_ms + draws.below(until_ms - from_ms, *about, "at"),
+        call=place if place in CALLS else "",
+        skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
+        state=place if place in STATES else "",
+        after=bool(draws.below(2, *about, "after")),
+        for_ms=100 + draws.below(draws.choice((400, 3_000, longest_ms), *about, "long"), *about, "lasts"),
+    )
 
 
 def family_of(name: str) -> str:
