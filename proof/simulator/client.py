@@ -33,6 +33,7 @@ class Clients:
         self._hand = hand
         self._truth = truth
         self._numbers: Counter[int] = Counter()  # the next one of each partition
+        self.over = not plan.client  # the last transaction has ended
         self._share = plan.records // SHARE if plan.client else 0
 
     def feed(self) -> None:
@@ -78,6 +79,7 @@ class Clients:
             begun = log.begin(NAME, epoch, rows, None, None)
             self._world.wait(draws.number(NAME, "open", turn) * draws.choice(OPEN_MS, NAME, "long", turn))
             log.end(NAME, epoch, begun.number, commits=commits)
+        self.over = True
 
     def _drawn(self, partition: int, time: int, index: int) -> Fed:
         """The next record of a partition."""

@@ -187,7 +187,7 @@ class _Run:
             for fault in plan.faults:
                 if fault.kind is Kind.JOIN and fault.machine:
                     self._restarts[fault.machine] = fault.at_ms
-            clients = Clients(plan, world, self.hand, self.truth)
+            clients = self.clients = Clients(plan, world, self.hand, self.truth)
             own = [world.scheduler.spawn("feeder", clients.feed), world.scheduler.spawn("keeper", self._keep)]
             if plan.client:
                 own.append(world.scheduler.spawn("client", clients.transact))
@@ -347,7 +347,7 @@ class _Run:
 
     def _at_rest(self) -> bool:
         """Whether all faults are over, all records are processed, and every copy is complete."""
-        if self.truth.total < self.plan.records or self._faults_last():
+        if self.truth.total < self.plan.records or not self.clients.over or self._faults_last():
             return False
         return not self._unrest()
 
