@@ -14,6 +14,7 @@
     at rest           every task runs, every standby is at the end, all is processed   rest
     at the end        results equal the plain computation                              results
                       each window once                                                 windows
+                      complete checkpoints are one cut                                 checkpoints
                       the store is its changelog, folded                               fold
 
 Rules of this file: no product but its plain values; it reads a world and changes nothing. `witness.py` brings it what a
@@ -22,11 +23,13 @@ process does.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from simulator.programs import GRACE_MS, LATEST, WINDOW_MS, Truth
+from simulator.programs import BY_RECORD, GRACE_MS, LATEST, WINDOW_MS, Truth
+from standfast.replication.offsets import TopicPartition
 
 TOLD_MAX = 5  # alarms of one checker: the first ones tell the story
 Change = tuple[int, bytes, bytes | None]  # offset, key and value of a changelog's record
@@ -51,6 +54,8 @@ class History:
         self.acknowledged: dict[tuple[str, int], int] = {}
         self.times: dict[tuple[str, int], dict[str, int]] = {}  # by source partition, as committed
         self.positions: dict[tuple[int, str, str], int] = {}  # machine, task, store -> the last one that is known
+        self.given_up: set[int] = set()  # partitions whose rows went with a person's consent
+        self.gone: dict[TopicPartition, list[Change]] = {}  # of changelogs: records that people removed
         self._truth = truth
         self._epochs: dict[str, int] = {}
         self._counts: dict[int, tuple[Counter[str], Counter[str]]] = {}  # by partition: plain ones, those of the log
@@ -67,6 +72,8 @@ class History:
         One that was taken over and does not know it yet reads old rows: whatever it writes is fenced. `owns`: whether
         the task is its own.
         """
+        if partition in self.given_up or (self._truth.deletes and not self.exact):
+            return  # a record that is processed again may meet the delete between
         right = self._truth.before(partition, number)
         if (before < right or (self.exact and before > right)) and owns():
             which = "less" if before < right else "more"
@@ -119,9 +126,11 @@ class History:
 
         At least once a process that was taken over may still append counts to a log like Kafka: the largest one counts.
         """
+        if partition in self.given_up:
+            return
         plain, logged = self._counts.setdefault(partition, (Counter(), Counter()))
         touched: dict[str, None] = {}
-        for one in self._truth.records[partition][plain.total() : committed]:
+        for one in self._truth.records[partition][plain.total() : self._truth.below(partition, committed)]:
             plain[one.key] += 1
             touched[one.key] = None
         for _, raw, value in changes:
@@ -133,6 +142,23 @@ class History:
                 what = f"{logged[key]} of {key} in the changelog, {plain[key]} records below the committed offset"
                 self.alarm("offsets", f"partition {partition}, committed at {committed}: {what}")
 
+    def folded(
+        self,
+        who: str,
+        store: str,
+        rows: Mapping[Any, Any],
+        at: TopicPartition,
+        changes: Iterable[Change],
+        end: int,
+        program: str,
+    ) -> list[Alarm]:
+        """As `fold_alarms`; a store has read what people removed later, or was built without it by consent."""
+        gone, left = self.gone.get(at, []), list(changes)
+        found = list(fold_alarms(who, store, rows, [*gone, *left], end, program))
+        if found and gone and at.partition in self.given_up:
+            found = list(fold_alarms(who, store, rows, left, end, program))
+        return found
+
     def wrote(self, name: str, epoch: int) -> None:
         """The owner of an id with this epoch wrote to the log."""
         newest = self._epochs.setdefault(name, epoch)
@@ -141,9 +167,17 @@ class History:
         self._epochs[name] = max(epoch, newest)
 
 
-def result_alarms(found: Counter[tuple[str, str]], truth: Truth, program: str, *, exact: bool) -> Iterator[Alarm]:
-    """Compare the results in the log with the plain computation."""
+def result_alarms(
+    found: Counter[tuple[str, str]], truth: Truth, program: str, *, exact: bool, given_up: Collection[int] = ()
+) -> Iterator[Alarm]:
+    """Compare the results in the log with the plain computation; of partitions that were given up with none."""
+    if given_up and program not in BY_RECORD:
+        return  # their results do not say from which partition they come
     right = truth.results(program)
+    for partition in given_up:
+        for results in (found, right):
+            for one in [one for one in results if one[1].startswith(f"{partition}/")]:
+                del results[one]
     checker = "windows" if program == "windows" else "results"
     missing, extra = right - found, found - right
     if exact and (missing or extra):
@@ -152,6 +186,21 @@ def result_alarms(found: Counter[tuple[str, str]], truth: Truth, program: str, *
         lost = _keys(right) - _keys(found)
         if lost:
             yield Alarm(checker, f"no result for {sorted(lost)[:5]}")
+
+
+def checkpoint_alarms(objects: Mapping[str, tuple[bytes, int]]) -> Iterator[Alarm]:
+    """What parts of group 1 have consumed is what those of group 0 wrote: a record for each one that they consumed.
+
+    That is so exactly once, on a log whose offsets have no gaps.
+    """
+    for key, (content, _) in objects.items():
+        if not key.endswith("/outcome.json") or (outcome := json.loads(content))["state"] != "complete":
+            continue
+        read: Counter[str] = Counter()
+        for part in outcome["parts"]:
+            read[part["task"].partition("_")[0]] += sum(part["cut"]["sources"].values())
+        if read["0"] != read["1"]:
+            yield Alarm("checkpoints", f"{key}: group 0 has read {read['0']} records, group 1 {read['1']} of them")
 
 
 def _keys(results: Counter[tuple[str, str]]) -> set[str]:

@@ -13,7 +13,7 @@ lists what an environment may do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -49,18 +49,29 @@ class Kind(Enum):
     # to the storage of snapshots
     VANISH = "vanish"  # an object is gone
     STORAGE = "storage"  # it does not answer
+    BLIND = "blind"  # it does not answer, and the state directory is gone when the process starts again
+    # by the people who run the application and its log, and by other clients of the log
+    ROLL = "roll"  # all instances end cleanly and start again, one after the other
+    CHANGE = "change"  # so do one or all, and start with another program
+    TRUNCATE = "truncate"  # the head of a topic is removed
+    RECREATE = "recreate"  # a changelog is deleted and created while no instance runs
+    HANG = "hang"  # the ends of transactions come late in one partition; a client keeps the lock of an embedded log
+    AGE = "age"  # the process is away for days, and the others stand still meanwhile: old tombstones are gone
 
 
-PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
+PROCESS_ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE, Kind.BLIND, Kind.AGE)
 OPENING = "log.open_writer"  # a task opens
 CALLS = ("log.append", "log.transact", "log.fetch", OPENING, "log.other", "group", "admin", "engine", "file")
 RESTORING = "active restoring"
 STATES = ("not open", "no task", RESTORING, "active running", "standby standby")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
+FURTHER = (Kind.BLIND, Kind.ROLL, Kind.CHANGE, Kind.TRUNCATE, Kind.RECREATE, Kind.HANG, Kind.AGE)  # one world in three
+USUAL = tuple(kind for kind in Kind if kind not in FURTHER)
 PLACES = (*CALLS, *STATES)
 CELLS = tuple((kind, place) for kind in Kind for place in PLACES if kind is not Kind.JOIN)
-STRIDE = 117  # no factor of the number of cells, so that consecutive seeds have different kinds and all places
+STRIDE = 125  # no factor of the number of cells, so that consecutive seeds have different kinds and all places
 LONGEST_MS = 8_000
+FURTHER_LONGEST_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +99,15 @@ def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Ite
     """The faults of one world: three at least. The first ones of consecutive seeds take each kind and place in turn."""
     yield from _in_turn(draws, machines, from_ms, until_ms)
     for number in range(1, 3 + draws.below(8, "faults")):
-        about = ("fault", number)
-        kind, place = draws.choice(tuple(Kind), *about, "kind"), draws.choice(PLACES, *about, "place")
-        yield _fault(draws, number, kind, place, machines, from_ms, until_ms)
+        yield draw_fault(draws, ("fault", number), USUAL, machines, from_ms, until_ms)
+    if draws.below(3, "further") == 0:
+        yield draw_fault(draws, ("further", 0), FURTHER, machines, from_ms, until_ms)
 
 
 def _in_turn(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
     """A fault whose kind and place the seed's number decides, and what brings a seldom place about."""
     kind, place = CELLS[draws.seed * STRIDE % len(CELLS)]
-    fault = _fault(draws, 0, kind, place, machines, from_ms, until_ms)
+    fault = draw_fault(draws, ("fault", 0), (kind,), machines, from_ms, until_ms, (place,))
     if place == OPENING:
         yield replace(fault, machine=0, at_ms=0, skip=0)  # each world opens a task there
     elif place == RESTORING:
@@ -106,8 +117,18 @@ def _in_turn(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterat
         yield fault
 
 
-def _fault(draws: Draws, number: int, kind: Kind, place: str, machines: int, from_ms: int, until_ms: int) -> Fault:
-    about = ("fault", number)
+def draw_fault(
+    draws: Draws,
+    about: tuple[str | int, ...],
+    kinds: Sequence[Kind],
+    machines: int,
+    from_ms: int,
+    until_ms: int,
+    places: Sequence[str] = PLACES,
+) -> Fault:
+    """One fault; `about` is the question by which it is drawn."""
+    kind, place = draws.choice(kinds, *about, "kind"), draws.choice(places, *about, "place")
+    longest_ms = FURTHER_LONGEST_MS if kind in FURTHER else LONGEST_MS
     return Fault(
         kind,
         machine=draws.below(machines, *about, "machine"),
@@ -116,7 +137,7 @@ def _fault(draws: Draws, number: int, kind: Kind, place: str, machines: int, fro
         skip=draws.below(draws.choice((1, 5, 40), *about, "far"), *about, "skip") if place in CALLS else 0,
         state=place if place in STATES else "",
         after=bool(draws.below(2, *about, "after")),
-        for_ms=100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts"),
+        for_ms=100 + draws.below(draws.choice((400, 3_000, longest_ms), *about, "long"), *about, "lasts"),
     )
 
 

@@ -46,10 +46,10 @@ class Hand:
         """Create a topic that keeps everything."""
         self._client.admin.create_topic(topic, partitions, TopicPolicy())
 
-    def write(self, topic: str, partition: int, key: str, value: str, timestamp: int) -> None:
-        """Append one record."""
+    def write(self, topic: str, partition: int, key: str, value: str, timestamp: int) -> int:
+        """Append one record; returns its offset."""
         record = Outgoing(key.encode(), value.encode(), timestamp)
-        self._producer.append({TopicPartition(topic, partition): [record]})
+        return self._producer.append({(at := TopicPartition(topic, partition)): [record]})[at] - 1
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """All partitions of a topic; none if it does not exist."""

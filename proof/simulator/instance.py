@@ -23,6 +23,10 @@ from simulator.world import Machine, World
 from standfast.replication.offsets import TopicPartition
 
 SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
+CHECKPOINTS = sf.SnapshotPolicy(to="sim://world/state", keep=2, checkpoint_every_ms=3_000, checkpoint_pause_ms=2_000)
+
+
+CONSENT = ("log-empty", "history-missing")  # refused until a person accepts it
 
 
 class Broken(Exception):
@@ -55,6 +59,9 @@ class Instance:
         self.machine = machine
         self.app: sf.App | None = None
         self.stopping = False
+        self.changed = False  # whether the application here is a changed one
+        self.replaces = False  # whether it takes over from instances of another program, at its next start
+        self.accepts = False  # whether a person has accepted the loss of rows, for its next start
         self._plan = plan
         self._world = world
         self._log = log
@@ -76,6 +83,10 @@ class Instance:
         app.close()
         self.app = None
 
+    def is_open(self) -> bool:
+        """Whether its process runs, and is not to end."""
+        return self.machine.process is not None and self.app is not None and self.app.session is not None
+
     def states(self) -> set[str]:
         """Role and state of each task that this process holds."""
         if self.app is None or self.app.session is None:
@@ -88,6 +99,8 @@ class Instance:
         if session is None:
             return ""
         for task in session.held_tasks().values():
+            if task.error is not None:
+                return f"{self.machine.name}: {task.role} {task.id} is closed: {task.error}"
             for store in task.stores.specs:
                 lag = session.read(store, task.id.partition, allow_stale=True).lag_records
                 if lag:
@@ -112,14 +125,20 @@ class Instance:
             for task in tasks_of(self.app).values()
         )
 
+    def refused(self) -> set[int]:
+        """Partitions of tasks that wait for a person, since their rows may be the last copy, or the log lost some."""
+        errors = {task.id.partition: task.error for task in tasks_of(self.app).values()}
+        return {at for at, error in errors.items() if isinstance(error, sf.StateLost) and error.reason in CONSENT}
+
     def _make(self) -> sf.App:
         plan, machine = self._plan, self.machine
+        accepts, replaces, self.accepts, self.replaces = self.accepts, self.replaces, False, False
         witness = Witness(self._world, machine, plan, self._log, self._history)
         app = sf.App(
             APP,
             log=f"sim://{self._log.name}?style={self._log.style}",
             state_dir=self._state_dir,
-            stores=stores_of(plan.program),
+            stores=stores_of(plan.program, changed=self.changed),
             guarantee=plan.guarantee,
             standby_replicas=plan.standbys,
             lease_ms=plan.lease_ms,
@@ -127,7 +146,10 @@ class Instance:
             gate=plan.gate,
             restart=sf.FixedDelay(1_000_000, 200),
             clock=machine,
-            snapshots=SNAPSHOTS if plan.snapshots else None,
+            snapshots=None if not plan.snapshots else CHECKPOINTS if plan.checkpoints else SNAPSHOTS,
+            accept_empty_log=accepts,
+            accept_missing_history=accepts,
+            replace=replaces,
             listeners=[witness, Failing(machine)],
         )
 
@@ -136,5 +158,5 @@ class Instance:
             raise_once(machine, Kind.RAISE)
 
         witness.app = app
-        declare(app, plan.program, witness.seen, hook)
+        declare(app, plan.program, witness.seen, hook, changed=self.changed)
         return app

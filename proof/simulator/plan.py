@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import get_args
 
 from simulator.draws import Draws
-from simulator.faults import Fault, draw_faults
+from simulator.faults import Fault, Kind, draw_fault, draw_faults
 from standfast.restore.gate import Policy
 from standfast.stream.task.settings import Guarantee
 
 FEED_MS = 10_000
 PROGRAMS = ("count", "windows", "rekeyed")
 TABLE = "table"  # a fourth of the worlds, by a question of its own
+DELETES = "deletes"  # an eighth of them, likewise
 GUARANTEES: tuple[Guarantee, ...] = ("exactly_once", "exactly_once", "at_least_once")
 LOG_STYLES = ("embedded", "kafka")
 
@@ -41,6 +42,8 @@ class Plan:
     gate: Policy
     snapshots: bool
     faults: tuple[Fault, ...]
+    client: bool = False  # a second client writes to the source, in transactions
+    checkpoints: bool = False  # the snapshots are parts of coordinated checkpoints
 
 
 def draw_plan(seed: int) -> Plan:
@@ -48,9 +51,15 @@ def draw_plan(seed: int) -> Plan:
     draws = Draws(seed)
     machines = 2 + draws.below(3, "machines")
     lease_ms = draws.choice((600, 1_500, 3_000), "lease")
+    program = TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program")
+    program = DELETES if draws.below(8, "deletes") == 0 else program
+    faults = list(draw_faults(draws, machines, 1_000, FEED_MS))
+    if program == DELETES:
+        faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
+    snapshots = draws.below(3, "snapshots") == 0
     return Plan(
         seed=seed,
-        program=TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program"),
+        program=program,
         style=draws.choice(LOG_STYLES, "style"),
         guarantee=draws.choice(GUARANTEES, "guarantee"),
         machines=machines,
@@ -63,6 +72,8 @@ def draw_plan(seed: int) -> Plan:
         lease_ms=lease_ms,
         commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
         gate=draws.choice(get_args(Policy), "gate"),
-        snapshots=draws.below(3, "snapshots") == 0,
-        faults=tuple(draw_faults(draws, machines, 1_000, FEED_MS)),
+        snapshots=snapshots,
+        faults=tuple(faults),
+        client=draws.below(4, "client") == 0,
+        checkpoints=snapshots and draws.below(2, "checkpoints") == 0,
     )

@@ -4,6 +4,9 @@
     windows   counts by key and window, emitted once when the window has closed
     rekeyed   counts by another key, behind a repartition topic: two sub-topologies
     table     count, beside a second store whose changelog is the source topic: the last value of each key
+    deletes   count, which deletes the row of a key at each fourth record and begins with it again
+
+A changed program has one store more, or one step more where it is written with the DSL.
 
 A record of topic IN: key `k3`, value `partition/number`, timestamp.
 
@@ -13,17 +16,19 @@ nothing of the product.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import standfast as sf
 
 IN, OUT = "in", "out"
-COUNTS, LATEST = "counts", "latest"
+COUNTS, LATEST, MORE = "counts", "latest", "more"
 WINDOW_MS, GRACE_MS = 10_000, 2_000
 GROUPS = 5
+DELETED_AT = 4
+BY_RECORD = ("count", "table", "deletes")  # programs with a result for each record
 
 Seen = Callable[[int, int, int], None]  # partition and number of a record, the row before it
 Hook = Callable[[], None]
@@ -43,54 +48,62 @@ def group_of(value: str) -> str:
     return f"g{int(value.partition('/')[2]) % GROUPS}"
 
 
-def declare(app: sf.App, program: str, seen: Seen, hook: Hook) -> None:
+def declare(app: sf.App, program: str, seen: Seen, hook: Hook, *, changed: bool = False) -> None:
     """Declare a program's steps. `hook` may raise an exception, as an application's code does."""
-    {"count": _count, "windows": _windows, "rekeyed": _rekeyed, "table": partial(_count, table=True)}[program](
-        app, seen, hook
-    )
+    if program in BY_RECORD:
+        _count(app, seen, hook, [one.name for one in stores_of(program, changed=changed)], program)
+    else:
+        (_windows if program == "windows" else _rekeyed)(app, hook, changed=changed)
 
 
-def stores_of(program: str) -> list[Any]:
+def stores_of(program: str, *, changed: bool = False) -> list[Any]:
     """Definitions of a program's stores."""
     if program == "windows":
         kept_ms = WINDOW_MS + GRACE_MS
         return [sf.WindowStore(COUNTS, sf.serde.string, sf.serde.int64, window_size_ms=WINDOW_MS, retention_ms=kept_ms)]
     # Each result is forwarded, whatever commits come between: caching would leave some out.
     counts = sf.KeyValueStore(COUNTS, sf.serde.string, sf.serde.int64, caching=program != "rekeyed")
-    if program == "table":
-        return [counts, sf.KeyValueStore(LATEST, sf.serde.string, sf.serde.string, source_topic=IN)]
-    return [counts]
+    latest = [sf.KeyValueStore(LATEST, sf.serde.string, sf.serde.string, source_topic=IN)] if program == "table" else []
+    more = [sf.KeyValueStore(MORE, sf.serde.string, sf.serde.int64)] if changed and program in BY_RECORD else []
+    return [counts, *latest, *more]
 
 
-def _count(app: sf.App, seen: Seen, hook: Hook, *, table: bool = False) -> None:
+def _count(app: sf.App, seen: Seen, hook: Hook, names: Sequence[str], program: str) -> None:
     class Count(sf.Processor):
-        stores = (COUNTS, LATEST) if table else (COUNTS,)
+        stores = tuple(names)
 
         def init(self, context: Any) -> None:
             self.context, self.counts = context, context.store(COUNTS)
-            self.latest = context.store(LATEST) if table else None
+            self.latest = context.store(LATEST) if LATEST in names else None
+            self.more = context.store(MORE) if MORE in names else None
 
         def process(self, record: Any) -> None:
             hook()
             partition, number = map(int, record.value.split("/"))
             before = self.counts.get(record.key) or 0
             seen(partition, number, before)
-            self.counts.put(record.key, before + 1)
+            if program == "deletes" and before + 1 == DELETED_AT:
+                self.counts.delete(record.key)
+            else:
+                self.counts.put(record.key, before + 1)
             if self.latest is not None:
                 self.latest.put(record.key, record.value)
+            if self.more is not None:
+                self.more.put(record.key, before + 1)
             self.context.forward(sf.Record(record.key, f"{record.value}/{before + 1}", record.timestamp))
 
     text = sf.serde.string
     app.sink(OUT, key=text, value=text)(app.source(IN, key=text, value=text)(Count))
 
 
-def _windows(app: sf.App, seen: Seen, hook: Hook) -> None:
+def _windows(app: sf.App, hook: Hook, *, changed: bool) -> None:
     def checked(key: str, value: str) -> bool:
         hook()
         return True
 
+    stream = app.stream(IN, key=sf.serde.string, value=sf.serde.string)
     (
-        app.stream(IN, key=sf.serde.string, value=sf.serde.string)
+        (stream.filter(_any) if changed else stream)
         .filter(checked)
         .group_by_key()
         .window(sf.TumblingWindows(WINDOW_MS, grace_ms=GRACE_MS))
@@ -101,13 +114,14 @@ def _windows(app: sf.App, seen: Seen, hook: Hook) -> None:
     )
 
 
-def _rekeyed(app: sf.App, seen: Seen, hook: Hook) -> None:
+def _rekeyed(app: sf.App, hook: Hook, *, changed: bool) -> None:
     def other(key: str, value: str) -> tuple[str, str]:
         hook()
         return group_of(value), value
 
+    stream = app.stream(IN, key=sf.serde.string, value=sf.serde.string)
     (
-        app.stream(IN, key=sf.serde.string, value=sf.serde.string)
+        (stream.filter(_any) if changed else stream)
         .map(other)
         .group_by_key(key=sf.serde.string, value=sf.serde.string)
         .count(COUNTS)
@@ -117,16 +131,23 @@ def _rekeyed(app: sf.App, seen: Seen, hook: Hook) -> None:
     )
 
 
-class Truth:
-    """Records by partition, and the plain computation over them."""
+def _any(key: str, value: str) -> bool:
+    return True
 
-    def __init__(self) -> None:
+
+class Truth:
+    """Records by partition, and the plain computation over them. `deletes`: that of the program of this name."""
+
+    def __init__(self, *, deletes: bool = False) -> None:
         self.records: dict[int, list[Fed]] = defaultdict(list)
+        self.deletes = deletes
+        self._offsets: dict[int, list[int]] = defaultdict(list)
         self._before: dict[tuple[int, int], int] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
 
-    def add(self, record: Fed) -> None:
-        """Note a record that is in the log."""
+    def add(self, record: Fed, offset: int) -> None:
+        """Note a record that is in the log, or will be once its transaction ends."""
+        self._offsets[record.partition].append(offset)
         self.records[record.partition].append(record)
         self._before[record.partition, record.number] = self._counts[record.partition, record.key]
         self._counts[record.partition, record.key] += 1
@@ -138,12 +159,17 @@ class Truth:
 
     def before(self, partition: int, number: int) -> int:
         """How many records of the same key lie before a record."""
-        return self._before[partition, number]
+        count = self._before[partition, number]
+        return count % DELETED_AT if self.deletes else count
+
+    def below(self, partition: int, offset: int) -> int:
+        """The number of records of a partition below an offset."""
+        return bisect_left(self._offsets[partition], offset)
 
     def results(self, program: str) -> Counter[tuple[str, str]]:
         """Keys and values of OUT, each with how often it is there."""
         found: Counter[tuple[str, str]] = Counter()
-        if program in ("count", "table"):
+        if program in BY_RECORD:
             for records in self.records.values():
                 for one in records:
                     count = self.before(one.partition, one.number) + 1

@@ -26,18 +26,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from simulator.checkers import Alarm, History, fold_alarms, result_alarms
+from simulator.checkers import Alarm, History, checkpoint_alarms, result_alarms
+from simulator.client import Clients
 from simulator.disk import SimDisk
 from simulator.engine import damage_somewhere
-from simulator.faults import ENDS, Fault, Kind
+from simulator.faults import ENDS, FURTHER, Fault, Kind
 from simulator.files import SimFiles
 from simulator.hand import APP, Hand
 from simulator.instance import Instance
 from simulator.log import SimLog
 from simulator.log.cluster import Owner
+from simulator.operators import Operators
 from simulator.outside import outside_of
-from simulator.plan import Plan, draw_plan
-from simulator.programs import COUNTS, IN, OUT, Fed, Truth
+from simulator.plan import DELETES, Plan, draw_plan
+from simulator.programs import COUNTS, IN, OUT, Truth
 from simulator.storage import SimBucket
 from simulator.witness import changes
 from simulator.world import Machine, World
@@ -56,7 +58,13 @@ REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
 STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
 FREE_BYTES = re.compile(r"[^ ]* has \d+ of \d+ bytes free: |: \d+ of \d+ bytes are free")  # of the real disk
-LOSSES = ("stores_reset", "directory_set_aside", "import_interrupted", "state_exchanged")  # events of the product's log
+LOSSES = (
+    "stores_reset",
+    "store_dropped",
+    "directory_set_aside",
+    "import_interrupted",
+    "state_exchanged",
+)  # events of the product's log
 MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
 
 
@@ -141,7 +149,7 @@ class _Run:
         self.plan = plan
         self.folder = folder
         self.world = World(plan.seed, plan.machines, plan.faults)
-        self.truth = Truth()
+        self.truth = Truth(deletes=plan.program == DELETES)
         self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
         self._claims: dict[str, int] = {}  # id -> when its owner claimed it
         self._logged: dict[int, int] = {}  # partition of the counts -> how far their changelog was looked at
@@ -169,13 +177,19 @@ class _Run:
             world.states_of = lambda machine: self.instances[machine.number].states()
             world.on_fault = self._on_fault
             log.on_write, log.on_claim = self.history.wrote, self._claimed
+            self.operators = Operators(
+                plan, world, self.hand, self.instances, self._restarts, self.history, self._until
+            )
             self.hand.create(IN, plan.partitions)
             self.hand.create(OUT, plan.partitions)
-            self._restarts = {machine.number: FIRST_MS * machine.number for machine in world.machines}
+            self._restarts.update({machine.number: FIRST_MS * machine.number for machine in world.machines})
             for fault in plan.faults:
                 if fault.kind is Kind.JOIN and fault.machine:
                     self._restarts[fault.machine] = fault.at_ms
-            own = [world.scheduler.spawn("feeder", self._feed), world.scheduler.spawn("keeper", self._keep)]
+            clients = self.clients = Clients(plan, world, self.hand, self.truth)
+            own = [world.scheduler.spawn("feeder", clients.feed), world.scheduler.spawn("keeper", self._keep)]
+            if plan.client:
+                own.append(world.scheduler.spawn("client", clients.transact))
             met_ms = max((one.at_ms + one.stays_ms for one in plan.faults), default=0)
             limit_ms = max(plan.feed_ms, met_ms) + sum(one.for_ms for one in plan.faults) + REST_MS
             if any(one.kind in NO_ROOM for one in plan.faults):
@@ -194,26 +208,14 @@ class _Run:
             plan, self.history.alarms, digest, world.trace, world.events, int(world.now_ms), world.met, world.states
         )
 
-    # --- the feeder, and the keeper: processes without a machine, which meet no fault ---
-
-    def _feed(self) -> None:
-        plan, draws = self.plan, self.world.draws
-        numbers: Counter[int] = Counter()
-        for index in range(plan.records):
-            self.world.wait(2 * draws.number("feed", index) * plan.feed_ms / plan.records)
-            partition = draws.below(plan.partitions, "partition", index)
-            late_ms = draws.below(6_000, "late", index) if draws.below(5, "is late", index) == 0 else 0
-            stamp = index * 250 + 10_000 - late_ms
-            record = Fed(partition, numbers[partition], f"k{draws.below(plan.keys, 'key', index)}", stamp)
-            numbers[partition] += 1
-            self.hand.write(IN, partition, record.key, f"{partition}/{record.number}", stamp)
-            self.truth.add(record)
+    # --- the keeper: a process without a machine, which meets no fault, as the clients ---
 
     def _keep(self) -> None:
         world = self.world
         while not self._over:
             for instance in self.instances:
                 self._look_after(instance)
+            self.operators.look()
             for at_ms, end in [one for one in self._ends if one[0] <= world.now_ms]:
                 self._ends.remove((at_ms, end))
                 end()
@@ -255,6 +257,8 @@ class _Run:
             instance.app = None
             instance.stopping = False
             self._restarts.setdefault(machine.number, now_ms + FIRST_MS)
+        if self.operators.keeps_down:
+            return
         if machine.process is None and now_ms >= self._restarts.get(machine.number, now_ms + 1):
             del self._restarts[machine.number]
             machine.process = self.world.scheduler.spawn(machine.name, instance.body)
@@ -266,13 +270,13 @@ class _Run:
         if fault is None:
             return
         about = ("disk", machine.number, fault.at_ms)
-        if fault.kind in (Kind.POWER, Kind.WIPE):
+        if fault.kind in (Kind.POWER, Kind.WIPE, Kind.BLIND):
             self.history.lost(machine.number)
         if fault.kind is Kind.POWER:
             disk.lose_power(self.world.draws, *about)
         elif fault.kind is Kind.DAMAGE:
             damage_somewhere(disk, self.world.draws, *about)
-        elif fault.kind is Kind.WIPE:
+        elif fault.kind in (Kind.WIPE, Kind.BLIND):
             shutil.rmtree(disk.root, ignore_errors=True)
 
     def _judge_error(self, who: str, error: Exception) -> None:
@@ -285,10 +289,14 @@ class _Run:
     def _on_fault(self, fault: Fault, machine: Machine) -> None:
         """Carry out what happens to more than the process that met the fault."""
         kind, disk, draws = fault.kind, self.disks[machine.number], self.world.draws
+        if kind in FURTHER:
+            self.operators.act(fault)
         if kind in ENDS:
             self._restarts[machine.number] = self.world.now_ms + fault.for_ms
             self._last[machine.number] = fault
             self.instances[machine.number].stopping = kind is Kind.STOP
+            if kind is Kind.BLIND:
+                self._storage_away(fault, 2 * fault.for_ms)
         elif kind in NO_ROOM:
             disk.refuses = errno.ENOSPC if kind is Kind.FULL else errno.EROFS
             self._until(fault, lambda: setattr(disk, "refuses", 0))
@@ -310,8 +318,11 @@ class _Run:
             self.world.event(f"it is {key}")
             self.bucket.lose(key)
         elif kind is Kind.STORAGE:
-            self.bucket.away = True
-            self._until(fault, lambda: setattr(self.bucket, "away", False))
+            self._storage_away(fault, fault.for_ms)
+
+    def _storage_away(self, fault: Fault, for_ms: int) -> None:
+        self.bucket.away = True
+        self._until(replace(fault, for_ms=for_ms), lambda: setattr(self.bucket, "away", False))
 
     def _until(self, fault: Fault, end: Callable[[], None]) -> None:
         self._ends.append((self.world.now_ms + fault.for_ms, end))
@@ -336,7 +347,7 @@ class _Run:
 
     def _at_rest(self) -> bool:
         """Whether all faults are over, all records are processed, and every copy is complete."""
-        if self.truth.total < self.plan.records or self._faults_last():
+        if self.truth.total < self.plan.records or not self.clients.over or self._faults_last():
             return False
         return not self._unrest()
 
@@ -344,7 +355,7 @@ class _Run:
         now_ms = self.world.now_ms
         held = [one.held[1] for topic in self.log.topics.values() for one in topic.partitions if one.held is not None]
         ends = [*held, *(one.until_ms for one in self.log.outages)]
-        if self._restarts or self._ends or any(until_ms > now_ms for until_ms in ends):
+        if self._restarts or self._ends or self.operators.busy or any(until_ms > now_ms for until_ms in ends):
             return True
         return any(
             one.waiting or one.cut_until_ms > now_ms or one.slow_until_ms > now_ms for one in self.world.machines
@@ -400,11 +411,14 @@ class _Run:
     def _judge(self) -> None:
         plan, hand, alarms = self.plan, self.hand, self.history.alarms
         found = Counter((_text(one.key), _text(one.value)) for at in hand.partitions(OUT) for one in hand.records(at))
-        alarms += result_alarms(found, self.truth, plan.program, exact=self.history.exact)
+        given_up = self.history.given_up
+        alarms += result_alarms(found, self.truth, plan.program, exact=self.history.exact, given_up=given_up)
+        if plan.program == "rekeyed" and self.history.exact and not self.log.kafka:
+            alarms += checkpoint_alarms(self.bucket.objects)
         for instance in self.instances:
             for who, store, at, rows in instance.rows():
                 end = hand.log.partition(at).end
-                alarms += fold_alarms(who, store, rows, changes(hand.log, at), end, plan.program)
+                alarms += self.history.folded(who, store, rows, at, changes(hand.log, at), end, plan.program)
 
 
 def _offset(found: Committed | None) -> int:
@@ -425,7 +439,8 @@ def _told(world: World, folder: Path, history: History) -> Iterator[None]:
             text = FREE_BYTES.sub("", text)
             machine = world.machine()
             if machine is not None and getattr(record, "event", "") in LOSSES:
-                history.lost(machine.number, str(getattr(record, "task")), getattr(record, "stores", None))  # noqa: B009
+                stores = getattr(record, "stores", [record.store] if hasattr(record, "store") else None)
+                history.lost(machine.number, str(getattr(record, "task")), stores)  # noqa: B009
             (world.event if record.levelno >= logging.WARNING else world.tell)(text)
 
     handler, before = Handler(), (logger.level, logger.propagate)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import standfast as sf
-from simulator.checkers import Change, History, fold_alarms
+from simulator.checkers import Change, History
 from simulator.hand import APP
 from simulator.log import SimLog
 from simulator.plan import Plan
@@ -96,7 +96,8 @@ class Witness(sf.Listener):
             who = f"{self._who}, {task.role} {task.id} as opened at {offset}"
             with self._world.look():
                 rows = rows_of(task, store)
-            for one in fold_alarms(who, store, rows, changes(self._log, changelog), offset, self._plan.program):
+            found = changes(self._log, changelog)
+            for one in self._history.folded(who, store, rows, changelog, found, offset, self._plan.program):
                 self._history.alarm(*one)
 
     def _runs(self, task: Any) -> None:

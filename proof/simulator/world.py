@@ -73,6 +73,7 @@ class World:
 
     def __init__(self, seed: int, machines: int, faults: tuple[Fault, ...]) -> None:
         self.draws = Draws(seed)
+        self.passed_ms = 0  # in which every machine stood still
         self.scheduler = Scheduler(self.draws)
         self.machines = [Machine(number, self.scheduler) for number in range(machines)]
         self.trace: list[str] = []  # every call
@@ -126,7 +127,7 @@ class World:
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""
-        return START_MS + int(self.now_ms)
+        return START_MS + int(self.now_ms) + self.passed_ms
 
     def monotonic_ms(self) -> int:
         """Milliseconds since the world's beginning."""

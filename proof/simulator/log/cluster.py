@@ -170,7 +170,7 @@ class SimLog:
         self.outages: list[Outage] = []
         self.lost_markers: dict[TopicPartition, None] = {}
         self.lost_offset_ends: dict[str, None] = {}
-        self.hanging: list[tuple[Partition, int, int, int]] = []  # transaction, first offset, end
+        self.hanging: list[tuple[Partition, int, int, int, bool]] = []  # transaction, first offset, end, commits
 
     @property
     def where(self) -> str:
@@ -400,7 +400,7 @@ class SimLog:
     def _mark(self, one: Transaction) -> None:
         for partition, first, end in one.parts:
             if partition.source in self.lost_markers:
-                self.hanging.append((partition, one.number, first, end))
+                self.hanging.append((partition, one.number, first, end, bool(one.commits)))
                 continue
             if partition.open.pop(one.number, None) is None:
                 continue  # lost with the tail of its partition
@@ -478,11 +478,14 @@ class SimLog:
         """From now on transactions with offsets of this group do not end there."""
         self.lost_offset_ends[group] = None
 
-    def end_hanging(self) -> None:
-        """Abort what `lose_marker` and `lose_offset_ends` left, as an operator does; they hold no more."""
-        for partition, number, first, end in self.hanging:
+    def end_hanging(self, *, late: bool = False) -> None:
+        """Abort what `lose_marker` and `lose_offset_ends` left, as an operator does; they hold no more.
+
+        `late`: their own ends come, which were not lost after all.
+        """
+        for partition, number, first, end, commits in self.hanging:
             if partition.open.pop(number, None) is not None:
-                partition.mark(first, end, self.clock.wall_ms(), commits=False)
+                partition.mark(first, end, self.clock.wall_ms(), commits=commits and late)
         for name in self.lost_offset_ends:
             self.group(name).hanging.clear()
         self.lost_markers, self.lost_offset_ends, self.hanging = {}, {}, []
