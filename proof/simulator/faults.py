@@ -30,6 +30,7 @@ class Kind(Enum):
     JOIN = "join"  # a further instance starts late
     RAISE = "raise"  # the application's code raises an exception once
     LISTENER = "listener"  # a listener of it raises an exception once
+    REBALANCE = "rebalance"  # the group of its own consumer begins a new generation, perhaps without it
     # to its machine
     DAMAGE = "damage"  # a byte of a file changes while the process is down
     WIPE = "wipe"  # the state directory is gone when the process starts again
@@ -56,6 +57,7 @@ STATES = ("not open", "no task", "active restoring", "active running", "standby 
 ENDS = (Kind.KILL, Kind.POWER, Kind.DAMAGE, Kind.WIPE)
 PLACES = ("", "", "log.append", "log.transact", "log.fetch", "engine.write", "file.", "group.", "log.open_writer")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
+DRAWN = tuple(kind for kind in Kind if kind is not Kind.REBALANCE)  # that one is for some of the worlds
 LONGEST_MS = 8_000
 
 
@@ -83,7 +85,7 @@ def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Ite
     """The faults of one world: three at least."""
     for number in range(3 + draws.below(8, "faults")):
         about = ("fault", number)
-        kind = draws.choice(tuple(Kind), *about, "kind")
+        kind = draws.choice(DRAWN, *about, "kind")
         place = draws.choice((*CALLS, *STATES), *about, "place")
         yield Fault(
             kind,
@@ -94,6 +96,21 @@ def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Ite
             state=place if place in STATES else "",
             after=bool(draws.below(2, *about, "after")),
             for_ms=100 + draws.below(draws.choice((400, 3_000, LONGEST_MS), *about, "long"), *about, "lasts"),
+        )
+
+
+def draw_rebalances(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
+    """Rebalances of the group of an application's own consumers; with `after` it takes the instance for dead."""
+    for number in range(draws.below(5, "rebalances")):
+        about = ("rebalance", number)
+        place = draws.choice((*CALLS, *STATES), *about, "place")
+        yield Fault(
+            Kind.REBALANCE,
+            machine=draws.below(machines, *about, "machine"),
+            at_ms=from_ms + draws.below(until_ms - from_ms, *about, "at"),
+            call=place if place in CALLS else "",
+            state=place if place in STATES else "",
+            after=bool(draws.below(2, *about, "after")),
         )
 
 

@@ -53,7 +53,7 @@ class Instance:
         self, machine: Machine, plan: Plan, world: World, log: SimLog, state_dir: Path, history: History
     ) -> None:
         self.machine = machine
-        self.app: sf.App | None = None
+        self.app: Any = None  # the application, or what else has its session
         self.stopping = False
         self._plan = plan
         self._world = world
@@ -111,6 +111,9 @@ class Instance:
             name == f"{APP}-{task.id.group}-{task.id.partition}" and task.looped and task.error is None
             for task in tasks_of(self.app).values()
         )
+
+    def rebalance(self, *, expelled: bool) -> None:
+        """Let the group of its own consumer begin a new generation, without this instance if it is `expelled`."""
 
     def _make(self) -> sf.App:
         plan, machine = self._plan, self.machine

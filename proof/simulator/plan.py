@@ -6,11 +6,11 @@ be shrunk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from simulator.draws import Draws
-from simulator.faults import Fault, draw_faults
+from simulator.faults import Fault, draw_faults, draw_rebalances
 from standfast.restore.gate import Policy
 from standfast.stream.task.settings import Guarantee
 
@@ -19,6 +19,7 @@ PROGRAMS = ("count", "windows", "rekeyed")
 TABLE = "table"  # a fourth of the worlds, by a question of its own
 GUARANTEES: tuple[Guarantee, ...] = ("exactly_once", "exactly_once", "at_least_once")
 LOG_STYLES = ("embedded", "kafka")
+OWN_CONSUMER = "consumer"  # some of the worlds, by a question of its own: they are all of one program and log
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,14 @@ class Plan:
     gate: Policy
     snapshots: bool
     faults: tuple[Fault, ...]
+    hosting: str = "app"
 
 
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
     draws = Draws(seed)
     machines = 2 + draws.below(3, "machines")
-    return Plan(
+    plan = Plan(
         seed=seed,
         program=TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program"),
         style=draws.choice(LOG_STYLES, "style"),
@@ -65,3 +67,7 @@ def draw_plan(seed: int) -> Plan:
         snapshots=draws.below(3, "snapshots") == 0,
         faults=tuple(draw_faults(draws, machines, 1_000, FEED_MS)),
     )
+    if draws.below(8, "own consumer"):
+        return plan
+    faults = (*plan.faults, *draw_rebalances(draws, machines, 1_000, FEED_MS))
+    return replace(plan, hosting=OWN_CONSUMER, program="count", style="kafka", faults=faults)
