@@ -31,6 +31,7 @@ class Kind(Enum):
     JOIN = "join"  # a further instance starts late
     RAISE = "raise"  # the application's code raises an exception once
     LISTENER = "listener"  # a listener of it raises an exception once
+    REBALANCE = "rebalance"  # the group of its own consumer begins a new generation, perhaps without it
     # to its machine
     DAMAGE = "damage"  # a byte of a file changes while the process is down
     WIPE = "wipe"  # the state directory is gone when the process starts again
@@ -66,9 +67,9 @@ RESTORING = "active restoring"
 STATES = ("not open", "no task", RESTORING, "active running", "standby standby")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
 FURTHER = (Kind.BLIND, Kind.ROLL, Kind.CHANGE, Kind.TRUNCATE, Kind.RECREATE, Kind.HANG, Kind.AGE)  # one world in three
-USUAL = tuple(kind for kind in Kind if kind not in FURTHER)
+USUAL = tuple(kind for kind in Kind if kind not in (*FURTHER, Kind.REBALANCE))
 PLACES = (*CALLS, *STATES)
-CELLS = tuple((kind, place) for kind in Kind for place in PLACES if kind is not Kind.JOIN)
+CELLS = tuple((kind, place) for kind in Kind for place in PLACES if kind not in (Kind.JOIN, Kind.REBALANCE))
 STRIDE = 125  # no factor of the number of cells, so that consecutive seeds have different kinds and all places
 LONGEST_MS = 8_000
 FURTHER_LONGEST_MS = 15_000
@@ -139,6 +140,12 @@ def draw_fault(
         after=bool(draws.below(2, *about, "after")),
         for_ms=100 + draws.below(draws.choice((400, 3_000, longest_ms), *about, "long"), *about, "lasts"),
     )
+
+
+def draw_rebalances(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
+    """Rebalances of the group of an application's own consumers; with `after` it takes the instance for dead."""
+    for number in range(draws.below(5, "rebalances")):
+        yield draw_fault(draws, ("rebalance", number), (Kind.REBALANCE,), machines, from_ms, until_ms)
 
 
 def family_of(name: str) -> str:

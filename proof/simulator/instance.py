@@ -57,7 +57,7 @@ class Instance:
         self, machine: Machine, plan: Plan, world: World, log: SimLog, state_dir: Path, history: History
     ) -> None:
         self.machine = machine
-        self.app: sf.App | None = None
+        self.app: Any = None  # the application, or what else has its session
         self.stopping = False
         self.changed = False  # whether the application here is a changed one
         self.replaces = False  # whether it takes over from instances of another program, at its next start
@@ -129,6 +129,9 @@ class Instance:
         """Partitions of tasks that wait for a person, since their rows may be the last copy, or the log lost some."""
         errors = {task.id.partition: task.error for task in tasks_of(self.app).values()}
         return {at for at, error in errors.items() if isinstance(error, sf.StateLost) and error.reason in CONSENT}
+
+    def rebalance(self, *, expelled: bool) -> None:
+        """Let the group of its own consumer begin a new generation, without this instance if it is `expelled`."""
 
     def _make(self) -> sf.App:
         plan, machine = self._plan, self.machine

@@ -67,6 +67,7 @@ def outside_of(world: World, log: SimLog, disks: Sequence[SimDisk], bucket: SimB
     with ExitStack() as stack:
         for place, function in replaced.items():
             stack.enter_context(place.replaced(function))
-        stack.enter_context(open_log.OTHERS.added(SCHEME, open_log.Scheme(lambda given: given, open_client)))
+        scheme = open_log.Scheme(lambda given: given, open_client, lambda _: f"kafka://{log.name}:9092")
+        stack.enter_context(open_log.OTHERS.added(SCHEME, scheme))
         stack.enter_context(address.OTHERS.added(SCHEME, storage_opener({log.name: bucket})))
         yield

@@ -6,11 +6,11 @@ be shrunk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from simulator.draws import Draws
-from simulator.faults import Fault, Kind, draw_fault, draw_faults
+from simulator.faults import USUAL, Fault, Kind, draw_fault, draw_faults, draw_rebalances
 from standfast.restore.gate import Policy
 from standfast.stream.task.settings import Guarantee
 
@@ -20,6 +20,7 @@ TABLE = "table"  # a fourth of the worlds, by a question of its own
 DELETES = "deletes"  # an eighth of them, likewise
 GUARANTEES: tuple[Guarantee, ...] = ("exactly_once", "exactly_once", "at_least_once")
 LOG_STYLES = ("embedded", "kafka")
+OWN_CONSUMER = "consumer"  # some of the worlds, by a question of its own: they are all of one program and log
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Plan:
     faults: tuple[Fault, ...]
     client: bool = False  # a second client writes to the source, in transactions
     checkpoints: bool = False  # the snapshots are parts of coordinated checkpoints
+    hosting: str = "app"
 
 
 def draw_plan(seed: int) -> Plan:
@@ -57,7 +59,7 @@ def draw_plan(seed: int) -> Plan:
     if program == DELETES:
         faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     snapshots = draws.below(3, "snapshots") == 0
-    return Plan(
+    plan = Plan(
         seed=seed,
         program=program,
         style=draws.choice(LOG_STYLES, "style"),
@@ -76,4 +78,16 @@ def draw_plan(seed: int) -> Plan:
         faults=tuple(faults),
         client=draws.below(4, "client") == 0,
         checkpoints=snapshots and draws.below(2, "checkpoints") == 0,
+    )
+    if draws.below(8, "own consumer"):
+        return plan
+    usual = [fault for fault in plan.faults if fault.kind in USUAL]
+    rebalances = draw_rebalances(draws, machines, 1_000, FEED_MS)
+    return replace(
+        plan,
+        hosting=OWN_CONSUMER,
+        program="count",
+        style="kafka",
+        client=False,
+        faults=(*usual, *rebalances),
     )

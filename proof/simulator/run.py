@@ -38,7 +38,8 @@ from simulator.log import SimLog
 from simulator.log.cluster import Owner
 from simulator.operators import Operators
 from simulator.outside import outside_of
-from simulator.plan import DELETES, Plan, draw_plan
+from simulator.own_consumer import ConsumerInstance
+from simulator.plan import DELETES, OWN_CONSUMER, Plan, draw_plan
 from simulator.programs import COUNTS, IN, OUT, Truth
 from simulator.storage import SimBucket
 from simulator.witness import changes
@@ -170,8 +171,9 @@ class _Run:
             stack.enter_context(SimFiles(self.disks).watched())
             stack.enter_context(_told(world, self.folder, self.history))
             self.hand = Hand(world, log)
+            make = ConsumerInstance if plan.hosting == OWN_CONSUMER else Instance
             self.instances = [
-                Instance(machine, plan, world, log, disk.root, self.history)
+                make(machine, plan, world, log, disk.root, self.history)
                 for machine, disk in zip(world.machines, self.disks, strict=True)
             ]
             world.states_of = lambda machine: self.instances[machine.number].states()
@@ -311,6 +313,8 @@ class _Run:
                 self.log.stall(fault.for_ms, at)
             else:
                 self.log.hold(at, fault.for_ms)
+        elif kind is Kind.REBALANCE:
+            self.instances[machine.number].rebalance(expelled=fault.after)
         elif kind is Kind.COMPACT:
             self.hand.care()
         elif kind is Kind.VANISH and self.bucket.objects:

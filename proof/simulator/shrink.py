@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from simulator.plan import Plan
+from simulator.plan import OWN_CONSUMER, Plan
 from simulator.run import Outcome
 
 STEPS_MAX = 20
@@ -55,8 +55,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 def story(outcome: Outcome) -> str:
     """The failure in at most STEPS_MAX steps of plain words, and the command that repeats it."""
     plan = outcome.plan
+    host = " under consumers of their own" if plan.hosting == OWN_CONSUMER else ""
     begin = (
-        f"{plan.machines} instances run program {plan.program!r} over {plan.partitions} partitions on a log like "
+        f"{plan.machines} instances run program {plan.program!r}{host} over {plan.partitions} partitions on a log like "
         f"{plan.style}, {plan.guarantee}, {plan.standbys} standbys, lease {plan.lease_ms} ms: {plan.records} records"
     )
     alarms = [f"{alarm}" for alarm in outcome.alarms[:3]]

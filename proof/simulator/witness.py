@@ -27,7 +27,7 @@ class Witness(sf.Listener):
     """The witness of one process."""
 
     def __init__(self, world: World, machine: Machine, plan: Plan, log: SimLog, history: History) -> None:
-        self.app: sf.App | None = None
+        self.app: Any = None  # the application, or what else has its session
         self._world = world
         self._who = f"{machine.process}"
         self._machine = machine
@@ -122,7 +122,7 @@ class Witness(sf.Listener):
             )
 
 
-def tasks_of(app: sf.App | None) -> Mapping[Any, Any]:
+def tasks_of(app: Any) -> Mapping[Any, Any]:
     """The tasks that a process holds."""
     session = None if app is None else app.session
     with suppress(Closed):

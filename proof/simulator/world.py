@@ -29,6 +29,7 @@ CHANGES = frozenset(
     {
         *("log.append", "log.begin", "log.transact", "log.commit", "log.abort", "log.open_writer", "log.claim"),
         *("group.join", "group.heartbeat", "group.leave", "group.note", "admin.create_topic"),
+        *("group.consumer_join", "group.consumer_leave"),
     }
 )
 LATENCY_MS = 6.0  # of a call to the log at most
@@ -45,6 +46,7 @@ class Machine:
         self.process: Actor | None = None
         self.wall_offset_ms = 0
         self.cut_until_ms = self.slow_until_ms = -1.0
+        self.stands = False  # its process is stopped, as by SIGSTOP
         self.waiting: list[Fault] = []  # faults that wait for their place
         self.looked_ms = 0.0  # when a process of it last saw who is alive
         self.raises: Counter[Kind] = Counter()  # exceptions that the application's code and listeners are to raise
@@ -216,7 +218,11 @@ class World:
             actor.ended = True
             raise ProcessEnded(repr(actor))
         if fault.kind is Kind.PAUSE:
-            self.scheduler.wait(fault.for_ms)
+            machine.stands = True
+            try:
+                self.scheduler.wait(fault.for_ms)
+            finally:
+                machine.stands = False
         elif fault.kind is Kind.CUT:
             machine.cut_until_ms = self.now_ms + fault.for_ms
         elif fault.kind is Kind.SLOW:

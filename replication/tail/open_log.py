@@ -50,6 +50,8 @@ class Scheme(NamedTuple):
 
     parse: Callable[[str], Any]  # raises BadConfig for an unusable address, and opens nothing
     open: Callable[[Any, Clock | None], Log]  # takes the result of `parse`
+    # The address, as of Kafka, that consumers of an application's own use; None: they cannot read such a log.
+    consumers_at: Callable[[Any], str] | None = None
 
 
 OTHERS: Final = Implementations[Scheme](*_SCHEMES)
@@ -93,6 +95,15 @@ def log_folder(address: str) -> Path | None:
     """The folder of an embedded log; None for a log on other machines. Raises BadConfig."""
     where = parse_address(address)
     return Path(where.path).absolute().parent if isinstance(where, SqliteAddress) else None
+
+
+def consumers_at(address: str) -> str | None:
+    """The `kafka://` address that consumers of an application's own use; None: they cannot read this log."""
+    where = parse_address(address)
+    if isinstance(where, OtherAddress):
+        found = OTHERS[where.scheme].consumers_at
+        return None if found is None else found(where.log)
+    return address if isinstance(where, KafkaAddress) else None
 
 
 @checked_call(BadConfig)

@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 
 from standfast.replication.log import Committed, Group
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.open_log import consumers_at
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InvalidRequest, NotReady, Unavailable
 from standfast.store.log import as_event, logger
@@ -107,7 +108,7 @@ class ExternalConsumer:
             # Here, so that a session on the embedded log never loads the Kafka client.
             from standfast.replication.kafka.consumer import error_given
 
-            raise error_given(message, self._host.address)
+            raise error_given(message, consumers_at(self._host.address) or self._host.address)
         return self._host.task_of(TopicPartition(message.topic() or "", message.partition() or 0))
 
     def check_read(self, task: Task, *, reopens: bool) -> None:
@@ -126,11 +127,12 @@ class ExternalConsumer:
         self, address: str, given: Mapping[str, Any], kafka: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Settings of a consumer for this application, with the functions of `kafka`. Raises BadConfig."""
-        if not address.startswith("kafka://"):
+        brokers = consumers_at(address)
+        if brokers is None:
             raise BadConfig([f"log {address} has no consumers of Kafka: use a log at kafka://host:9092"])
         from standfast.replication.kafka.consumer import begins_early, consumer_settings, is_eager
 
-        settings = consumer_settings(address, self._host.app, given, kafka)
+        settings = consumer_settings(brokers, self._host.app, given, kafka)
         self._settings_given, self._eager = True, is_eager(settings)
         self._from_begin = begins_early(settings)
         return settings

@@ -1,4 +1,4 @@
-"""The simulated log: data of the world (`SimLog`), and the log port for one process (`SimLogClient`)."""
+"""The simulated log: data of the world (`SimLog`), the log port (`SimLogClient`) and a consumer of one process."""
 
 from simulator.log.client import SimLogClient as SimLogClient
 from simulator.log.cluster import SimLog as SimLog

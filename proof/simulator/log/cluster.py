@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simulator.calls import Calls
+from simulator.log.coordinator import Coordinator
 from simulator.log.partition import Batch, Began, Partition
 from standfast.replication.busy import Busy
 from standfast.replication.log import (
@@ -153,6 +154,7 @@ class SimLog:
         self.kafka = style == "kafka"
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, GroupData] = {}
+        self.coordinators: dict[str, Coordinator] = {}  # of consumers, by group
         self.writers: dict[str, Owner] = {}  # of a log like the embedded one
         self.producers: dict[str, ProducerData] = {}
         self.transactions: list[Transaction] = []  # not gone yet
@@ -423,6 +425,15 @@ class SimLog:
         if found is None:
             found = self.groups[name] = GroupData()
         return found
+
+    def coordinator(self, group: str) -> Coordinator:
+        """The coordinator of a group's consumers."""
+        if group not in self.coordinators:
+            self.coordinators[group] = Coordinator(self.group(group).consumers, self._count)
+        return self.coordinators[group]
+
+    def _count(self, topic: str) -> int:
+        return len(self.topics[topic].partitions) if topic in self.topics else 0
 
     def commit(self, group: str, offsets: Offsets) -> None:
         """Commit offsets without records; of a log like the embedded one, of any topic."""

@@ -1,7 +1,7 @@
 """The external-consumer examples as real processes on a real broker: killed with SIGKILL, no record is lost or doubled.
 
 Rules of this file: the programs run unchanged, with logging set up, so that a failure shows their log. Checked are the
-committed records of the changelog.
+committed records of the changelog. `unit/simulator/test_consumer.py` has the same steps in a simulated world.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.takeover import MemberPlan, plans
+from support.own_consumers import PARTITIONS, counts_each_record_once_when_killed, takes_over_from_a_killed_one
 from support.places import EXAMPLES
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
@@ -30,7 +31,6 @@ pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 NAMES = ("external_consumer", "external_consumer_asyncio")
 LINES_MAX = {"external_consumer": 20, "external_consumer_asyncio": 21}
 WAIT_S = 90.0
-PARTITIONS = 3
 DOWN_S = 3.0
 # Members hear of a rebalance with a heartbeat. A dead member is noticed by the examples' own session.timeout.ms.
 QUICK = "heartbeat.interval.ms=300"
@@ -154,44 +154,12 @@ def test_readme_shows_the_example_as_it_is(repo_root: Path) -> None:
 def test_example_killed_in_the_middle_and_started_again_counts_each_record_once(
     application: Application, name: str
 ) -> None:
-    application.feed(3_000)
-    for _ in range(2):
-        process = application.start(name, "a")
-        before = application.committed()
-        application.until(lambda before=before: application.committed() > before, "it counts")  # type: ignore[misc]
-        process.kill()
-        process.wait()
-        application.feed(900)
-    application.start(name, "a")
-    application.until(lambda: application.committed() >= application.fed.total(), "all are counted")
-    assert application.counted() == application.fed
+    counts_each_record_once_when_killed(application, name)
 
 
 @pytest.mark.long
 def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(application: Application) -> None:
-    application.feed(300)
-    first = application.start("external_consumer", "a")
-    application.until(lambda: application.committed() >= 300, "the first counts all")
-    application.start("external_consumer", "b")
-
-    def shared() -> bool:
-        """Wait until each task runs in one process and has a caught-up standby in the other."""
-        plans = application.plans()
-        return (
-            len(plans) == 2
-            and all(plan.active for plan in plans)
-            and all(plan.standby == plan.warm == other.active for plan, other in (plans, plans[::-1]))
-        )
-
-    application.until(shared, "the group shares tasks out, standbys follow")
-    application.feed(300)
-    application.until(lambda: application.committed() >= 600, "both count")
-    first.kill()
-    first.wait()
-    application.feed(300)
-    application.until(lambda: application.committed() >= 900, "the standby took over")
-    assert application.counted() == application.fed
-    assert any(len(plan.active) == PARTITIONS for plan in application.plans())
+    takes_over_from_a_killed_one(application)
 
 
 @pytest.mark.long
