@@ -67,7 +67,7 @@ def draw_plan(seed: int) -> Plan:
         snapshots=draws.below(3, "snapshots") == 0,
         faults=tuple(draw_faults(draws, machines, 1_000, FEED_MS)),
     )
-    if draws.below(8, "own consumer"):
+    if draws.below(8, "under a consumer"):
         return plan
     faults = (*plan.faults, *draw_rebalances(draws, machines, 1_000, FEED_MS))
     return replace(plan, hosting=OWN_CONSUMER, program="count", style="kafka", faults=faults)
