@@ -28,6 +28,10 @@ POLLS_MS = (4_000, 10_000, 300_000)
 HEARTBEATS_MS = (200, 500)
 
 
+class Unborne(Exception):
+    """The loop of the guide ended with an error of the log, which it is to outlast."""
+
+
 class Hosted(NamedTuple):
     """What the judges ask of an application."""
 
@@ -48,7 +52,10 @@ class ConsumerInstance(Instance):
         consumer.subscribe([IN], on_assign=session.on_assign, on_revoke=session.on_revoke, on_lost=session.on_lost)
         try:
             while not self.stopping:
-                self._turn(session, consumer, witness)
+                try:
+                    self._turn(session, consumer, witness)
+                except sf.Unavailable as error:
+                    raise Unborne(str(error)) from error
             consumer.close()
         except Exception as error:
             with suppress(Exception):  # the first error says why it ends

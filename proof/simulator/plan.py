@@ -79,7 +79,7 @@ def draw_plan(seed: int) -> Plan:
         client=draws.below(4, "client") == 0,
         checkpoints=snapshots and draws.below(2, "checkpoints") == 0,
     )
-    if draws.below(8, "own consumer"):
+    if draws.below(8, "under a consumer"):
         return plan
     usual = [fault for fault in plan.faults if fault.kind in USUAL]
     rebalances = draw_rebalances(draws, machines, 1_000, FEED_MS)

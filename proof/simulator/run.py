@@ -55,6 +55,7 @@ from standfast.store.names import changelog_topic
 LOOK_MS = 100
 NO_ROOM = (Kind.FULL, Kind.READ_ONLY)
 CRAWL_MS = 30.0
+TRANSACTION_MS = 10_000  # as the product asks of brokers
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
 STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
@@ -171,7 +172,10 @@ class _Run:
             stack.enter_context(SimFiles(self.disks).watched())
             stack.enter_context(_told(world, self.folder, self.history))
             self.hand = Hand(world, log)
-            make = ConsumerInstance if plan.hosting == OWN_CONSUMER else Instance
+            make = Instance
+            if plan.hosting == OWN_CONSUMER:
+                make = ConsumerInstance
+                log.transaction_ms = TRANSACTION_MS  # of a commit without records, which no later owner fences
             self.instances = [
                 make(machine, plan, world, log, disk.root, self.history)
                 for machine, disk in zip(world.machines, self.disks, strict=True)

@@ -1,7 +1,7 @@
 """External consumer: the application's own Kafka consumer decides the actives here; the session gates and places it.
 
     on_assign   open the tasks -> wait a moment for the gate -> assign: ready ones at their offset, the others paused
-    commit      tasks restored meanwhile: seek, resume -> check the offsets -> commit
+    commit      tasks that the log kept from being opened: open; those restored meanwhile: seek, resume -> check the offsets -> commit
     on_revoke   close the tasks, discard uncommitted changes; the consumer releases the partitions itself
 
 Polling goes on while partitions are paused, so a long restore costs no membership. Only the thread that polls the
@@ -80,6 +80,7 @@ class ExternalConsumer:
         self._next_look_ms = 0
         self._next_watch_ms = 0
         self._first_seen: dict[TopicPartition, Committed | None] = {}
+        self._unopened: dict[TopicPartition, TaskId] = {}  # assigned while the log did not answer
         self._settings_given = False  # the consumer's settings probably come from `settings`
         self._eager: bool | None = None  # by those settings
         self._from_begin = False
@@ -150,6 +151,7 @@ class ExternalConsumer:
         gone = [TopicPartition(one.topic, one.partition) for one in partitions]
         with self._mutex:
             tasks = self._gate.revoked(gone)
+            self._unopened = {at: task_id for at, task_id in self._unopened.items() if at not in gone}
         try:
             self._host.give_up(tasks | frozenset(map(self._host.task_of, gone)))
         except Unavailable as error:  # the tasks are closed; the group learns it with the next round
@@ -182,7 +184,16 @@ class ExternalConsumer:
                 )
         yield from self._steps.check_group(self._host.app)
         sources = {TopicPartition(one.topic, one.partition): self._host.task_of(one) for one in partitions}
-        self._host.adopt(frozenset(sources.values()), frozenset(at.topic for at in sources))
+        with self._mutex:
+            self._unopened |= sources
+        try:
+            self._adopt()
+        except Unavailable as error:
+            logger.warning(
+                "the tasks that the group assigned are opened as soon as the log answers: %s",
+                error,
+                extra=as_event("log_away"),
+            )
         with self._mutex:
             self._gate.assigned(sources)
             # Seen afresh below: another member may have committed these since.
@@ -238,6 +249,8 @@ class ExternalConsumer:
         Raises InvalidRequest for an offset beyond the consumer's position: it is left from before the partition was
         revoked and came back, and committing it would skip records.
         """
+        if self._unopened:
+            self._adopt()
         back = yield from self.moves()
         given = checked_shape(offsets)
         for at in back & given.keys():  # processed in an earlier opening, and delivered again from here on
@@ -316,6 +329,12 @@ class ExternalConsumer:
                 ]
             )
 
+    def _adopt(self) -> None:
+        opening = dict(self._unopened)
+        self._host.adopt(frozenset(opening.values()), frozenset(at.topic for at in opening))
+        with self._mutex:
+            self._unopened = {at: task_id for at, task_id in self._unopened.items() if at not in opening}
+
     def _drive(self, consumer: Any, steps: Any) -> Any:
         from standfast.replication.kafka.consumer import drive
 
@@ -324,6 +343,6 @@ class ExternalConsumer:
     def _opened_soon(self) -> dict[TaskId, OpenTask]:
         try:
             self._host.wait_ready(OPEN_WAIT_S)
-        except NotReady:
+        except (NotReady, Unavailable):
             pass  # polling goes on meanwhile; commit() resumes the restored partitions
         return self._host.opened()

@@ -20,7 +20,7 @@ from standfast.replication.log import ConsumerMember
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
-from standfast.store.errors import Fenced
+from standfast.store.errors import Fenced, Unavailable
 from support.consumers import Joined, poll_until
 
 Join = Callable[..., Joined]
@@ -197,3 +197,16 @@ def test_callbacks_assign_and_give_back_all_or_what_changes(join: Join) -> None:
     assert changes[0] == ("assign", [0, 1])
     eager = [("revoke", [0, 1]), ("assign", own(first))]
     assert changes[1:] in (eager, [("revoke", own(second))])
+
+
+def test_error_of_a_callback_comes_out_of_the_poll_and_the_partitions_are_assigned(joined: Joined) -> None:
+    def fails(consumer: Any, partitions: list[Any]) -> None:
+        raise Unavailable("no answer")
+
+    joined.consumer.close()
+    with pytest.raises(Unavailable, match="no answer"):
+        joined.join(on_assign=fails)
+    consumer = joined.consumer = joined.last
+    poll_until([consumer], lambda: own(consumer) == [0], "it has the partition")
+    joined.feed("a")
+    assert joined.read(1) == [(0, 0, "a")]

@@ -43,7 +43,7 @@ class Joined:
         self._make = make
         fixed = {"group.id": self.group, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
         self._settings = {**settings, **fixed}
-        self._opened: list[Any] = []
+        self._opened: list[Any] = []  # consumers
         self._got: list[Any] = []
         self.consumer = self.join()
         raw: bytes = self.consumer.consumer_group_metadata()
@@ -58,6 +58,11 @@ class Joined:
         consumer.subscribe([self.source.topic], **callbacks)
         self._got = poll_until([consumer, *others], lambda: bool(consumer.assignment()), "the consumer gets partitions")
         return consumer
+
+    @property
+    def last(self) -> Any:
+        """The last consumer, also one that failed to join."""
+        return self._opened[-1]
 
     def replace_consumer(self) -> None:
         """Another consumer gets the partition."""

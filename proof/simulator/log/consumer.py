@@ -34,6 +34,10 @@ Callback = Callable[[Any, list[Any]], object]
 CREATED = 1  # the type of timestamps that producers set
 
 
+class NoAnswer(Exception):
+    """The group's coordinator does not answer: asked again with the next poll."""
+
+
 class _Slot:
     """An assigned partition. `position` is None until its committed offset is known; `given`: see `position` below."""
 
@@ -104,7 +108,7 @@ class SimConsumer:
         self._give_back(frozenset(self._slots))
         self._member = None
         if member is not None:
-            with suppress(Unavailable):
+            with suppress(NoAnswer):
                 self._ask("leave", lambda: self._coordinator.leave(self.name, self._now_ms()))
 
     def close(self) -> None:
@@ -206,7 +210,7 @@ class SimConsumer:
             self._lose()
         elif member is not None:
             member.polled_ms = now_ms
-        with suppress(Unavailable):  # asked again with the next poll
+        with suppress(NoAnswer):  # and not what a callback raises
             while self._topics and self._step():
                 pass
 
@@ -286,7 +290,10 @@ class SimConsumer:
         self._handled = True
 
     def _ask(self, what: str, effect: Callable[[], Any]) -> Any:
-        return self._access.write(f"group.consumer_{what}", effect)
+        try:
+            return self._access.write(f"group.consumer_{what}", effect)
+        except Unavailable as error:
+            raise NoAnswer from error
 
     def _now_ms(self) -> int:
         return self._log.clock.monotonic_ms()

@@ -1,4 +1,4 @@
-"""The coordinator of a group of consumers, as brokers have one: members, generations, who reads which partition.
+"""The coordinator of a group of consumers, as brokers have one: members, generations, and who reads which partition.
 
     a member comes, leaves, is silent ──> the others hear of it with a heartbeat, and join again
     all have joined, or are too late  ──> next generation: partitions are shared out, each member asks for its share
@@ -6,8 +6,8 @@
     eager         a member gives everything back before it joins; shares are neighbours, in the order of the ids
     cooperative   it keeps what it has, up to a fair share; what moves is handed out once its holder has given it back
 
-Rules of this file: plain data of the world, without calls. Nothing happens by itself: the one that asks finds that
-another one is silent.
+Rules of this file: plain data of the world, without calls. Nothing happens by itself: one that asks finds another one
+silent.
 """
 
 from __future__ import annotations

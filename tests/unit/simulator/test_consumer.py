@@ -19,6 +19,7 @@ import pytest
 
 import standfast as sf
 from simulator.disk import SimDisk
+from simulator.faults import Fault, Kind
 from simulator.files import SimFiles
 from simulator.hand import APP, Hand
 from simulator.log import SimLog
@@ -55,6 +56,7 @@ class Simulated:
 
     def __init__(self, world: World, log: SimLog, disks: Mapping[str, SimDisk]) -> None:
         self.fed: Counter[str] = Counter()
+        self.met = world.met
         self.hand = Hand(world, log)
         self.hand.create(TOPIC, PARTITIONS)
         self._world, self._log, self._disks = world, log, disks
@@ -104,8 +106,8 @@ class Simulated:
 
 
 @pytest.fixture
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
-    world = World(1, 2, ())
+def application(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
+    world = World(1, 2, getattr(request, "param", ()))
     log = SimLog("world", world, world, style="kafka")
     disks = {name: SimDisk(tmp_path / name, world) for name in ("a", "b")}
 
@@ -142,3 +144,16 @@ def test_example_killed_in_the_middle_and_started_again_counts_each_record_once(
 @pytest.mark.slow
 def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(application: Simulated) -> None:
     takes_over_from_a_killed_one(application)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("application", [(Fault(Kind.LOST, machine=0, at_ms=1, call="admin"),)], indirect=True)
+def test_question_without_an_answer_while_partitions_are_assigned_does_not_end_the_example(
+    application: Simulated,
+) -> None:
+    """Found in a world: the process ended with Unavailable, out of `consume`."""
+    application.feed(300)
+    application.start("external_consumer", "a")
+    application.until(lambda: application.committed() >= 300, "all are counted")
+    assert application.counted() == application.fed
+    assert list(application.met) == [("lost", "admin.describe_topic")]
