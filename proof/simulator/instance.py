@@ -127,8 +127,8 @@ class Instance:
 
     def refused(self) -> set[int]:
         """Partitions of tasks that wait for a person, since their rows may be the last copy, or the log lost some."""
-        errors = {task.id.partition: task.error for task in tasks_of(self.app).values()}
-        return {at for at, error in errors.items() if isinstance(error, sf.StateLost) and error.reason in CONSENT}
+        found = [(task.id.partition, task.error) for task in tasks_of(self.app).values()]
+        return {at for at, error in found if isinstance(error, sf.StateLost) and error.reason in CONSENT}
 
     def _make(self) -> sf.App:
         plan, machine = self._plan, self.machine
