@@ -127,8 +127,8 @@ class Instance:
 
     def refused(self) -> set[int]:
         """Partitions of tasks that wait for a person, since their rows may be the last copy, or the log lost some."""
-        errors = {task.id.partition: task.error for task in tasks_of(self.app).values()}
-        return {at for at, error in errors.items() if isinstance(error, sf.StateLost) and error.reason in CONSENT}
+        found = [(task.id.partition, task.error) for task in tasks_of(self.app).values()]
+        return {at for at, error in found if isinstance(error, sf.StateLost) and error.reason in CONSENT}
 
     def rebalance(self, *, expelled: bool) -> None:
         """Let the group of its own consumer begin a new generation, without this instance if it is `expelled`."""
