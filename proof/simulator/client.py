@@ -21,6 +21,7 @@ from standfast.replication.offsets import TopicPartition
 NAME = "client"  # its transactional id
 SHARE = 4  # one record in so many is the client's
 AT_ONCE = 5
+FEEDS_MS = 20
 OPEN_MS = (30, 200, 2_000)  # at most
 
 
@@ -34,6 +35,7 @@ class Clients:
         self._truth = truth
         self._numbers: Counter[int] = Counter()  # the next one of each partition
         self.over = not plan.client  # the last transaction has ended
+        self._feeds = False  # a record with its number is on its way, and may wait for a partition without leader
         self._share = plan.records // SHARE if plan.client else 0
 
     def feed(self) -> None:
@@ -43,7 +45,9 @@ class Clients:
             self._world.wait(2 * draws.number("feed", index) * plan.feed_ms / plan.records)
             partition = draws.below(plan.partitions, "partition", index)
             record = self._drawn(partition, index, index)
+            self._feeds = True
             self._add(record, self._hand.write(IN, partition, record.key, _value(record), record.timestamp))
+            self._feeds = False
 
     def transact(self) -> None:
         """The client."""
@@ -53,6 +57,8 @@ class Clients:
         while left:
             turn += 1
             self._world.wait(draws.number(NAME, "wait", turn) * 4 * plan.feed_ms / plan.records)
+            while self._feeds:
+                self._world.wait(FEEDS_MS)
             commits = draws.below(4, NAME, "commits", turn) > 0
             partition = draws.below(plan.partitions, NAME, "partition", turn)
             count = min(left, 1 + draws.below(AT_ONCE, NAME, "count", turn))
