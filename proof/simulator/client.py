@@ -10,6 +10,7 @@ that the plain computation goes in the order of the log.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 
 from simulator.hand import Hand
 from simulator.log.partition import Batch
@@ -17,6 +18,7 @@ from simulator.plan import Plan
 from simulator.programs import IN, Fed, Truth
 from simulator.world import World
 from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import Unavailable
 
 NAME = "client"  # its transactional id
 SHARE = 4  # one record in so many is the client's
@@ -46,8 +48,10 @@ class Clients:
             partition = draws.below(plan.partitions, "partition", index)
             record = self._drawn(partition, index, index)
             self._feeds = True
-            self._add(record, self._hand.write(IN, partition, record.key, _value(record), record.timestamp))
-            self._feeds = False
+            while self._feeds:
+                with suppress(Unavailable):  # before the effect: an answer of the log to this client is never lost
+                    self._add(record, self._hand.write(IN, partition, record.key, _value(record), record.timestamp))
+                    self._feeds = False
 
     def transact(self) -> None:
         """The client."""
