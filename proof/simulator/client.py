@@ -21,6 +21,7 @@ from standfast.replication.offsets import TopicPartition
 NAME = "client"  # its transactional id
 SHARE = 4  # one record in so many is the client's
 AT_ONCE = 5
+AGAIN_MS = 10
 OPEN_MS = (30, 200, 2_000)  # at most
 
 
@@ -42,6 +43,8 @@ class Clients:
         for index in range(plan.records - self._share):
             self._world.wait(2 * draws.number("feed", index) * plan.feed_ms / plan.records)
             partition = draws.below(plan.partitions, "partition", index)
+            while self._hand.log.outage([TopicPartition(IN, partition)]):  # or the other client takes this number
+                self._world.wait(AGAIN_MS)
             record = self._drawn(partition, index, index)
             self._add(record, self._hand.write(IN, partition, record.key, _value(record), record.timestamp))
 
