@@ -58,6 +58,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.topics.tombstones import TOMBSTONE_AGE_MAX_PERCENT, are_expired
 from standfast.store.errors import InternalError
 
 NO_LOCAL_STATE = "no-local-state"
@@ -75,9 +76,6 @@ HISTORY_MISSING = "history-missing"
 
 # The log that the rows were made of was replaced by another one: rows of the former may be here alone.
 _REPLACED = frozenset({TOPIC_RECREATED, POSITION_AHEAD, DIVERGED})
-
-# A position older than this share of delete.retention.ms may have missed deletes.
-TOMBSTONE_AGE_MAX_PERCENT = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +325,7 @@ def _deletes_missed(local: LocalPosition, log: LogState, now_ms: int) -> str:
         return ""
     # The position's age, not the log's: a delete written just after the position is the first one to expire.
     age_ms = now_ms - local.at_ms
-    if age_ms * 100 > log.delete_retention_ms * TOMBSTONE_AGE_MAX_PERCENT:
+    if are_expired(age_ms, log.cleanup, log.delete_retention_ms):
         return TOMBSTONES_EXPIRED
     return TIME_AHEAD if age_is_unknown(age_ms, log.delete_retention_ms) else ""
 

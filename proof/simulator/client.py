@@ -10,7 +10,6 @@ that the plain computation goes in the order of the log.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 
 from simulator.hand import Hand
 from simulator.log.partition import Batch
@@ -18,12 +17,11 @@ from simulator.plan import Plan
 from simulator.programs import IN, Fed, Truth
 from simulator.world import World
 from standfast.replication.offsets import TopicPartition
-from standfast.store.errors import Unavailable
 
 NAME = "client"  # its transactional id
 SHARE = 4  # one record in so many is the client's
 AT_ONCE = 5
-FEEDS_MS = 20
+AGAIN_MS = 10
 OPEN_MS = (30, 200, 2_000)  # at most
 
 
@@ -37,7 +35,6 @@ class Clients:
         self._truth = truth
         self._numbers: Counter[int] = Counter()  # the next one of each partition
         self.over = not plan.client  # the last transaction has ended
-        self._feeds = False  # a record with its number is on its way, and may wait for a partition without leader
         self._share = plan.records // SHARE if plan.client else 0
 
     def feed(self) -> None:
@@ -46,12 +43,10 @@ class Clients:
         for index in range(plan.records - self._share):
             self._world.wait(2 * draws.number("feed", index) * plan.feed_ms / plan.records)
             partition = draws.below(plan.partitions, "partition", index)
+            while self._hand.log.outage([TopicPartition(IN, partition)]):  # or the other client takes this number
+                self._world.wait(AGAIN_MS)
             record = self._drawn(partition, index, index)
-            self._feeds = True
-            while self._feeds:
-                with suppress(Unavailable):  # before the effect: an answer of the log to this client is never lost
-                    self._add(record, self._hand.write(IN, partition, record.key, _value(record), record.timestamp))
-                    self._feeds = False
+            self._add(record, self._hand.write(IN, partition, record.key, _value(record), record.timestamp))
 
     def transact(self) -> None:
         """The client."""
@@ -61,8 +56,6 @@ class Clients:
         while left:
             turn += 1
             self._world.wait(draws.number(NAME, "wait", turn) * 4 * plan.feed_ms / plan.records)
-            while self._feeds:
-                self._world.wait(FEEDS_MS)
             commits = draws.below(4, NAME, "commits", turn) > 0
             partition = draws.below(plan.partitions, NAME, "partition", turn)
             count = min(left, 1 + draws.below(AT_ONCE, NAME, "count", turn))

@@ -17,6 +17,7 @@ from pathlib import Path
 from standfast.replication.log import Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
+from standfast.replication.topics.tombstones import are_expired
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost
 from standfast.store.log import as_event, logger
@@ -54,6 +55,7 @@ class ChangelogApplier:
         self.stores = stores
         self._clock = clock
         self._topic_ids = {name: info.topic_id for name, info in topics.items()}
+        self._policies = {name: info.policy for name, info in topics.items()}
         self.partition_counts = {TopicPartition(info.name, task.partition): info.partitions for info in topics.values()}
         self.changelogs = {name: TopicPartition(info.name, task.partition) for name, info in topics.items()}
         self.store_of = {partition: name for name, partition in self.changelogs.items()}
@@ -63,6 +65,7 @@ class ChangelogApplier:
         self.skipped = 0  # records that no store wrote, since the opening
         self._warned: set[TopicPartition] = set()
         self._staged: dict[str, int] = {}  # next offset by store, of staged rows
+        self._staged_ms = 0  # when the first of them were staged
 
     def position(self, changelog: TopicPartition) -> Position | None:
         """The stored position of a changelog, or None if no record was ever applied."""
@@ -90,10 +93,12 @@ class ChangelogApplier:
     def stage(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
         """Turn records (in offset order) into rows, which the next `write` writes; returns the number of staged rows.
 
-        Raises Corruption for damage; its `sources` name the changelog if a record is at fault. Then no row is staged
-        any more.
+        Raises Corruption for damage; its `sources` name the changelog if a record is at fault. Raises StateLost where
+        the process stood still for so long that deletes before these records may be gone. Then no row is staged any
+        more.
         """
         name = self._store(changelog)
+        self._check_age(name, changelog, next_offset)
         given = len(records)
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
@@ -109,6 +114,8 @@ class ChangelogApplier:
         if counters.skipped > before:
             self._warn(changelog, counters.skipped - before, next_offset, "no key, so that no store wrote them")
         self.skipped += given - len(records) + counters.skipped - before
+        if not self._staged:
+            self._staged_ms = self._clock.wall_ms()
         self._staged[name] = next_offset
         return rows
 
@@ -120,7 +127,8 @@ class ChangelogApplier:
     def write(self) -> int:
         """Write the staged rows and move their changelogs' positions, in one batch; returns the number of rows."""
         staged, self._staged = self._staged, {}
-        return self.stores.apply({}, self._cut_at(staged))
+        # Not the present time: the log may have dropped deletes behind these rows since they were read.
+        return self.stores.apply({}, self._cut_at(staged, self._staged_ms))
 
     def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
         """`stage` and `write`: apply records and move the position to `next_offset`, in one batch."""
@@ -147,7 +155,7 @@ class ChangelogApplier:
         `skipped` is the number of their records without a key.
         """
         name = self._store(changelog)
-        self.stores.ingest(name, files, times, self._cut_at({name: next_offset}), lookups)
+        self.stores.ingest(name, files, times, self._cut_at({name: next_offset}, self._clock.wall_ms()), lookups)
         if skipped:
             self.stores.store(name).rows.counters.skipped += skipped
             self._warn(changelog, skipped, next_offset, "no key, so that no store wrote them")
@@ -191,12 +199,27 @@ class ChangelogApplier:
                 positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
 
-    def _cut_at(self, moved: Mapping[str, int]) -> CommitRecord:
-        """The cut with these stores' positions moved."""
-        now_ms = self._clock.wall_ms()
+    def _check_age(self, name: str, changelog: TopicPartition, next_offset: int) -> None:
+        """Refuse records behind a position that the restore plan finds too old: a machine may be suspended for days."""
+        stored, policy = self.stores.cut.positions.get(name), self._policies[name]
+        if stored is None or next_offset <= stored.offset + stored.marker:
+            return
+        age_ms = self._clock.wall_ms() - stored.at_ms
+        if are_expired(age_ms, policy.cleanup, policy.delete_retention_ms):
+            self.unstage()
+            lost = StateLost(
+                f"task {self.task}: the position {stored.offset} of {changelog} is {age_ms} ms old, and deletes behind "
+                f"it go after {policy.delete_retention_ms} ms: this process stood still, or its clock was put forward",
+                reason="tombstones-expired",
+            )
+            lost.sources = (changelog,)
+            raise lost
+
+    def _cut_at(self, moved: Mapping[str, int], at_ms: int) -> CommitRecord:
+        """The cut with these stores' positions moved, as of a time."""
         tags = self.epoch_tags({self.changelogs[name]: offset for name, offset in moved.items()})
         positions = {
-            name: Position(offset, -1, self._topic_ids[name], now_ms, tag=tags.get(self.changelogs[name], ""))
+            name: Position(offset, -1, self._topic_ids[name], at_ms, tag=tags.get(self.changelogs[name], ""))
             for name, offset in moved.items()
         }
         return replace(self.stores.cut, positions={**self.stores.cut.positions, **positions})

@@ -52,9 +52,33 @@ LIMIT_WITHOUT_AN_ANSWER = Plan(
     faults=(Fault(Kind.CUT, machine=1, at_ms=2_013, call="log.other", skip=3, for_ms=261),),
 )
 
+# A standby stands still while days pass, and deletes behind its position are compacted away.
+STANDBY_STOOD_STILL_FOR_DAYS = Plan(
+    seed=72,
+    program="deletes",
+    style="kafka",
+    guarantee="exactly_once",
+    machines=3,
+    partitions=4,
+    keys=11,
+    records=391,
+    feed_ms=12_000,
+    idle_ms=60,
+    standbys=1,
+    lease_ms=1_500,
+    commit_interval_ms=200,
+    gate="all",
+    snapshots=False,
+    client=True,
+    faults=(
+        Fault(Kind.PAUSE, machine=0, at_ms=4_254, after=True, for_ms=3_145, state="active running"),
+        Fault(Kind.AGE, machine=1, at_ms=6_940, for_ms=2_642),
+    ),
+)
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [FORMER_OWNER_APPENDS_LATE, LIMIT_WITHOUT_AN_ANSWER])
+@pytest.mark.parametrize("plan", [FORMER_OWNER_APPENDS_LATE, LIMIT_WITHOUT_AN_ANSWER, STANDBY_STOOD_STILL_FOR_DAYS])
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):
     outcome = run(plan)
     assert outcome.alarms == []
