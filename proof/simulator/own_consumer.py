@@ -110,6 +110,7 @@ class ConsumerInstance(Instance):
 
     def _turn(self, session: sf.Session, consumer: SimConsumer, witness: Witness) -> None:
         offsets: dict[tuple[str, int], int] = {}
+        message: Any
         for message in consumer.consume(RECORDS_MAX, self._plan.idle_ms / 1_000):
             with suppress(sf.Fenced, sf.Unavailable):
                 self._process(session.task(message), message, witness)

@@ -1,7 +1,8 @@
 """External consumer: the application's own Kafka consumer decides the actives here; the session gates and places it.
 
     on_assign   open the tasks -> wait a moment for the gate -> assign: ready ones at their offset, the others paused
-    commit      tasks that the log kept from being opened: open; those restored meanwhile: seek, resume -> check the offsets -> commit
+    commit      open tasks for which the log did not answer -> those restored meanwhile: seek, resume -> check the
+                offsets -> commit
     on_revoke   close the tasks, discard uncommitted changes; the consumer releases the partitions itself
 
 Polling goes on while partitions are paused, so a long restore costs no membership. Only the thread that polls the

@@ -119,7 +119,9 @@ def test_offsets_alone_are_taken_of_the_present_member_and_of_nobody_else(joined
     assert joined.found() == 5
 
 
+@pytest.mark.parametrize("join", [*ON_BROKER[:2], *STOOD_IN[:2]], indirect=True)
 def test_member_of_an_earlier_generation_commits_nothing(join: Join) -> None:
+    """Of the classic protocol: under its own a broker takes offsets of partitions that have stayed with the member."""
     joined = join(partitions=2)
     joined.join(joined.consumer)
     with pytest.raises(Fenced, match="moved on"):

@@ -12,6 +12,7 @@ import pytest
 
 PROOF = Path(__file__).resolve().parents[2] / "proof"
 SEEDS = 500
+SOME = (1, 2, 6)  # the last one under a consumer of its own
 
 
 def simulate(*arguments: str, **variables: str) -> str:
@@ -46,6 +47,6 @@ def test_no_promise_is_broken_in_ten_thousand_worlds(tmp_path: Path):
 @pytest.mark.slow
 def test_a_seed_has_one_trace_in_each_process_whatever_its_hash_seed_and_with_or_without_compiled_code():
     variables = ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"}, {"PYTHONHASHSEED": "1", "STANDFAST_NATIVE": "0"})
-    traces = [[simulate("--seed", str(seed), "--trace", **one) for seed in (1, 2)] for one in variables]
+    traces = [[simulate("--seed", str(seed), "--trace", **one) for seed in SOME] for one in variables]
     assert traces[0] == traces[1] == traces[2]
     assert all(len(trace) > 50_000 for trace in traces[0])
