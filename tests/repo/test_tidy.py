@@ -73,6 +73,7 @@ PURE = {
     "replication/topics/fixes.py",
     "replication/topics/rules.py",
     "replication/topics/settings.py",
+    "replication/topics/tombstones.py",
     "restore/replay/bulk_plan.py",
     "restore/compare.py",
     "restore/digest.py",
