@@ -56,6 +56,7 @@ class History:
         self.positions: dict[tuple[int, str, str], int] = {}  # machine, task, store -> the last one that is known
         self.given_up: set[int] = set()  # partitions whose rows went with a person's consent
         self.gone: dict[TopicPartition, list[Change]] = {}  # of changelogs: records that people removed
+        self.unfenced: set[int] = set()  # partitions whose former owner may still commit an offset, at least once
         self._truth = truth
         self._epochs: dict[str, int] = {}
         self._counts: dict[int, tuple[Counter[str], Counter[str]]] = {}  # by partition: plain ones, those of the log
@@ -88,7 +89,9 @@ class History:
     def in_log(self, topic: str, partition: int, offset: int) -> None:
         """The committed offset of a partition now."""
         known = self.acknowledged.get((topic, partition), 0)
-        if offset < known:
+        if offset < known and partition in self.unfenced:
+            self.acknowledged[topic, partition] = offset
+        elif offset < known:
             self.alarm("commits", f"{topic}-{partition} is committed at {offset}, and was at {known}")
         self.commit(topic, partition, offset)
 

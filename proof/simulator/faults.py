@@ -66,11 +66,12 @@ CALLS = ("log.append", "log.transact", "log.fetch", OPENING, "log.other", "group
 RESTORING = "active restoring"
 STATES = ("not open", "no task", RESTORING, "active running", "standby standby")
 ENDS = (*PROCESS_ENDS, Kind.STOP)
-FURTHER = (Kind.BLIND, Kind.ROLL, Kind.CHANGE, Kind.TRUNCATE, Kind.RECREATE, Kind.HANG, Kind.AGE)  # one world in three
+# In half of the worlds.
+FURTHER = (Kind.BLIND, Kind.ROLL, Kind.CHANGE, Kind.TRUNCATE, Kind.RECREATE, Kind.HANG, Kind.AGE)
 USUAL = tuple(kind for kind in Kind if kind not in (*FURTHER, Kind.REBALANCE))
 PLACES = (*CALLS, *STATES)
-CELLS = tuple((kind, place) for kind in Kind for place in PLACES if kind not in (Kind.JOIN, Kind.REBALANCE))
-STRIDE = 125  # no factor of the number of cells, so that consecutive seeds have different kinds and all places
+AT_ONCE = (OPENING, "not open")  # the first instance of each world opens its first tasks
+STRIDE = 127  # no factor of a number of cells, so that consecutive seeds have different kinds and all places
 LONGEST_MS = 8_000
 FURTHER_LONGEST_MS = 15_000
 
@@ -98,19 +99,20 @@ class Fault:
 
 def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
     """The faults of one world: three at least. The first ones of consecutive seeds take each kind and place in turn."""
-    yield from _in_turn(draws, machines, from_ms, until_ms)
+    yield from _in_turn(draws, USUAL, machines, from_ms, until_ms)
     for number in range(1, 3 + draws.below(8, "faults")):
         yield draw_fault(draws, ("fault", number), USUAL, machines, from_ms, until_ms)
-    if draws.below(3, "further") == 0:
-        yield draw_fault(draws, ("further", 0), FURTHER, machines, from_ms, until_ms)
+    if draws.below(2, "further") == 0:
+        yield from _in_turn(draws, FURTHER, machines, from_ms, until_ms)
 
 
-def _in_turn(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
+def _in_turn(draws: Draws, kinds: Sequence[Kind], machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
     """A fault whose kind and place the seed's number decides, and what brings a seldom place about."""
-    kind, place = CELLS[draws.seed * STRIDE % len(CELLS)]
-    fault = draw_fault(draws, ("fault", 0), (kind,), machines, from_ms, until_ms, (place,))
-    if place == OPENING:
-        yield replace(fault, machine=0, at_ms=0, skip=0)  # each world opens a task there
+    cells = [(kind, place) for kind in kinds for place in PLACES]
+    kind, place = cells[draws.seed * STRIDE % len(cells)]
+    fault = draw_fault(draws, ("turn", len(kinds)), (kind,), machines, from_ms, until_ms, (place,))
+    if place in AT_ONCE:
+        yield replace(fault, machine=0, at_ms=0, skip=0)
     elif place == RESTORING:
         yield replace(fault, at_ms=from_ms, stays_ms=until_ms)
         yield Fault(Kind.KILL, (fault.machine + 1) % machines, fault.at_ms, for_ms=LONGEST_MS)

@@ -19,6 +19,7 @@ PROGRAMS = ("count", "windows", "rekeyed")
 TABLE = "table"  # a fourth of the worlds, by a question of its own
 DELETES = "deletes"  # an eighth of them, likewise
 GUARANTEES: tuple[Guarantee, ...] = ("exactly_once", "exactly_once", "at_least_once")
+BY_CALL: dict[str, Guarantee] = {"log.append": "at_least_once", "log.transact": "exactly_once"}
 LOG_STYLES = ("embedded", "kafka")
 OWN_CONSUMER = "consumer"  # some of the worlds, by a question of its own: they are all of one program and log
 
@@ -59,11 +60,13 @@ def draw_plan(seed: int) -> Plan:
     if program == DELETES:
         faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     snapshots = draws.below(3, "snapshots") == 0
+    # An application writes to the log by one of the two calls: a fault in turn at this call decides.
+    guarantee = BY_CALL.get(faults[0].call, draws.choice(GUARANTEES, "guarantee"))
     plan = Plan(
         seed=seed,
         program=program,
         style=draws.choice(LOG_STYLES, "style"),
-        guarantee=draws.choice(GUARANTEES, "guarantee"),
+        guarantee=guarantee,
         machines=machines,
         partitions=1 + draws.below(4, "partitions"),
         keys=3 + draws.below(20, "keys"),

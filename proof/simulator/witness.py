@@ -56,7 +56,7 @@ class Witness(sf.Listener):
     def on_commit(self, task: Any, sources: Any) -> None:
         for at, offset in sources.items():
             known = committed_in(self._log, at)
-            if known < offset:
+            if known < offset and at.partition not in self._history.unfenced:
                 self._history.alarm("commits", f"{self._who}: {at} counts as committed at {offset}, in the log {known}")
             self._history.commit(at.topic, at.partition, offset)
         self._note(task)
