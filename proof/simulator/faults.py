@@ -72,6 +72,7 @@ USUAL = tuple(kind for kind in Kind if kind not in (*FURTHER, Kind.REBALANCE))
 PLACES = (*CALLS, *STATES)
 AT_ONCE = (OPENING, "not open")  # the first instance of each world opens its first tasks
 STRIDE = 127  # no factor of a number of cells, so that consecutive seeds have different kinds and all places
+SKIP_MAX = 4  # calls that a fault in turn lets pass
 LONGEST_MS = 8_000
 FURTHER_LONGEST_MS = 15_000
 
@@ -99,18 +100,21 @@ class Fault:
 
 def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
     """The faults of one world: three at least. The first ones of consecutive seeds take each kind and place in turn."""
-    yield from _in_turn(draws, USUAL, machines, from_ms, until_ms)
+    yield from _in_turn(draws, draws.seed, USUAL, machines, from_ms, until_ms)
     for number in range(1, 3 + draws.below(8, "faults")):
         yield draw_fault(draws, ("fault", number), USUAL, machines, from_ms, until_ms)
-    if draws.below(2, "further") == 0:
-        yield from _in_turn(draws, FURTHER, machines, from_ms, until_ms)
+    if draws.seed % 2:
+        yield from _in_turn(draws, draws.seed // 2, FURTHER, machines, from_ms, until_ms)
 
 
-def _in_turn(draws: Draws, kinds: Sequence[Kind], machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
-    """A fault whose kind and place the seed's number decides, and what brings a seldom place about."""
+def _in_turn(
+    draws: Draws, turn: int, kinds: Sequence[Kind], machines: int, from_ms: int, until_ms: int
+) -> Iterator[Fault]:
+    """A fault whose kind and place its turn decides, and what brings a seldom place about."""
     cells = [(kind, place) for kind in kinds for place in PLACES]
-    kind, place = cells[draws.seed * STRIDE % len(cells)]
+    kind, place = cells[turn * STRIDE % len(cells)]
     fault = draw_fault(draws, ("turn", len(kinds)), (kind,), machines, from_ms, until_ms, (place,))
+    fault = replace(fault, skip=fault.skip % SKIP_MAX)
     if place in AT_ONCE:
         yield replace(fault, machine=0, at_ms=0, skip=0)
     elif place == RESTORING:

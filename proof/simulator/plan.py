@@ -60,8 +60,9 @@ def draw_plan(seed: int) -> Plan:
     if program == DELETES:
         faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     snapshots = draws.below(3, "snapshots") == 0
-    # An application writes to the log by one of the two calls: a fault in turn at this call decides.
-    guarantee = BY_CALL.get(faults[0].call, draws.choice(GUARANTEES, "guarantee"))
+    # An application writes to the log by one of two calls: where a fault is at one of them, it decides.
+    called = [BY_CALL[fault.call] for fault in (faults[-1], faults[0]) if fault.call in BY_CALL]
+    guarantee = called[0] if called else draws.choice(GUARANTEES, "guarantee")
     plan = Plan(
         seed=seed,
         program=program,
