@@ -449,7 +449,8 @@ def _told(world: World, folder: Path, history: History) -> Iterator[None]:
             text = FREE_BYTES.sub("", text)
             machine = world.machine()
             if machine is not None and getattr(record, "event", "") in LOSSES:
-                stores = getattr(record, "stores", [record.store] if hasattr(record, "store") else None)
+                one = getattr(record, "store", None)
+                stores = getattr(record, "stores", None if one is None else [one])
                 history.lost(machine.number, str(getattr(record, "task")), stores)  # noqa: B009
             (world.event if record.levelno >= logging.WARNING else world.tell)(text)
 
