@@ -344,8 +344,9 @@ class _Run:
         machine = self.world.machine()
         if before is None or machine is None or before.member_id == taken.member_id:
             return
-        if self.log.kafka and not self.history.exact:  # an offset alone, without a transaction, is not fenced there
-            self.history.unfenced.add(int(name.rpartition("-")[2]))
+        partition = name.rpartition("-")[2]  # or it is the leader's id
+        if self.log.kafka and not self.history.exact and partition.isdigit():
+            self.history.unfenced.add(int(partition))  # an offset alone, without a transaction, is not fenced there
         lease = self.hand.log.group(before.group).leases.get(before.member_id)
         if lease is None or lease.deadline_ms <= self.world.monotonic_ms():
             return
