@@ -346,7 +346,7 @@ SECOND = {
     EPOCH: Bug(EPOCH, "writers", 13, {"simulator.log.cluster.SimLog.init_producer": _keeps_epoch}),
     LIMIT: Bug(LIMIT, "limits", 7, {"standfast.replication.standby.Standby._drain": _drains_one_more}),
     WINDOW: Bug(WINDOW, "windows", 2, {"standfast.stream.task.task.Task.resume_from_log": _begins_without_progress}),
-    OFFSETS: Bug(OFFSETS, "offsets", 3, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
+    OFFSETS: Bug(OFFSETS, "offsets", 14, {"simulator.log.cluster.SimLog.begin": _offsets_at_begin}),
     WIPE: Bug(WIPE, "wipe", 4, {"standfast.stream.task.mending.Mender.take_out": _takes_the_next_task}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _asks_once}),
     CLAIM: Bug(CLAIM, "claims", 4, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
