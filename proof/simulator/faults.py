@@ -70,7 +70,7 @@ ENDS = (*PROCESS_ENDS, Kind.STOP)
 FURTHER = (Kind.BLIND, Kind.ROLL, Kind.CHANGE, Kind.TRUNCATE, Kind.RECREATE, Kind.HANG, Kind.AGE)
 USUAL = tuple(kind for kind in Kind if kind not in (*FURTHER, Kind.REBALANCE))
 PLACES = (*CALLS, *STATES)
-AT_ONCE = (OPENING, "not open")  # the first instance of each world opens its first tasks
+AT_ONCE = (OPENING, "not open", "file")  # the first instance of each world opens its folder and its first tasks
 STRIDE = 127  # no factor of a number of cells, so that consecutive seeds have different kinds and all places
 SKIP_MAX = 4  # calls that a fault in turn lets pass
 LONGEST_MS = 8_000
@@ -119,7 +119,7 @@ def _in_turn(
         yield replace(fault, machine=0, at_ms=0, skip=0)
     elif place == RESTORING:
         yield replace(fault, at_ms=from_ms, stays_ms=until_ms)
-        yield Fault(Kind.KILL, (fault.machine + 1) % machines, fault.at_ms, for_ms=LONGEST_MS)
+        yield Fault(Kind.KILL, (fault.machine + 1) % machines, (from_ms + until_ms) // 2, for_ms=LONGEST_MS)
     else:
         yield fault
 
