@@ -1,4 +1,4 @@
-"""`standfast placement explain` and `standfast simulate placement`."""
+"""`standfast placement explain`."""
 
 from __future__ import annotations
 
@@ -98,41 +98,3 @@ def test_wrong_or_absent_document_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "absent cannot be read: No such file or directory" in capsys.readouterr().err
     assert main(["placement", "explain", "--file", document(tmp_path, standfast_placement=9)]) == 2
     assert "format 9" in capsys.readouterr().err
-
-
-def test_simulation_is_shown_event_by_event(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "placement", "--seed", "7", "--instances", "3", "--tasks", "9"]) == 0
-    out = capsys.readouterr().out
-    assert "i003 joins" in out and "every promise held" in out
-
-
-def test_simulation_as_json_is_equal_for_equal_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "placement", "--seed", "7", "--tasks", "9", "--changes", "2", "--json"]
-    texts = []
-    for _ in range(2):
-        assert main(arguments) == 0
-        texts.append(capsys.readouterr().out)
-    found = json.loads(texts[0])
-    assert texts[0] == texts[1] and found["schema"] == "standfast.simulate-placement/1"
-    assert found["problems"] == [] and found["tasks"] == 9
-
-
-def test_several_seeds_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "placement", "--runs", "3", "--tasks", "4", "--changes", "1"]) == 0
-    assert capsys.readouterr().out.startswith("3 seeds, ")
-
-
-def test_broken_promise_is_a_negative_answer_that_names_the_seed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("standfast.ops.simulation.play.round_problems", lambda view, result: iter(["a promise"]))
-    assert main(["simulate", "placement", "--runs", "2", "--seed", "5"]) == 1
-    assert "seed 5: tick 0: a promise" in capsys.readouterr().out
-    assert main(["simulate", "placement", "--seed", "5"]) == 1
-    assert "broken: tick 0: a promise" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("wrong", [["--runs", "0"], ["--instances", "0"], ["--tasks", "0"], ["--changes", "-1"]])
-def test_wrong_number_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "placement", *wrong]) == 2
-    assert "or more" in capsys.readouterr().err
