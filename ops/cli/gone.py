@@ -11,6 +11,7 @@ from standfast.store.errors import InvalidRequest
 
 # The words of a command, and what to use instead.
 GONE: Mapping[tuple[str, ...], str] = {
+    ("placement", "explain"): "`standfast placement --app NAME --log ADDRESS` has the reasons of a running application",
     ("simulate",): "`make simulate` in the source tree plays the same",
 }
 
