@@ -11,8 +11,13 @@ from standfast.store.errors import InvalidRequest
 
 # The words of a command, and what to use instead.
 GONE: Mapping[tuple[str, ...], str] = {
-    ("placement", "explain"): "`standfast placement --app NAME --log ADDRESS` has the reasons of a running application",
+    ("placement", "explain"): "`standfast placement --app NAME` has the reasons of a running application",
     ("simulate",): "`make simulate` in the source tree plays the same",
+    (
+        "topic",
+        "alter",
+    ): "`kafka-configs.sh --alter`, `kafka-topics.sh --alter`; on an embedded log `change_topic` and "
+    "`add_partitions` of `standfast.open_log(address).admin`",
 }
 
 
