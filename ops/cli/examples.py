@@ -129,10 +129,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast doctor --app counts --log kafka://localhost:9092",
         "standfast doctor --app counts --log sqlite:///./log --store counts:keyvalue",
     ),
-    "standfast topic": (
-        "standfast topic create words --partitions 4 --log sqlite:///./log",
-        "standfast topic alter words --partitions 8 --log sqlite:///./log",
-    ),
+    "standfast topic": ("standfast topic create words --partitions 4 --log sqlite:///./log",),
     "standfast topic create": (
         "standfast topic create words --partitions 4 --log sqlite:///./log",
         "standfast topic create words --partitions 4 --log kafka://localhost:9092",
@@ -140,10 +137,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "standfast topic write": (
         "standfast topic write words records.jsonl --log sqlite:///./log",
         "standfast topic write words --value-serde string --log kafka://localhost:9092",
-    ),
-    "standfast topic alter": (
-        "standfast topic alter words --partitions 8 --log kafka://localhost:9092",
-        "standfast topic alter words --set retention.ms=86400000 --log sqlite:///./log",
     ),
     "standfast topic release": (
         "standfast topic release a-b-kv-changelog --app a --log sqlite:///./log",
@@ -174,15 +167,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "standfast placement": (
         "standfast placement --app delays --log sqlite:///./log",
         "standfast placement --app delays --log kafka://host:9092 --task 0_3",
-    ),
-    "standfast placement explain": (
-        "standfast placement explain --file placement.json",
-        "standfast placement explain --file placement.json --task 0_3 --json",
-    ),
-    "standfast simulate": ("standfast simulate placement --seed 7",),
-    "standfast simulate placement": (
-        "standfast simulate placement --seed 7 --instances 5 --tasks 30",
-        "standfast simulate placement --runs 1000 --json",
     ),
     "standfast bench": (
         "standfast bench write --records 100000",

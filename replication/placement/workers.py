@@ -1,4 +1,4 @@
-"""The tasks of one instance over its worker processes: even in total and within each group, with few moves.
+"""The tasks of one instance over its worker processes: even within each group, in total to one task, with few moves.
 
     spread({0_0 .. 0_5}, {0_0: 1}, workers=2)     {0_0: 1, 0_1: 0, ...}: three tasks each, and 0_0 stays
 

@@ -1,7 +1,7 @@
-"""Commands that correct a topic, ready to paste: ours if it can, otherwise one of Kafka's own tools.
+"""Commands that correct a topic, ready to paste: Kafka's own tools, a line of Python for the log that has none.
 
-    standfast topic alter T --set a=b --log kafka://host:9092
-    kafka-reassign-partitions.sh --bootstrap-server host:9092 ...     replicas, and settings of the brokers
+    kafka-configs.sh --bootstrap-server host:9092 --alter --entity-type topics --entity-name T --add-config a=b
+    python -c "import standfast; standfast.open_log('sqlite:///./log').admin.change_topic('T', {'a': 'b'})"
 
 Rules of this file: pure; text only. A secret is never in an address, and so never in a command: if the address has
 security settings, Kafka's tools get them by `--command-config client.properties`.
@@ -25,12 +25,17 @@ class Fixes:
 
     def change(self, topic: str, settings: Mapping[str, str]) -> str:
         """Change settings of a topic."""
-        given = " ".join(f"--set {_word(f'{name}={value}')}" for name, value in settings.items())
-        return f"standfast topic alter {topic} {given} --log {_word(self.address)}"
+        if not self._on_kafka:
+            return self._python(f"change_topic({topic!r}, {dict(settings)!r})")
+        # Kafka's tool takes a list in brackets: a comma ends a setting.
+        given = ",".join(f"{name}=[{value}]" if "," in value else f"{name}={value}" for name, value in settings.items())
+        return f"{self._tool('configs')} --alter --entity-type topics --entity-name {topic} --add-config {_word(given)}"
 
     def grow(self, topic: str, partitions: int) -> str:
         """Grow a topic to that many partitions."""
-        return f"standfast topic alter {topic} --partitions {partitions} --log {_word(self.address)}"
+        if not self._on_kafka:
+            return self._python(f"add_partitions({topic!r}, {partitions})")
+        return f"{self._tool('topics')} --alter --topic {topic} --partitions {partitions}"
 
     def create(self, topic: str, partitions: int | None) -> str:
         """Create a topic; without a number of partitions the command has N, for the reader to fill in."""
@@ -61,6 +66,13 @@ class Fixes:
             f"echo {shlex.quote(text)} > {file} && "
             f"{self._tool('reassign-partitions')} --reassignment-json-file {file} --execute"
         )
+
+    @property
+    def _on_kafka(self) -> bool:
+        return self.address.startswith("kafka://")
+
+    def _python(self, call: str) -> str:
+        return f"python -c {_word(f'import standfast; standfast.open_log({self.address!r}).admin.{call}')}"
 
     def _tool(self, name: str) -> str:
         servers, _, query = self.address.removeprefix("kafka://").partition("?")

@@ -1,7 +1,6 @@
-"""Commands for one topic: `topic create`, `topic alter`, `topic release`. The doctor prints them for the embedded log.
+"""Commands for one topic: `topic create`, `topic release`, `topic write`.
 
     standfast topic create NAME --partitions N [--set SETTING=VALUE]... --log ADDRESS
-    standfast topic alter NAME [--partitions N] [--set SETTING=VALUE]... --log ADDRESS
     standfast topic release NAME --app APPLICATION --log ADDRESS
     standfast topic write NAME [FILE] --log ADDRESS                                     see `write.py`
 
@@ -30,21 +29,17 @@ SCHEMA = "standfast.topic/1"
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    text = "create a topic, add partitions, change its settings, or write records"
+    text = "create a topic, end a claim of one, or write records"
     parser = subparsers.add_parser("topic", help=text, description=f"{text[0].upper()}{text[1:]}.")
     commands = parser.add_subparsers(dest="topic_command", required=True, metavar="COMMAND")
-    for name, what, handler in (
-        ("create", "create a topic", run_create),
-        ("alter", "add partitions to a topic, or change its settings", run_alter),
-    ):
-        command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-        command.add_argument("topic", metavar="NAME", help="the topic")
-        command.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
-        command.add_argument("--partitions", type=int, metavar="N", help="number of partitions in all")
-        command.add_argument(
-            "--set", action="append", default=[], metavar="SETTING=VALUE", help="such as cleanup.policy=compact,delete"
-        )
-        prints(command, handler, "json", "config")
+    command = commands.add_parser("create", help="create a topic", description="Create a topic.")
+    command.add_argument("topic", metavar="NAME", help="the topic")
+    command.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
+    command.add_argument("--partitions", type=int, metavar="N", help="number of partitions in all")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="SETTING=VALUE", help="such as cleanup.policy=compact,delete"
+    )
+    prints(command, run_create, "json", "config")
     text = "end an application's claim of an internal topic, so that another one may have it"
     command = commands.add_parser("release", help=text, description=f"{text[0].upper()}{text[1:]}. The topic stays.")
     command.add_argument("topic", metavar="NAME", help="the topic")
@@ -65,22 +60,8 @@ def run_create(args: argparse.Namespace, out: Output) -> int:
     with closing(_new_log(args, policy, out) or log_of(args)) as log:
         # Creating is idempotent for an application, but a person's settings would be passed over in silence.
         if log.admin.describe_topic(args.topic) is not None:
-            raise InvalidRequest(f"topic {args.topic!r} exists already: change it with standfast topic alter")
+            raise InvalidRequest(f"topic {args.topic!r} exists already, and no create changes one")
         _tell(out, log.admin.create_topic(args.topic, args.partitions, policy))
-    return 0
-
-
-def run_alter(args: argparse.Namespace, out: Output) -> int:
-    """topic alter."""
-    settings = _settings(args)
-    if args.partitions is None and not settings:
-        raise InvalidRequest("nothing to change: give --partitions N or --set SETTING=VALUE")
-    with closing(log_of(args)) as log:
-        # Settings first: a refused setting must change nothing, and a topic that has grown cannot shrink again.
-        info = log.admin.change_topic(args.topic, settings)
-        if args.partitions is not None:
-            info = log.admin.add_partitions(args.topic, args.partitions)
-        _tell(out, info)
     return 0
 
 

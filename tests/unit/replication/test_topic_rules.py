@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ TEXT = sf.serde.string
 KAFKA = Fixes("kafka://h1:9092,h2:9092")
 EMBEDDED = Fixes("sqlite:///log")
 COMPACT = TopicPolicy(frozenset({"compact"}))
+ADMIN = "standfast.open_log('sqlite:///log').admin"
 BOTH = TopicPolicy(frozenset({"compact", "delete"}), retention_ms=2 * DAY_MS)
 
 KV = changelog_need("app", sf.KeyValueStore("kv", TEXT, TEXT))
@@ -29,6 +31,11 @@ DUP = changelog_need(
 )
 VER = changelog_need("app", sf.VersionedStore("ver", TEXT, TEXT, history_retention_ms=DAY_MS))
 TABLE = changelog_need("app", sf.KeyValueStore("table", TEXT, TEXT, source_topic="src"))
+
+
+def grown(topic: str, partitions: int) -> str:
+    """The command that adds partitions to a topic of the embedded log."""
+    return f"python -c {shlex.quote(f'import standfast; {ADMIN}.add_partitions({topic!r}, {partitions})')}"
 
 
 def topic(
@@ -73,7 +80,9 @@ class Case(NamedTuple):
     command: str
 
 
-KV_CHANGE = "standfast topic alter {} --set {} --log kafka://h1:9092,h2:9092"
+KV_CHANGE = (
+    "kafka-configs.sh --bootstrap-server h1:9092,h2:9092 --alter --entity-type topics --entity-name {} --add-config {}"
+)
 KV_SET = KV_CHANGE.format("app-kv-changelog", "{}")
 
 CASES = [
@@ -84,12 +93,12 @@ CASES = [
     Case(
         "cleanup-policy", "error", WIN, {"policy": BOTH}, {"policy": COMPACT},
         "has cleanup.policy=compact but a window store needs compact,delete",
-        KV_CHANGE.format("app-win-changelog", "cleanup.policy=compact,delete"),
+        KV_CHANGE.format("app-win-changelog", "'cleanup.policy=[compact,delete]'"),
     ),
     Case(
         "cleanup-policy", "error", DUP, {"policy": TopicPolicy(retention_ms=2 * DAY_MS)},
         {"policy": replace(COMPACT, retention_ms=1)}, "but a window store needs delete",
-        KV_CHANGE.format("app-dup-changelog", f"cleanup.policy=delete --set retention.ms={2 * DAY_MS}"),
+        KV_CHANGE.format("app-dup-changelog", f"cleanup.policy=delete,retention.ms={2 * DAY_MS}"),
     ),
     Case(
         "retention", "error", WIN, {"policy": BOTH}, {"policy": replace(BOTH, retention_ms=2 * DAY_MS - 1)},
@@ -214,13 +223,13 @@ def test_larger_values_need_a_larger_limit() -> None:
     assert found.rule == "message-size"
 
 
-def test_embedded_log_is_put_right_by_our_own_command() -> None:
+def test_embedded_log_is_put_right_by_a_line_of_python() -> None:
     (found,) = judged(WIN, TopicPolicy(retention_ms=1), fixes=EMBEDDED)
-    assert found.command == (
-        "standfast topic alter app-win-changelog --set cleanup.policy=compact,delete "
-        f"--set retention.ms={2 * DAY_MS} --log sqlite:///log"
-    )
-    assert EMBEDDED.grow("t", 3) == "standfast topic alter t --partitions 3 --log sqlite:///log"
+    program, flag, call = shlex.split(found.command)
+    assert (program, flag) == ("python", "-c")
+    policy = {"cleanup.policy": "compact,delete", "retention.ms": str(2 * DAY_MS)}
+    assert call == f"import standfast; {ADMIN}.change_topic('app-win-changelog', {policy})"
+    assert EMBEDDED.grow("t", 3) == grown("t", 3)
     assert EMBEDDED.create("t", None) == "standfast topic create t --partitions N --log sqlite:///log"
 
 
@@ -236,7 +245,7 @@ def test_command_for_a_cluster_with_a_login_leaves_it_in_a_file() -> None:
 
 def test_command_of_ours_opens_the_log_as_it_was_opened() -> None:
     address = "kafka://h:9093?security.protocol=SASL_SSL&sasl.password.file=/run/secret"
-    assert Fixes(address).grow("t", 3) == f"standfast topic alter t --partitions 3 --log '{address}'"
+    assert Fixes(address).create("t", 3) == f"standfast topic create t --partitions 3 --log '{address}'"
 
 
 # -- absent, unknown, between tasks -----------------------------------------------------------------------------------
@@ -320,12 +329,10 @@ def test_changelog_has_as_many_partitions_as_the_topic_its_tasks_read() -> None:
     assert counted(app, kv=1, src=2) == [
         (
             "has 1 partitions but src has 2",
-            f"standfast topic alter {KV.topic} --partitions 2 --log sqlite:///log",
+            grown(KV.topic, 2),
         )
     ]
-    assert counted(app, kv=3, src=2) == [
-        ("has 3 partitions but src has 2", "standfast topic alter src --partitions 3 --log sqlite:///log")
-    ]
+    assert counted(app, kv=3, src=2) == [("has 3 partitions but src has 2", grown("src", 3))]
 
 
 def test_store_behind_a_repartition_has_the_partitions_of_that_topic() -> None:
@@ -345,7 +352,7 @@ def test_topics_that_one_group_reads_have_equal_counts() -> None:
     assert counted(app, src=3, other=2) == [
         (
             "has 2 partitions but src, which group 0 reads too, has 3",
-            "standfast topic alter other --partitions 3 --log sqlite:///log",
+            grown("other", 3),
         )
     ]
 
@@ -397,7 +404,7 @@ def test_changelog_is_not_made_with_fewer_replicas_than_a_write_needs(copies: in
     [
         (2, "none", None),
         (3, "none", "has 3 partitions but the application has 2: run it with 3, or give the application a new name"),
-        (1, "none", "let the topic grow: standfast topic alter app-kv-changelog --partitions 2 --log sqlite:///log"),
+        (1, "none", f"let the topic grow: {grown('app-kv-changelog', 2)}"),
         (3, "more", None),  # another process saw the source grow before us
         (1, "more", "has 1 partitions but the application has 2"),
         (1, "fewer", None),  # it is going to follow its source

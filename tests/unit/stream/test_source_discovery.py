@@ -21,6 +21,7 @@ import standfast as sf
 from standfast.replication.log import Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.replication.topics.fixes import Fixes
 from standfast.store.errors import BadConfig
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from support.apps import Running as ByHand
@@ -168,7 +169,7 @@ def test_topic_that_grew_while_nobody_ran_has_its_tasks_at_the_next_start(place:
     place.write(place.source, 1, "b")
     with pytest.raises(BadConfig, match=r"has 1 partitions but the application has 2: .* let the topic grow: ") as off:
         place.run(counting(place.source), stores=stores, discovery_interval_ms=None)
-    assert f"standfast topic alter {place.name}-visits-changelog --partitions 2 --log " in str(off.value)
+    assert Fixes(place.log.address).grow(f"{place.name}-visits-changelog", 2) in str(off.value)
     assert place.partitions(f"{place.name}-visits-changelog") == 1
     again = place.run(counting(place.source), stores=stores)
     until(lambda: again.rows("visits", 0) == {"a": 1} and again.rows("visits", 1) == {"b": 1}, "both", again)

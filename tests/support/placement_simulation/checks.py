@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from standfast.ops.simulation.cluster import Cluster
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import TAILING, Assignment, CopyState, MoveKind, Round, View
-from standfast.replication.placement.quotas import bounded_shares, is_balanced
+from standfast.replication.placement.quotas import bounded_shares
 from standfast.replication.placement.reasons import words
+from support.placement_simulation.cluster import Cluster
 
 
 def round_problems(view: View, result: Round) -> Iterator[str]:
@@ -97,17 +97,26 @@ def _shares(view: View) -> dict[str, int]:
     return {one.id: share for one, share in zip(members, shares, strict=True)}
 
 
-def _uneven(slots: dict[str, int], owners: Mapping[TaskId, str]) -> list[str]:
-    """Parts of the application whose actives are not balanced."""
+def _uneven(slots: dict[str, int], owners: Mapping[TaskId, str], *, off: int = 0) -> list[str]:
+    """Parts of the application whose actives are not balanced; all groups together may be `off` so many tasks."""
     found = []
     parts = {"the application": dict(owners)}
     for task, name in owners.items():
         parts.setdefault(f"group {task.group}", {})[task] = name
     for part, held in parts.items():
         counts = Counter(held.values())
-        if not is_balanced(slots, counts):
+        if not is_balanced(slots, counts, off=off if part == "the application" else 0):
             found.append(f"{part}: {dict(sorted(counts.items()))} for slots {slots}")
     return found
+
+
+def is_balanced(slots: Mapping[str, int], counts: Mapping[str, int], *, off: int = 0) -> bool:
+    """Whether each member has its share of all tasks, rounded down or up; `off`: so many tasks more or fewer."""
+    total, everything = sum(counts.values()), sum(slots.values())
+    return all(
+        total * one // everything - off <= counts.get(name, 0) <= -(-total * one // everything) + off
+        for name, one in slots.items()
+    )
 
 
 def rest_problems(cluster: Cluster, view: View, result: Round) -> Iterator[str]:
@@ -123,7 +132,7 @@ def rest_problems(cluster: Cluster, view: View, result: Round) -> Iterator[str]:
         name = assignment.active.get(task)
         if name is None or cluster.serving(task) != name:
             yield f"task {task} is not served by {name}"
-    uneven = _uneven(_shares(view), assignment.active)
+    uneven = _uneven(_shares(view), assignment.active, off=1)
     if any(one.max_tasks is not None for one in view.members):  # without a free place no two tasks can change theirs
         uneven = [part for part in uneven if part.startswith("the application")]
     yield from (f"not balanced: {part}" for part in uneven)
