@@ -202,8 +202,5 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "standfast bench process": ("standfast bench process --records 100000 --json",),
     "standfast bench scale": ("standfast bench scale --workers 1,2 --runs 5",),
     "standfast bench handover": ("standfast bench handover --runs 20",),
-    "standfast demo": (
-        "standfast demo",
-        "standfast demo --scenario windows",
-    ),
+    "standfast demo": ("standfast demo",),
 }

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator
 
 import pytest
+from worked_examples.handover import Cast, FetchFailed
 
-from standfast.ops.scenarios.handover import Cast, FetchFailed
 from standfast.replication.handover import Closed, Handover, HandoverStatistics, WakeUp
 from standfast.store.errors import InvalidRequest, StandfastError
 

@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from standfast.ops.scenarios.script import Player
 from standfast.replication.handover import Closed, Handover, WakeUp
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.process.interrupts import Monitor
+from worked_examples.script import Player
 
 # A hand-over that hangs must fail its scenario, and not hang it.
 STUCK_AFTER_S = 30.0

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from standfast.ops.scenarios.script import Player
 from standfast.replication.credits import Arrived, CreditLimits, Credits, Decision, Sent
 from standfast.replication.offsets import TopicPartition
+from worked_examples.script import Player
 
 
 class Pipeline(Player):

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from standfast.ops.scenarios.driven import Driven
 from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore
@@ -24,6 +23,7 @@ from standfast.stream.app.app import App
 from standfast.stream.dsl.fluent import Stream
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context, Processor
+from worked_examples.driven import Driven
 
 NAME = "chaining"
 CASES: dict[str, Callable[[Stream], object]] = {

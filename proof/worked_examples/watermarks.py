@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from standfast.ops.scenarios.driven import Driven
-from standfast.ops.scenarios.script import Player
 from standfast.store import serde
 from standfast.stream.app.app import App
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.watermarks import Active, BoundedDisorder, Channel, Idle, Signal, Watermark, WatermarkValve
+from worked_examples.driven import Driven
+from worked_examples.script import Player
 
 
 class Tasks(Player):

@@ -33,8 +33,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from standfast.ops.scenarios.driven import Driven
-from standfast.ops.scenarios.script import Player
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
@@ -52,6 +50,8 @@ from standfast.stream.record import Record
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.topology.assembly import assemble
 from standfast.stream.topology.processor import Context, Processor
+from worked_examples.driven import Driven
+from worked_examples.script import Player
 
 
 class CallbackFailed(Exception):

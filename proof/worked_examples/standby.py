@@ -24,7 +24,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from standfast.ops.scenarios.script import Player
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.listeners import Listeners
 from standfast.replication.log import Outgoing, Record, TopicPolicy
@@ -39,6 +38,7 @@ from standfast.store.errors import StandfastError, StateLost
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.task_stores import TaskStores
+from worked_examples.script import Player
 
 
 class Follower(Player):

@@ -1,4 +1,4 @@
-"""The worked examples of `standfast demo --scenario`: every step as expected, and a wrong number is found.
+"""The worked examples of `proof/worked_examples`: every step as expected, and a wrong number is found.
 
 Rules of this file: scenarios are played unchanged, on the real parts; the example numbers of the rules are repeated
 here.
@@ -6,16 +6,13 @@ here.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from worked_examples.stage import SCENARIOS, Stage, play
 
-from standfast.ops.cli.command_line import main
-from standfast.ops.scenarios import stage as demo_scenarios
-from standfast.ops.scenarios.stage import SCENARIOS, Stage, play, report, told
 from support.groups import costly
 
 pytestmark = pytest.mark.slow
@@ -26,18 +23,18 @@ STEPS_MIN |= {"handover": 29, "credits": 50, "standby": 29}
 
 @pytest.fixture(scope="module")
 @costly()
-def documents() -> dict[str, dict[str, Any]]:
-    """The `--json` document of each scenario."""
-    return {name: play(name).to_json() for name in SCENARIOS}
+def stages() -> dict[str, Stage]:
+    """Each scenario, played."""
+    return {name: play(name) for name in SCENARIOS}
 
 
 @pytest.fixture
-def seen(documents: dict[str, dict[str, Any]]) -> Callable[..., list[Any]]:
+def seen(stages: dict[str, Stage]) -> Callable[..., list[Any]]:
     """Results in the part of a scenario whose title begins so, step by step."""
 
     def steps(scenario: str, title: str) -> list[Any]:
-        (part,) = (part for part in documents[scenario]["parts"] if part["title"].startswith(title))
-        return [step["seen"] for step in part["steps"]]
+        (part,) = (part for part in stages[scenario].parts if part.title.startswith(title))
+        return [step.seen for step in part.steps]
 
     return steps
 
@@ -46,31 +43,12 @@ def seen(documents: dict[str, dict[str, Any]]) -> Callable[..., list[Any]]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_step_is_as_expected(documents: dict[str, dict[str, Any]], name: str) -> None:
-    document = documents[name]
-    assert document["schema"] == "standfast.demo.scenario/1"
-    wrong = [step for part in document["parts"] for step in part["steps"] if not step["ok"]]
-    assert wrong == []
-    assert document["ok"] is True
-    assert document["steps"] >= STEPS_MIN[name]
-    assert all(step["in"] for part in document["parts"] for step in part["steps"])
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_command_prints_every_step_and_exits_with_zero(
-    documents: dict[str, dict[str, Any]], name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["demo", "--scenario", name]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"{name}: {documents[name]['steps']} steps, all as expected"
-    assert not any("WRONG" in line for line in lines)
-
-
-def test_command_prints_the_steps_as_one_document(
-    documents: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["demo", "--scenario", "timers", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == documents["timers"]
+def test_every_step_is_as_expected(stages: dict[str, Stage], name: str) -> None:
+    stage = stages[name]
+    assert [step for step in stage.steps if not step.ok] == []
+    assert stage.ok
+    assert len(stage.steps) >= STEPS_MIN[name]
+    assert all(step.given for step in stage.steps)
 
 
 # --- numbers
@@ -84,11 +62,9 @@ def test_missed_intervals_keep_the_phase(seen: Callable[..., list[Any]]) -> None
     ("title", "fired"),
     [("first due at 0", [1_000, 8_000, 10_000]), ("start = 1 s", [1_000, 8_000])],
 )
-def test_records_at_1_4_8_10_fire_as_the_rule_says(
-    documents: dict[str, dict[str, Any]], title: str, fired: list[int]
-) -> None:
-    (part,) = (part for part in documents["punctuator"]["parts"] if title in part["title"])
-    assert [one for step in part["steps"] for one in step["seen"]] == fired
+def test_records_at_1_4_8_10_fire_as_the_rule_says(stages: dict[str, Stage], title: str, fired: list[int]) -> None:
+    (part,) = (part for part in stages["punctuator"].parts if title in part.title)
+    assert [one for step in part.steps for one in step.seen] == fired
 
 
 def test_wall_clock_fires_first_one_interval_after_it_was_made(seen: Callable[..., list[Any]]) -> None:
@@ -125,8 +101,8 @@ def test_timers_fire_by_time_and_then_by_key(seen: Callable[..., list[Any]]) -> 
     assert [one for step in seen("timers", "Order") for one in step][:4] == [["c", 20], ["a", 30], ["b", 30], ["a", 31]]
 
 
-def test_topology_is_shown_as_text_and_as_mermaid(documents: dict[str, dict[str, Any]]) -> None:
-    text = documents["chaining"]["parts"][0]["text"]
+def test_topology_is_shown_as_text_and_as_mermaid(stages: dict[str, Stage]) -> None:
+    text = stages["chaining"].parts[0].text
     assert "Sub-topology: 1" in text
     assert "flowchart LR" in text
 
@@ -139,8 +115,8 @@ def test_direct_call_hands_on_the_same_object_and_a_topic_does_not(seen: Callabl
 
 
 @pytest.mark.parametrize("name", ["handover", "credits", "standby"])
-def test_scenario_is_the_same_every_time(documents: dict[str, dict[str, Any]], name: str) -> None:
-    assert play(name).to_json() == documents[name]
+def test_scenario_is_the_same_every_time(stages: dict[str, Stage], name: str) -> None:
+    assert play(name).parts == stages[name].parts
 
 
 def test_hand_over_leaves_no_thread_behind() -> None:
@@ -192,68 +168,13 @@ def test_standby_has_nothing_before_the_active_tasks_are_restored(seen: Callable
 # --- a wrong number
 
 
-def test_wrong_expectation_is_marked_and_exits_with_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def planted(name: str) -> Stage:
-        stage = play(name)
-        stage.step("a planted step", 25_000, 26_000, "the phase is kept")
-        return stage
-
-    monkeypatch.setattr(demo_scenarios, "play", planted)
-    assert main(["demo", "--scenario", "timers"]) == 1
-    printed = capsys.readouterr().out
-    (row,) = (line.split() for line in printed.splitlines()[:-1] if "WRONG" in line)
-    assert row[:6] == ["a", "planted", "step", "25000", "26000", "WRONG"]
-    assert printed.endswith("timers: 1 of 18 steps WRONG\n")
-    assert main(["demo", "--scenario", "timers", "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
-    assert document["ok"] is False
-    assert [step["ok"] for step in document["parts"][-1]["steps"]][-2:] == [True, False]
+def test_wrong_expectation_is_not_as_expected() -> None:
+    stage = play("timers")
+    assert stage.ok
+    stage.step("a planted step", 25_000, 26_000, "the phase is kept")
+    assert [step.ok for step in stage.steps][-2:] == [True, False]
+    assert not stage.ok
 
 
-def test_scenario_without_a_step_is_not_as_expected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(Stage("empty"), as_json=True) == 1
-    assert json.loads(capsys.readouterr().out)["ok"] is False
-
-
-# --- the command line
-
-
-@pytest.mark.parametrize(
-    "options", [["--data", "sample"], ["--dir", "x"], ["--metrics-port", "0"], ["--limit", "5"]], ids=lambda one: one[0]
-)
-def test_option_of_the_main_demo_does_not_go_with_a_scenario(
-    options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["demo", "--scenario", "timers", *options]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert f"leave {options[0]} out" in printed.err
-
-
-def test_unknown_scenario_is_a_usage_error_that_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--scenario", "magic"]) == 2
-    error = capsys.readouterr().err
-    assert all(name in error for name in SCENARIOS)
-
-
-# --- words
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "-"),
-        ([], "-"),
-        (25_000, "25000"),
-        (True, "yes"),
-        ({"fired": [], "waits_for": "a/0", "1_0": None}, "fired -, waits for a/0, 1_0 -"),
-        ([["c", 20], ["a", 30]], "c 20, a 30"),
-        ([{"start": 0, "end": 10}], "0..10"),
-        ({"key": "a", "start": 0, "end": 10, "count": 3}, "a 0..10 = 3"),
-        ({"key": "a", "start": 0, "end": 10, "count": None}, "a 0..10 gone"),
-    ],
-)
-def test_value_is_told_in_few_words(value: Any, text: str) -> None:
-    assert told(value) == text
+def test_scenario_without_a_step_is_not_as_expected() -> None:
+    assert not Stage("empty").ok

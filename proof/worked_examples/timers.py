@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from standfast.ops.scenarios.driven import Driven
 from standfast.store import serde
 from standfast.stream.app.app import App
 from standfast.stream.record import Record
 from standfast.stream.timer import Timer, TimerKind
 from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.watermarks import BoundedDisorder
+from worked_examples.driven import Driven
 
 TOPIC = "in"
 CLOCK = "clock"  # the key of records that only move the watermark on

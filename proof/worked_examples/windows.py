@@ -19,8 +19,6 @@ from __future__ import annotations
 from functools import partialmethod
 from typing import Any
 
-from standfast.ops.scenarios.driven import Driven
-from standfast.ops.scenarios.script import Player
 from standfast.store import serde
 from standfast.store.results import Windowed
 from standfast.store.specs import SessionStore, StoreSpec, WindowStore
@@ -35,6 +33,8 @@ from standfast.stream.windows import (
     UnlimitedWindows,
     Window,
 )
+from worked_examples.driven import Driven
+from worked_examples.script import Player
 
 KINDS = {
     "tumbling": TumblingWindows,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from standfast.ops.scenarios.script import Player
 from standfast.stream.app.app import App
 from standfast.stream.app.testing import Driver
+from worked_examples.script import Player
 
 
 class Driven(Player):
