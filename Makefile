@@ -136,7 +136,7 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 simulate: $(VENV)/.dev ## SEEDS=10000 worlds of whole instances with faults, and as many simulations of placement; an hour and more on two cores
 	@PYTHONPATH=proof $(BIN)/python -m simulator --seeds $(SEEDS)
 	@STANDFAST_PLACEMENT_SEEDS=$(SEEDS) $(BIN)/pytest -q --numprocesses $(JOBS) -m long \
-	  tests/unit/ops/test_simulation.py -k many_seeds --timeout=0 $(ARGS)
+	  tests/unit/replication/test_placement_simulation.py -k many_seeds --timeout=0 $(ARGS)
 
 soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory stays flat
 	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/system/sidecar/test_resp_soak.py $(ARGS)

@@ -14,6 +14,7 @@ import sys
 from importlib import import_module
 
 from standfast._version import __version__
+from standfast.ops.cli.gone import check_gone
 from standfast.ops.cli.parser import CommandParser
 
 EXIT_USAGE = 2
@@ -38,7 +39,6 @@ COMMAND_MODULES = (
     "standfast.ops.cli.state.replica",
     "standfast.ops.cli.process.placement",
     "standfast.ops.cli.process.deaths",
-    "standfast.ops.cli.process.simulate",
     "standfast.ops.bench.bench",
     "standfast.ops.demo.demo",
 )
@@ -72,11 +72,12 @@ def main(argv: list[str] | None = None) -> int:
         )
     code = 0
     try:
+        check_gone(arguments)
         code = _run_command(arguments)
         sys.stdout.flush()  # here, since a stream that takes nothing would else show only as the interpreter exits
     except BrokenPipeError:
         streams.discard(sys.stdout)  # the reader of our output has closed the pipe (`| head`)
-    except (DiskFull, Unavailable) as error:
+    except (DiskFull, InvalidRequest, Unavailable) as error:
         return tell(error)
     return code
 

@@ -175,15 +175,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast placement --app delays --log sqlite:///./log",
         "standfast placement --app delays --log kafka://host:9092 --task 0_3",
     ),
-    "standfast placement explain": (
-        "standfast placement explain --file placement.json",
-        "standfast placement explain --file placement.json --task 0_3 --json",
-    ),
-    "standfast simulate": ("standfast simulate placement --seed 7",),
-    "standfast simulate placement": (
-        "standfast simulate placement --seed 7 --instances 5 --tasks 30",
-        "standfast simulate placement --runs 1000 --json",
-    ),
     "standfast bench": (
         "standfast bench write --records 100000",
         "standfast bench failover --lease 500ms",

@@ -10,22 +10,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from standfast.replication.placement.document import assignment_document
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement.model import Assignment
 from standfast.replication.placement.seen import PlacementSnapshot, Seen, SeenCopy, SeenMove
 from standfast.store.errors import Corruption
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.placement/1"
+FORMAT = 1  # of the assignment
 MOVES_OF_GENERATION = 100_000  # above the moves of any generation, so that the numbers of events are unique
+_PARTS = ("active", "standbys", "warmups", "after", "held", "replacing", "homes")
 
 
 def placement_document(seen: Seen) -> Json:
-    """The whole picture; `assignment` in the form that `standfast placement explain` reads as `previous`."""
+    """The whole picture."""
     return {
         "schema": SCHEMA,
         "app": seen.app,
         **_parts(seen),
-        "assignment": assignment_document(seen.assignment),
+        "assignment": _assignment(seen.assignment),
     }
 
 
@@ -129,3 +132,10 @@ def _move(one: SeenMove) -> Json:
         "pause_ms": None if one.pause is None else one.pause.ms,
         "pause": None if one.pause is None else one.pause.kind,
     }
+
+
+def _assignment(assignment: Assignment) -> Json:
+    """An assignment with tasks in order; empty parts are left out."""
+    parts: dict[str, Mapping[TaskId, Any]] = {name: getattr(assignment, name) for name in _PARTS}
+    named = {name: {str(task): part[task] for task in sorted(part)} for name, part in parts.items() if part}
+    return {"standfast_placement": FORMAT, "generation": assignment.generation, **named}

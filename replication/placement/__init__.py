@@ -2,14 +2,12 @@
 
 model  <── look <── actives (quotas) <── standbys <── place      a round of managed placement
 reasons                                                          the words of its choices
-document                                                         views as versioned JSON
 records, explained (ranges, formats) <── topic                   the placement topic
 seen                                                             a placement as people see it
 group_standbys                                                   placement `group`: every member works it out alike
 workers                                                          the tasks of one instance over its worker processes
 """
 
-from standfast.replication.placement.document import read_view, write_view
 from standfast.replication.placement.group_standbys import Placed, may_release, place_standbys
 from standfast.replication.placement.model import (
     Assignment,
@@ -44,7 +42,5 @@ __all__ = [
     "may_release",
     "place",
     "place_standbys",
-    "read_view",
     "words",
-    "write_view",
 ]

@@ -1,1 +1,1 @@
-"""The forecast of a restore: where each store would come from, how much is to be read, and how long it takes."""
+"""The forecast of a restore: where each store would come from, and how many records are to be read."""

@@ -1,20 +1,18 @@
-"""The forecast of a task's opening: the source of each store, the records to read, the bytes, the expected time.
+"""The forecast of a task's opening: the source of each store, and the records to read.
 
     local state that fits the log ──> else the newest snapshot that fits ──> else the changelog from its beginning
 
-    seconds = bytes of the download / its rate + records of the tails / their rate
-
 Rules of this file: pure. It decides as an opening does, by the same plan of each changelog (`standfast.restore.plan`)
-and the same judgement of a snapshot. Records are upper bounds, since logs have gaps; bytes are estimates by samples.
+and the same judgement of a snapshot. Records are upper bounds, since logs have gaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.offsets import TopicPartition
 from standfast.restore.plan import (
     CORRUPT,
     HISTORY_MISSING,
@@ -57,17 +55,13 @@ class Local:
 class StoreForecast:
     """One store: `source` is one of the constants above, `reason` that of the plan; `message`: why it is refused.
 
-    It is read from `position` to `end` of its changelog, at most `records`, about `bytes` of keys and values.
+    At most `records` of its changelog are read.
     """
 
     store: str
     source: str
     reason: str
-    changelog: str = ""
-    position: int = 0
-    end: int = 0
     records: int = 0
-    bytes: int = 0
     message: str = ""
 
 
@@ -83,8 +77,6 @@ class TaskForecast:
     stores: tuple[StoreForecast, ...]
     local: str = ""
     snapshot: str | None = None
-    download_bytes: int = 0
-    download_files: int = 0
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -93,19 +85,9 @@ class TaskForecast:
         return sum(one.records for one in self.stores)
 
     @property
-    def bytes(self) -> int:
-        """About the bytes of these records."""
-        return sum(one.bytes for one in self.stores)
-
-    @property
     def refused(self) -> bool:
         """Whether an opening would be refused: a person must decide."""
         return any(one.source == REFUSED for one in self.stores)
-
-
-def seconds(records: int, download_bytes: int, *, replay_per_s: float, download_per_s: float) -> float:
-    """The expected time of a restore."""
-    return records / replay_per_s + download_bytes / download_per_s
 
 
 def of_local(
@@ -143,14 +125,8 @@ def of_snapshot(
         fits = name in in_files and definitions[name].get("engine") != "memory"
         return local_position(kept, rows=True) if kept is not None and fits else None
 
-    return TaskForecast(
-        task,
-        SNAPSHOT,
-        _stores(SNAPSHOT, definitions, logs, position, in_files, now_ms),
-        snapshot=str(snapshot.name),
-        download_bytes=snapshot.bytes,
-        download_files=len(snapshot.files),
-    )
+    stores = _stores(SNAPSHOT, definitions, logs, position, in_files, now_ms)
+    return TaskForecast(task, SNAPSHOT, stores, snapshot=str(snapshot.name))
 
 
 def of_changelogs(
@@ -174,22 +150,6 @@ def gives_way(found: TaskForecast, definitions: Mapping[str, Mapping[str, Any]])
     return HISTORY_MISSING in reasons[:1] and logged
 
 
-def with_bytes(found: TaskForecast, average: Mapping[str, float]) -> TaskForecast:
-    """The same with the bytes of its tails; `average` are bytes of a record, by store."""
-    stores = tuple(replace(one, bytes=int(one.records * average.get(one.store, 0.0))) for one in found.stores)
-    return replace(found, stores=stores)
-
-
-def ranges_of(found: Sequence[TaskForecast], store: str) -> dict[int, Bounds]:
-    """The ranges that tasks read of a store's changelog, by partition."""
-    return {
-        int(one.task.rpartition("_")[2]): Bounds(part.position, part.end)
-        for one in found
-        for part in one.stores
-        if part.store == store and part.records
-    }
-
-
 def _stores(
     source: str,
     definitions: Mapping[str, Mapping[str, Any]],
@@ -210,16 +170,15 @@ def _stores(
 def _store(name: str, source: str, found: LocalPosition | None, log: LogState | Missing, now_ms: int) -> StoreForecast:
     if isinstance(log, Missing):
         if found is None or not found.rows:
-            return StoreForecast(name, EMPTY, NO_LOCAL_STATE, str(log.topic_partition))
+            return StoreForecast(name, EMPTY, NO_LOCAL_STATE)
         why = f"changelog {log.topic_partition} does not exist, and the rows here may be the last copy: check the log"
-        return StoreForecast(name, REFUSED, "topic-deleted", str(log.topic_partition), found.position, message=why)
+        return StoreForecast(name, REFUSED, "topic-deleted", message=why)
     plan = plan_changelog(found, log, now_ms=now_ms)
-    changelog = str(log.topic_partition)
     if isinstance(plan, Refuse):
-        return StoreForecast(name, REFUSED, plan.reason, changelog, plan.position, plan.end, message=plan.message)
+        return StoreForecast(name, REFUSED, plan.reason, message=plan.message)
     if found is None or isinstance(plan, Reinitialise):
         source = CHANGELOG
-    return StoreForecast(name, source, plan.reason, changelog, plan.position, plan.end, plan.records_max)
+    return StoreForecast(name, source, plan.reason, plan.records_max)
 
 
 def _unlogged(name: str, source: str) -> StoreForecast:

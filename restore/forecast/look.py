@@ -1,9 +1,9 @@
 """Looks at disk, storage and log, and forecasts the opening of tasks, without a change to any of them.
 
-    directories (read-only) + manifests + bounds of changelogs ──> forecast.py ──> Forecast, with rates and seconds
+    directories (read-only) + manifests + bounds of changelogs ──> forecast.py ──> a forecast of each task
 
 Rules of this file: reads only; it makes no folder, lock or topic. A directory is opened read-only, beside a running
-owner too. Sizes of records are sampled once for each changelog.
+owner too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from standfast.replication.log import Group, Log, LogReader, TopicInfo
-from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.forecast.forecast import (
     BEHIND_ITS_HEAD,
     CHANGELOG,
@@ -27,11 +27,7 @@ from standfast.restore.forecast.forecast import (
     of_changelogs,
     of_local,
     of_snapshot,
-    ranges_of,
-    seconds,
-    with_bytes,
 )
-from standfast.restore.forecast.rates import DOWNLOAD, REPLAY, Rate, read_rates
 from standfast.restore.log_states import diverged, log_state
 from standfast.restore.plan import NO_LOCAL_STATE, LogState
 from standfast.restore.snapshot.catalogue import names, read_snapshot
@@ -40,7 +36,6 @@ from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import Judged, judge, judge_store, newest_first
 from standfast.restore.verify.at_rest import cut_of, definitions_of, open_task
-from standfast.restore.verify.preflight import average_bytes
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.names import changelog_topic, few
@@ -55,40 +50,6 @@ if TYPE_CHECKING:
     from standfast.restore.snapshot.storage import Storage  # imports the library of the extra
 
 Definitions = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """All tasks, the rates by which the seconds were reckoned, and the seconds themselves."""
-
-    app: str
-    tasks: tuple[TaskForecast, ...]
-    rates: Mapping[str, Rate]
-
-    @property
-    def records(self) -> int:
-        """Most records to read."""
-        return sum(one.records for one in self.tasks)
-
-    @property
-    def bytes(self) -> int:
-        """About the bytes of these records."""
-        return sum(one.bytes for one in self.tasks)
-
-    @property
-    def download_bytes(self) -> int:
-        """Bytes of all snapshots to download."""
-        return sum(one.download_bytes for one in self.tasks)
-
-    @property
-    def seconds(self) -> float:
-        """The expected time of all: downloads run one after another, and the rate of replays is that of a process."""
-        return self.seconds_of(self.records, self.download_bytes)
-
-    def seconds_of(self, records: int, download_bytes: int) -> float:
-        """The expected time of so many records and bytes."""
-        replay, download = self.rates[REPLAY].per_s, self.rates[DOWNLOAD].per_s
-        return seconds(records, download_bytes, replay_per_s=replay, download_per_s=download)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +86,8 @@ class Look:
         self._now_ms = now_ms
         self._topics: dict[str, TopicInfo | None] = {}
 
-    def forecast(self, tasks: Collection[str] = ()) -> Forecast:
-        """The forecast of these tasks, or of all that have a directory, a snapshot, or a partition of a changelog.
+    def forecast(self, tasks: Collection[str] = ()) -> tuple[TaskForecast, ...]:
+        """The forecasts of these tasks, or of all that have a directory, a snapshot, or a partition of a changelog.
 
         Raises InvalidRequest if no store is known, Unavailable if log or storage do not answer.
         """
@@ -143,15 +104,13 @@ class Look:
             )
         reader, group = self._log.reader(), self._log.group(self.app)
         try:
-            found = [
+            return tuple(
                 self._task(task, directories.get(task), manifests, definitions[TaskId.parse(task).group], reader, group)
                 for task in sorted(wanted, key=TaskId.parse)
-            ]
-            found = self._sized(found, definitions, reader)
+            )
         finally:
             reader.close()
             group.close()
-        return Forecast(self.app, tuple(found), read_rates(self._state_path))
 
     def judge(self, snapshot: Snapshot, task: str) -> Judged:
         """Whether a snapshot can be the base of a task's restore, by its own definitions and the log as it is now."""
@@ -220,7 +179,7 @@ class Look:
     ) -> TaskForecast:
         """The same, where stores that are lost beside good neighbours begin with their rows of a snapshot."""
         stores = {one.store: one for one in found.stores}
-        used: dict[SnapshotName, Snapshot] = {}
+        used: set[SnapshotName] = set()
         passed_over: dict[str, str] = {}
         for name, one in stores.items():
             if self._storage is None or one.source != CHANGELOG or one.reason == NO_LOCAL_STATE:
@@ -229,15 +188,12 @@ class Look:
             done = find_usable(self._storage, found.task, judge=judged)
             passed_over |= {str(other): reason for other, reason in done.passed_over.items()}
             if done.snapshot is not None:
-                used[done.snapshot.name] = done.snapshot
-                begin = one.end - done.tail
-                stores[name] = replace(one, source=SNAPSHOT, position=begin, records=done.tail)
+                used.add(done.snapshot.name)
+                stores[name] = replace(one, source=SNAPSHOT, records=done.tail)
         return replace(
             found,
             stores=tuple(stores.values()),
             snapshot=" ".join(map(str, sorted(used))) or None,
-            download_bytes=sum(one.bytes for one in used.values()),
-            download_files=sum(len(one.files) for one in used.values()),
             passed_over=passed_over,
         )
 
@@ -291,17 +247,6 @@ class Look:
         if name not in self._topics:
             self._topics[name] = self._log.admin.describe_topic(name)
         return self._topics[name]
-
-    def _sized(
-        self, found: list[TaskForecast], definitions: Mapping[int, Definitions], reader: LogReader
-    ) -> list[TaskForecast]:
-        """The same with the bytes of each tail, by samples of its changelog."""
-        average: dict[str, float] = {}
-        for stores in definitions.values():
-            for store, topic in self._changelogs(stores).items():
-                ranges: dict[int, Bounds] = ranges_of(found, store)
-                average[store] = average_bytes(reader, topic, ranges) if ranges else 0.0
-        return [with_bytes(one, average) for one in found]
 
     def _manifests(self) -> dict[str, list[SnapshotName]]:
         """Names of the storage's snapshots by task, the newest first."""

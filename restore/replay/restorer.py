@@ -139,7 +139,6 @@ class Restorer:
         self.tasks: dict[TaskId, RestoringTask] = {}
         self._waiting: dict[TaskId, _Waiting] = {}
         self._waiting_bytes = 0  # keys and values
-        self.records_total = 0
         self.bytes_total = 0
         self.restored_records: Counter[tuple[str, int, str]] = Counter()  # store, partition, reason
         self.restored_bytes: Counter[tuple[str, int, str]] = Counter()
@@ -292,7 +291,6 @@ class Restorer:
     ) -> None:
         changelog.records += records - skipped
         changelog.payload_bytes += size
-        self.records_total += records  # read: the rate of restores is measured by it
         self.bytes_total += size
         self.restored_records[changelog.store, source.partition, changelog.reason] += records - skipped
         self.restored_bytes[changelog.store, source.partition, changelog.reason] += size

@@ -47,19 +47,12 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One store of one task that an import would make: the files' position and bytes, and the log's end, if known."""
+    """One store of one task that an import would make. `records`: most of them left to read; None without a log."""
 
     task: TaskId
     store: str
     folder: str
-    position: int
-    bytes: int
-    end: int | None = None
-
-    @property
-    def records(self) -> int | None:
-        """Most records left to read; None without a log."""
-        return None if self.end is None else max(self.end - self.position, 0)
+    records: int | None
 
 
 def plan_import(
@@ -70,10 +63,10 @@ def plan_import(
     found = []
     for task in tasks:
         for folder, manifest in manifests.items():
-            part = manifest.partition(task.partition)
-            size = sum(file.bytes for file in part.files)
+            position = manifest.partition(task.partition).end
             end = None if log is None else _end(log, TopicPartition(manifest.topic, task.partition))
-            found.append(Planned(task, manifest.store, str(folder), part.end, size, end))
+            records = None if end is None else max(end - position, 0)
+            found.append(Planned(task, manifest.store, str(folder), records))
     return tuple(found)
 
 

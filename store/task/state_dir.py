@@ -2,7 +2,6 @@
 
     <state_dir>/<app>/LOCK           flock of the process that owns it, with its pid inside; its workers share the lock
                       INSTANCE       stable instance id, kept over restarts
-                      RATES          rates of the last restores, for forecasts
                       0_3/           one task: its RocksDB, STANDFAST (format marker) and STORES (definitions)
                       .aside/        directories set aside, until the task that replaces them is whole
                       .kept/         those of them whose rows may be nowhere else; only a person removes them

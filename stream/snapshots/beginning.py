@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import TaskId
-from standfast.restore.forecast.rates import DOWNLOAD, note_rate
 from standfast.restore.log_states import diverged
 from standfast.restore.plan import LogState
 from standfast.restore.snapshot.manifest import Snapshot
@@ -115,7 +114,6 @@ class FromSnapshot:
         if not whole and not removed and not hidden:
             return None  # nothing was ever logged, or nothing is left that a snapshot could be checked against
         definitions, needed = {spec.name: spec.placed_definition() for spec in specs}, removed and not headless
-        began_ms = self._clock.monotonic_ms()
         try:
             done = self._waited(
                 partial(
@@ -147,7 +145,7 @@ class FromSnapshot:
             self._downloads.end(str(task))
         self._counts.restores[NONE if done.snapshot is None else RESTORED] += 1
         if done.snapshot is not None:
-            self._note(task, done.snapshot, done, whole, self._clock.monotonic_ms() - began_ms)
+            self._note(task, done.snapshot, done, whole)
         return done.snapshot
 
     def _unanswered(self, task: TaskId, error: StandfastError) -> None:
@@ -155,11 +153,9 @@ class FromSnapshot:
         self._counts.restores[UNANSWERED] += 1
         self._counts.note_error(str(task), error, self._clock.wall_ms())
 
-    def _note(self, task: TaskId, snapshot: Snapshot, done: Restored, whole: int, took_ms: int) -> None:
+    def _note(self, task: TaskId, snapshot: Snapshot, done: Restored, whole: int) -> None:
         """Count and log the snapshot that a task begins with; `whole` are the records of its changelogs."""
         self._counts.downloaded_bytes += snapshot.bytes
-        if not done.passed_over:  # else a part of the time went into snapshots that were of no use
-            note_rate(self._state_dir.path, DOWNLOAD, snapshot.bytes, took_ms, self._clock.wall_ms())
         logger.info(
             "task %s begins with snapshot %s: %d bytes, at most %d of %d records left to read",
             task,

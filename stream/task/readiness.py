@@ -21,7 +21,6 @@ from standfast.replication.log import Committed, Group, OffsetsOpen
 from standfast.replication.metadata_parts import with_pieces
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.tailer import Tailer, TailResult
-from standfast.restore.forecast.rates import REPLAY, note_rate
 from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
@@ -87,7 +86,6 @@ class Readiness:
         self._restores: dict[TaskId, _Restore] = {}
         self._copies: dict[TaskId, Task] = {}  # standbys for which a directory was set aside
         self._gate_shut_ms = -1
-        self._replay: tuple[int, int] | None = None  # when the restores under way began, and the records until then
         self._may_write = True  # in this round
         self._standbys_wait = False  # for active tasks of the instance in other processes
         self._next_standby_ms = 0
@@ -125,8 +123,6 @@ class Readiness:
         if self._gate_shut_ms < 0:
             self._gate_shut_ms = started_ms
         self.gate.assigned([task.id])
-        if self._replay is None:
-            self._replay = (self._clock.monotonic_ms(), self.restorer.records_total)
         self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
         # Last: a task whose restore a signal handler prevented must not count as whole.
         self._restores[task.id] = _Restore(task, local_counts, started_ms, why)
@@ -180,11 +176,8 @@ class Readiness:
             self._disk.judge(now_ms)
         self._may_write = not self._disk.full
         if not self._may_write:
-            self._replay = None  # a wait for space says nothing about the rate
             return RestoreRound()
-        done = self.restorer.poll_once(now_ms)
-        self._note_rate()
-        return done
+        return self.restorer.poll_once(now_ms)
 
     def run_whole(self) -> tuple[int, dict[TaskId, StandfastError]]:
         """Run the restored tasks; also those for which the log did not answer last time.
@@ -284,15 +277,6 @@ class Readiness:
             counters.promotion_last_ms = took_ms
         self.gate.restored(task_id)
         self._note_gate()
-
-    def _note_rate(self) -> None:
-        """Keep the rate of the restores that have just ended, for the next forecast."""
-        if self._replay is None or self.restorer.tasks:
-            return
-        began_ms, before = self._replay
-        self._replay = None
-        took_ms = self._clock.monotonic_ms() - began_ms
-        note_rate(self._state_dir.path, REPLAY, self.restorer.records_total - before, took_ms, self._clock.wall_ms())
 
     def _note_gate(self) -> None:
         if self._gate_shut_ms >= 0 and not (self.gate.missing() or self.gate.is_held):

@@ -56,7 +56,6 @@ PURE = {
     "replication/offsets.py",
     "replication/record_limits.py",
     "replication/placement/actives.py",
-    "replication/placement/document.py",
     "replication/placement/explained.py",
     "replication/placement/formats.py",
     "replication/placement/group_standbys.py",

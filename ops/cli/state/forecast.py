@@ -1,7 +1,7 @@
-"""Plans of restores on the command line: `standfast restore --dry-run`, and the expected time of any restore.
+"""Plans of restores on the command line: `standfast restore --dry-run`.
 
 Rules of this file: tables and documents; `standfast.restore.forecast` looks and decides. Nothing is written: no folder,
-no lock, no topic. Schema of its document: `standfast.restore-plan/1`.
+no lock, no topic. Schema of its document: `standfast.restore-plan/2`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
     from standfast.restore.forecast.forecast import TaskForecast
-    from standfast.restore.forecast.look import Forecast
-    from standfast.restore.forecast.rates import Rate
 
-SCHEMA = "standfast.restore-plan/1"
-UNITS = {"replay": "records/s", "download": "bytes/s"}
+SCHEMA = "standfast.restore-plan/2"
 
 
 def run_forecast(args: argparse.Namespace, out: Output) -> int:
@@ -50,103 +47,61 @@ def run_forecast(args: argparse.Namespace, out: Output) -> int:
     pid = owner_pid(state_path)
     if pid is not None:
         out.note(f"pid {pid} owns {state_path} and is running: the plan is that of a start after it has ended")
-    out.document(document(found, None if storage is None else storage.where))
+    out.document(
+        {
+            "schema": SCHEMA,
+            "dry_run": True,
+            "app": app,
+            "storage": None if storage is None else storage.where,
+            "tasks": [{**asdict(task), "records": task.records} for task in found],
+            "records": sum(task.records for task in found),
+        }
+    )
     show(found, out)
-    return NEGATIVE if any(task.refused for task in found.tasks) else OK
+    return NEGATIVE if any(task.refused for task in found) else OK
 
 
 def show_import(state_dir: Path, folders: Sequence[Path], log: Log | None, group: int, out: Output) -> int:
     """restore --from FOLDER --dry-run."""
-    from standfast.restore.files.manifest_files import read_manifest
-    from standfast.restore.forecast.rates import REPLAY, read_rates
     from standfast.restore.verify.import_tasks import plan_import
 
     planned = plan_import(state_dir, folders, log=log, group=group)
-    rates = read_rates(state_dir / read_manifest(folders[0]).app)
-    columns = ("task", "store", "from", "position", "bytes", "records")
-    rows = [(str(one.task), one.store, one.folder, one.position, one.bytes, one.records) for one in planned]
+    columns = ("task", "store", "from", "records")
+    rows = [(str(one.task), one.store, one.folder, one.records) for one in planned]
     records = None if log is None else sum(one.records or 0 for one in planned)
-    expected_s = None if records is None else records / rates[REPLAY].per_s
     out.document(
         {
             "schema": SCHEMA,
             "dry_run": True,
             "stores": [dict(zip(columns, row, strict=True)) for row in rows],
-            "bytes": sum(one.bytes for one in planned),
             "records": records,
-            "seconds": expected_s,
-            "rates": {REPLAY: rate_document(rates[REPLAY])},
         }
     )
-    out.table(columns, rows, right=("position", "bytes", "records"), fold=("from",))
+    out.table(columns, rows, right=("records",), fold=("from",))
     if records is None:
         out.line("give --log ADDRESS for the records that would be left to read")
-    else:
-        out.line(expected(records, 0, expected_s or 0.0, rates, out))
     return OK
 
 
-def show(found: Forecast, out: Output) -> None:
+def show(found: Sequence[TaskForecast], out: Output) -> None:
     """A plan for people."""
-    columns = ("task", "store", "from", "position", "end", "records", "bytes", "reason")
-    rows = [
-        (task.task, one.store, one.source, one.position, one.end, one.records, one.bytes, one.reason)
-        for task in found.tasks
-        for one in task.stores
-    ]
-    numbers = ("position", "end", "records", "bytes")
-    out.table(columns, rows, right=numbers, wide=("position", "end"))
-    for task in found.tasks:
+    rows = [(task.task, one.store, one.source, one.records, one.reason) for task in found for one in task.stores]
+    out.table(("task", "store", "from", "records", "reason"), rows, right=("records",))
+    for task in found:
         if task.snapshot is not None:
-            out.line(f"{task.task} begins with snapshot {task.snapshot}: "
-                     f"{task.download_files} files, {task.download_bytes} bytes")  # fmt: skip
+            out.line(f"{task.task} begins with snapshot {task.snapshot}")
         for one in task.stores:
             if one.message:
                 out.note(f"{task.task}: {one.message}")
         show_passed_over(task.passed_over, out)
         if task.local and task.source != "local":
             out.note(f"{task.task}: {task.local}")
-    out.line(expected(found.records, found.download_bytes, found.seconds, found.rates, out))
 
 
 def show_passed_over(passed_over: Mapping[str, str], out: Output) -> None:
     """Why newer snapshots are not used."""
     for name, why in passed_over.items():
         out.note(f"{name} is passed over: {why}")
-
-
-def expected(records: int, download_bytes: int, seconds: float, rates: Mapping[str, Rate], out: Output) -> str:
-    """`about 12 s: at most 1,000 records at 200,000 records/s (default) and a download of 5 bytes at ...`."""
-    from standfast.ops.observe.verdict import duration
-
-    parts = []
-    # Without any work the line still says how the time was reckoned.
-    if records or not download_bytes:
-        parts.append(f"at most {records} records at {_rate(rates['replay'], 'replay', out)}")
-    if download_bytes:
-        parts.append(f"a download of {download_bytes} bytes at {_rate(rates['download'], 'download', out)}")
-    return f"expected time: {duration(seconds)}, {' and '.join(parts)}"
-
-
-def document(found: Forecast, storage: str | None) -> dict[str, Any]:
-    """A plan for programs."""
-    return {
-        "schema": SCHEMA,
-        "dry_run": True,
-        "app": found.app,
-        "storage": storage,
-        "tasks": [_task_document(found, task) for task in found.tasks],
-        "records": found.records,
-        "bytes": found.bytes,
-        "download_bytes": found.download_bytes,
-        "seconds": found.seconds,
-        "rates": {what: rate_document(rate) for what, rate in found.rates.items()},
-    }
-
-
-def rate_document(rate: Rate) -> dict[str, Any]:
-    """A rate for programs; `measured_ms` is null for a default."""
-    return {"per_s": rate.per_s, "measured": rate.measured_ms is not None, "measured_ms": rate.measured_ms}
 
 
 def _declared(args: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], str | None]:
@@ -176,14 +131,3 @@ def _task(text: str) -> str:
     if not is_task(text):
         raise InvalidRequest(f"--task is {text!r:.100}: give a task such as 0_3")
     return text
-
-
-def _task_document(found: Forecast, task: TaskForecast) -> dict[str, Any]:
-    shape = asdict(task)
-    return {**shape, "passed_over": dict(task.passed_over), "records": task.records, "bytes": task.bytes,
-            "seconds": found.seconds_of(task.records, task.download_bytes)}  # fmt: skip
-
-
-def _rate(rate: Rate, what: str, out: Output) -> str:
-    how = "default rate" if rate.measured_ms is None else f"measured {out.time(rate.measured_ms)}"
-    return f"{rate.per_s:,.0f} {UNITS[what]} ({how})"

@@ -31,7 +31,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="make a state directory from folders with manifests",
         description="Import the files of rebuilt stores as new tasks; the instance that opens them reads the rest from "
         "the log. With --dry-run and without --from, show the plan of the next start instead: for each store the "
-        "source (local state, a snapshot, the changelog), the records and bytes to read, and the expected time.",
+        "source (local state, a snapshot, the changelog), and the records to read.",
         epilog="Exit codes: 0 fine, 1 a start would be refused (--dry-run).",
     )
     parser.add_argument(
@@ -45,7 +45,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="the state directory that gets the tasks")
     parser.add_argument("--log", metavar="ADDRESS", help="check that this log continues at the folders' offsets")
     parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="show the plan, with bytes and time; write nothing"
+        "-n", "--dry-run", action="store_true", help="show the plan, with the records to read; write nothing"
     )
     parser.add_argument("--app", metavar="NAME", help="application, for a plan without --from")
     parser.add_argument("--task", action="append", default=[], metavar="TASK", help="plan only this task; repeatable")

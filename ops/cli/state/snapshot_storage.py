@@ -171,25 +171,19 @@ def _restored(
     args: argparse.Namespace, out: Output, storage: Storage, tasks: list[str], wanted: SnapshotName | None
 ) -> list[dict[str, Any]]:
     """Restore these tasks; a line for each."""
-    from standfast.restore.forecast.rates import DOWNLOAD, note_rate
     from standfast.restore.snapshot.closed import restore
     from standfast.restore.snapshot.fetch import holds_database
-    from standfast.store.clock import SystemClock
 
-    clock, lines = SystemClock(), []
+    lines = []
     with closing(_state_dir(args, out)) as state:
         for task in tasks:
             line = _line(task, kept=holds_database(state.task_path(task)))
             if not line["kept"]:
-                began_ms = clock.monotonic_ms()
                 with out.progress(f"task {task}", 1) as bar:
                     done = restore(storage, state, task, wanted=wanted, step=_step(bar))
                 line["passed_over"] = {str(name): why for name, why in done.passed_over.items()}
                 if done.snapshot is not None:
                     line |= {"snapshot": str(done.snapshot.name), "bytes": done.snapshot.bytes}
-                    if not done.passed_over:  # else a part of the time went into snapshots that were of no use
-                        took_ms = clock.monotonic_ms() - began_ms
-                        note_rate(state.path, DOWNLOAD, done.snapshot.bytes, took_ms, clock.wall_ms())
             lines.append(line)
     return lines
 
@@ -197,15 +191,11 @@ def _restored(
 def _plan_restore(
     args: argparse.Namespace, out: Output, storage: Storage, tasks: list[str], wanted: SnapshotName | None
 ) -> int:
-    """snapshot restore --dry-run: by manifests and sizes of files, and with --log by the changelogs; writes nothing."""
-    from standfast.ops.cli.state.forecast import expected, rate_document
-    from standfast.restore.forecast.forecast import seconds
-    from standfast.restore.forecast.rates import DOWNLOAD, REPLAY, read_rates
+    """snapshot restore --dry-run: by manifests, and with --log by the changelogs; writes nothing."""
     from standfast.restore.snapshot.fetch import holds_database
 
     settings, app = settings_of(args), _app(args)
     state_path = None if settings.state_dir is None else settings.state_dir / app
-    rates = read_rates(state_path)
     lines, known = [], settings.log is not None
     with _judge(args, app) as judge:
         for task in tasks:
@@ -214,18 +204,16 @@ def _plan_restore(
                 found = _usable(storage, task, judge, wanted)
                 line["passed_over"] = {str(name): why for name, why in found.passed_over.items()}
                 if found.snapshot is not None:
-                    line |= {"snapshot": str(found.snapshot.name), "bytes": found.snapshot.bytes,
-                             "files": len(found.snapshot.files), "records": found.tail if known else None}  # fmt: skip
+                    line |= {"snapshot": str(found.snapshot.name), "bytes": found.snapshot.bytes}
+                    line["records"] = found.tail if known else None
             lines.append(line)
-    size, records = sum(one["bytes"] for one in lines), sum(one.get("records") or 0 for one in lines)
-    replay, download = rates[REPLAY].per_s, rates[DOWNLOAD].per_s
-    expected_s = seconds(records, size, replay_per_s=replay, download_per_s=download)
-    shapes = {what: rate_document(rate) for what, rate in rates.items()}
-    out.document({"schema": SCHEMA, "storage": storage.where, "dry_run": True, "restored": lines, "bytes": size,
-                  "records": records if known else None, "seconds": expected_s, "rates": shapes})  # fmt: skip
+    records = sum(one.get("records") or 0 for one in lines)
+    out.document({"schema": SCHEMA, "storage": storage.where, "dry_run": True, "restored": lines,
+                  "records": records if known else None})  # fmt: skip
     _show_restored(lines, out)
-    out.line(expected(records, size, expected_s, rates, out))
-    if not known:
+    if known:
+        out.line(f"at most {records:,} records would be left to read")
+    else:
         out.line("give --log ADDRESS for the records that would be left to read, and to check that the log has them")
     return OK if all(one["kept"] or one["snapshot"] for one in lines) else NEGATIVE
 

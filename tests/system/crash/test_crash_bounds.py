@@ -3,7 +3,7 @@
     three instances, max_tasks 5, 12 tasks ── SIGKILL of one ──> 10 run, 2 wait ── it comes back ──> 12 run
     one instance, two workers, no disk     ── one restore takes long ──> no worker processes before it has ended
 
-Rules of this file: exactly once, on both logs. `standfast.ops.cli.process.placement_seen` says which tasks run.
+Rules of this file: exactly once, on both logs. `standfast.ops.cli.process.placement` says which tasks run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.cli.process.placement_seen import look
+from standfast.ops.cli.process.placement import look
 from standfast.replication.placement.seen import Seen
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import NotReady

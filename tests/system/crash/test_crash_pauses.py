@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.cli.process.placement_seen import look
+from standfast.ops.cli.process.placement import look
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.seen import Seen

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.cli.process.placement_seen import look
+from standfast.ops.cli.process.placement import look
 from standfast.replication.deaths import DEATHS_MAX
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition

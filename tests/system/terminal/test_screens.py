@@ -36,24 +36,11 @@ MASKS = (
 )
 
 
-# Instance b stopped a second ago: a standby takes one task, the other is held; c warms up a third.
-PLACEMENT = """{"standfast_placement": 1, "settings": {"standby_replicas": 1, "restart_grace_ms": 5000},
-"groups": [{"group": 0, "partitions": 4}], "instances": [
-{"id": "a", "rack": "east", "tasks": {"0_0": {"state": "running"}, "0_1": {"state": "running"},
-  "0_2": {"state": "standby", "lag": 12}}},
-{"id": "c", "slots": 2, "rack": "west", "tasks": {"0_0": {"state": "warmup", "lag": 250000}}}],
-"away": {"b": {"for_ms": 1000, "stopped": true}},
-"previous": {"generation": 7, "active": {"0_0": "a", "0_1": "a", "0_2": "b", "0_3": "b"},
-  "standbys": {"0_0": ["b"], "0_1": ["b"], "0_2": ["a"]}, "warmups": {"0_0": "c"}}}
-"""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a log, and an instance with its HTTP server that runs on `state`."""
     root = tmp_path_factory.mktemp("screens")
     (root / "tmp").mkdir()
-    (root / "placement.json").write_text(PLACEMENT, encoding="utf-8")
     log = sf.open_log(f"sqlite:///{root}/log")
     log.admin.create_topic("flights", 2, sf.TopicPolicy())
     log.close()
@@ -89,7 +76,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 SCREENS = {
     "placement": "placement --app orders --log sqlite:///./log --utc",
-    "placement-explain": "placement explain --file placement.json",
     "status": "status --state-dir state",
     "tasks": "tasks --state-dir state",
     "lag": "lag --state-dir state",

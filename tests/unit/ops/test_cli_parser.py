@@ -26,7 +26,7 @@ GOOD: list[tuple[list[str], dict[str, object]]] = [
     (["scan", "s", "--prefix=", "--url", "U"], {"prefix": ""}),
     (["scan", "s", "--lim", "5", "--url", "U"], {"limit": 5}),
     (["placement", "--app", "a", "--log", "X"], {"app": "a", "log": "X"}),
-    (["placement", "explain", "--file", "-", "--task", "0_1"], {"file": "-", "task": "0_1"}),
+    (["placement", "--app", "a", "--task", "0_1"], {"app": "a", "task": "0_1"}),
 ]
 BAD: list[tuple[list[str], str, str]] = [
     (["staus"], "usage: standfast ", "standfast has no command 'staus': did you mean 'status'?"),

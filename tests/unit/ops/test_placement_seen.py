@@ -14,7 +14,6 @@ import pytest
 from standfast.ops.cli.command_line import main
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.placement.document import read_view
 from standfast.replication.placement.records import Report
 from standfast.replication.takeover import MemberPlan
 from support.placed import PLACED, PlacedLog
@@ -69,9 +68,7 @@ def test_page_of_the_documentation_has_the_columns_of_the_command(
     assert heads(page) == heads(out)
 
 
-def test_document_has_every_fact_and_an_assignment_that_explain_reads(
-    placed: PlacedLog, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_document_has_every_fact_and_the_assignment(placed: PlacedLog, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, placed, "--json")
     found = json.loads(out)
     assert (code, found["schema"], found["app"]) == (0, "standfast.placement/1", "delays")
@@ -86,13 +83,7 @@ def test_document_has_every_fact_and_an_assignment_that_explain_reads(
     assert "a ran the task until now" in first["copies"][0]["why"]
     moves = [(one["move"], one["task"], one["from"], one["to"]) for one in found["moves"] if one["generation"] == 2]
     assert ("hand-over", "0_0", "a", "b") in moves
-    again = {
-        "standfast_placement": 1,
-        "groups": [{"group": 0, "partitions": 4}],
-        "previous": found["assignment"],
-    }
-    previous = read_view(json.dumps(again)).previous
-    assert previous is not None and previous.active[PLACED[0]] == "b" and previous.generation == 2
+    assert (found["assignment"]["generation"], found["assignment"]["active"]["0_0"]) == (2, "b")
 
 
 def test_one_task_is_shown_with_the_reason_of_each_copy(placed: PlacedLog, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,20 +161,6 @@ def test_wrong_or_absent_name_of_the_application_is_a_usage_error(
 ) -> None:
     assert main(["placement", "--log", placed.address, *wrong]) == code
     assert "app" in capsys.readouterr().err
-
-
-def test_explain_refuses_the_log_that_it_would_not_read(
-    placed: PlacedLog, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = ["placement", "--app", "delays", "--log", placed.address, "explain", "--file", str(tmp_path / "f")]
-    assert main(words) == 2
-    assert "leave --app and --log out" in capsys.readouterr().err
-
-
-def test_flags_before_explain_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "f").write_text('{"standfast_placement": 1, "groups": [{"group": 0, "partitions": 1}]}')
-    assert main(["placement", "--json", "explain", "--file", str(tmp_path / "f")]) == 1
-    assert json.loads(capsys.readouterr().out)["slots_missing"] == 1
 
 
 def test_placement_of_an_application_that_is_managed_no_more_is_shown_as_lost(

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from standfast.ops.simulation.cluster import Cluster, Instance
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import CopyState, Settings
+from support.placement_simulation.cluster import Cluster, Instance
 
 TASKS = [TaskId(0, number) for number in range(24)]
 DOWN_TICKS = 8  # of one second: less than restart_grace_ms

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.restore.forecast.rates import DOWNLOAD, REPLAY, read_rates
 from standfast.restore.snapshot.catalogue import listed, names
 from standfast.restore.snapshot.closed import create
 from standfast.restore.snapshot.opening import open_storage
@@ -516,18 +515,6 @@ def test_a_download_is_seen_while_it_runs_though_the_session_is_locked(
     assert 0 < seen[0].done_bytes <= kept.bytes
     assert second.statistics().downloads == ()
     assert second.counters.snapshots.downloaded_bytes == kept.bytes
-
-
-def test_the_rate_of_a_restore_is_kept_for_the_next_forecast(bench: Bench, to: str, tmp_path: Path) -> None:
-    first = bench.active(stores=KV, snapshots=policy(to))
-    put(first, *(f"k{number}" for number in range(12_000)))
-    first.close()
-    second = bench.session("b", stores=KV, snapshots=policy(to))
-    second.assign(active=[0])
-    bench.clock.advance(1_000)
-    second.wait_ready(30)
-    assert read_rates(tmp_path / "b/app")[REPLAY].per_s == pytest.approx(12_000, rel=0.1)
-    assert read_rates(tmp_path / "b/app")[DOWNLOAD].measured_ms is None
 
 
 @pytest.mark.slow

@@ -2,20 +2,22 @@
 
     seed ──> a shape (instances, groups, racks, slots, replicas, ...) ──> changes ──> quiet ticks ──> Outcome
 
+    PYTHONPATH=tests .venv/bin/python -m support.placement_simulation.play SEED      prints the course of a seed
+
 Rules of this file: equal plans give equal outcomes. A broken promise ends the simulation and stands in the outcome.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from standfast.ops.simulation.checks import rest_problems, round_problems
-from standfast.ops.simulation.cluster import LEASE_TICKS, Cluster, Instance, new_instances
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import MoveKind, Round, Settings, View
-from standfast.store.errors import InvalidRequest
+from standfast.replication.placement.model import MoveKind, Round, Settings
+from support.placement_simulation.checks import rest_problems, round_problems
+from support.placement_simulation.cluster import LEASE_TICKS, Cluster, Instance, new_instances
 
 REST_TICKS = 2 * LEASE_TICKS  # rounds without a change that count as rest
 QUIET_TICKS_MAX = 2_000
@@ -32,12 +34,6 @@ class Plan:
     tasks: int | None = None
     changes: int | None = None
 
-    def __post_init__(self) -> None:
-        for name, least in (("instances", 1), ("tasks", 1), ("changes", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidRequest(f"{name} is {value}: give {least} or more")
-
 
 @dataclass(slots=True)
 class Outcome:
@@ -47,13 +43,9 @@ class Outcome:
     tasks: int
     settings: Settings
     ticks: int = 0
-    generations: int = 0
     events: list[tuple[int, str]] = field(default_factory=list)
     moves: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-    instances: list[tuple[str, int, int, int]] = field(default_factory=list)  # id, slots, actives, standbys
-    warmups_most: int = 0
-    slots_missing: int = 0
 
 
 def play(options: Plan) -> Outcome:
@@ -152,7 +144,7 @@ class _Game:
         if self.outcome.problems:
             return False
         self.cluster.carry_out()
-        self._count(view, result)
+        self._count(result)
         return True
 
     def rest(self) -> None:
@@ -171,23 +163,20 @@ class _Game:
                 return
         self.outcome.problems.append(f"no rest after {QUIET_TICKS_MAX} quiet ticks")
 
-    def _count(self, view: View, result: Round) -> None:
-        outcome, assignment = self.outcome, result.assignment
-        outcome.ticks = self.cluster.tick
-        outcome.moves.update(move.kind.value for move in result.moves)
-        outcome.generations = assignment.generation
-        outcome.warmups_most = max(outcome.warmups_most, len(assignment.warmups) + len(assignment.replacing))
-        outcome.slots_missing = result.slots_missing
+    def _count(self, result: Round) -> None:
+        self.outcome.ticks = self.cluster.tick
+        self.outcome.moves.update(move.kind.value for move in result.moves)
         settled = result.again_ms is None and not result.moves
         self._unchanged = self._unchanged + 1 if settled else 0
-        actives = Counter(assignment.active.values())
-        standing = Counter(name for names in assignment.standbys.values() for name in names)
-        outcome.instances = [
-            (member.id, member.slots, actives[member.id], standing[member.id]) for member in view.members
-        ]
         started = [move for move in result.moves if move.kind in (MoveKind.TAKE_OVER, MoveKind.HAND_OVER)]
         for kind, many in sorted(Counter(move.kind.value for move in started).items()):
             self._say(f"{many} tasks: {kind}" if many > 1 else f"1 task: {kind}")
 
     def _say(self, text: str) -> None:
         self.outcome.events.append((self.cluster.tick, text))
+
+
+if __name__ == "__main__":
+    for tick, event in (course := play(Plan(int(sys.argv[1])))).events:
+        print(f"{tick:5}  {event}")
+    print(f"moves: {dict(course.moves)}", *course.problems or ["every promise held"], sep="\n")

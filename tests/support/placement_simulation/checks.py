@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from standfast.ops.simulation.cluster import Cluster
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import TAILING, Assignment, CopyState, MoveKind, Round, View
 from standfast.replication.placement.quotas import bounded_shares, is_balanced
 from standfast.replication.placement.reasons import words
+from support.placement_simulation.cluster import Cluster
 
 
 def round_problems(view: View, result: Round) -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""Seeded simulations of pure parts: `standfast simulate`."""
