@@ -13,6 +13,13 @@ from standfast.store.errors import InvalidRequest
 GONE: Mapping[tuple[str, ...], str] = {
     ("placement", "explain"): "`standfast placement --app NAME --log ADDRESS` has the reasons of a running application",
     ("simulate",): "`make simulate` in the source tree plays the same",
+    ("bench", "write"): "`make bench BENCHES=write` in the source tree",
+    ("bench", "read"): "`make bench BENCHES=read` in the source tree",
+    ("bench", "standby"): "`make bench BENCHES=standby` in the source tree",
+    ("bench", "failover"): "`make bench BENCHES=failover` in the source tree",
+    ("bench", "process"): "`make bench BENCHES=process` in the source tree",
+    ("bench", "scale"): "`make bench BENCHES=scale` in the source tree",
+    ("bench", "handover"): "`make bench BENCHES=handover` in the source tree",
 }
 
 

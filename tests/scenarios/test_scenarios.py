@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 
 import pytest
-from worked_examples.script import Player, run
-from worked_examples.stage import DATA, SCENARIOS, Stage, script_of
 
 from support.players import PLAYERS
+from worked_examples.script import Player, run
+from worked_examples.stage import DATA, SCENARIOS, Stage, script_of
 
 SCRIPTS = [path for machine in PLAYERS for path in sorted((Path(__file__).parent / machine).glob("*.txt"))]
 SCRIPTS_MIN = {

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from worked_examples.stage import SCENARIOS, Stage, play
 
 from support.groups import costly
+from worked_examples.stage import SCENARIOS, Stage, play
 
 pytestmark = pytest.mark.slow
 

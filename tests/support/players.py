@@ -29,14 +29,6 @@ from collections.abc import Sequence
 from functools import partialmethod
 from typing import Any
 
-from worked_examples.credits import Pipeline
-from worked_examples.handover import Exchange
-from worked_examples.punctuator import Fired, Queue
-from worked_examples.script import Player
-from worked_examples.standby import Follower
-from worked_examples.watermarks import Tasks
-from worked_examples.windows import Bounds, windows_of
-
 from standfast.replication.credits import Decision
 from standfast.replication.standby import LimitSet, Reinitialise, Step
 from standfast.store.errors import StandfastError
@@ -55,6 +47,13 @@ from standfast.stream.watermarks import (
 from standfast.stream.watermarks import Step as WatermarkStep
 from standfast.stream.windows import TIME_MAX, SessionWindows, SlidingWindows, Window
 from support.aggregates import Result, counted, driven, drops, listed, results
+from worked_examples.credits import Pipeline
+from worked_examples.handover import Exchange
+from worked_examples.punctuator import Fired, Queue
+from worked_examples.script import Player
+from worked_examples.standby import Follower
+from worked_examples.watermarks import Tasks
+from worked_examples.windows import Bounds, windows_of
 
 
 class Lines(Player):
