@@ -149,18 +149,19 @@ fuzz: $(VENV)/.dev ## FUZZ_S=60 seconds each of wrong bytes to both servers and 
 	@STANDFAST_FUZZ_S=$(FUZZ_S) STANDFAST_FUZZ_SEED=$(FUZZ_SEED) \
 	  $(BIN)/pytest -q -s tests/system/sidecar/test_fuzz_resp.py tests/system/sidecar/test_fuzz_http.py tests/system/sidecar/test_fuzz_config.py $(ARGS)
 
-bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process resp", compare: bench-compare
+bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process scale handover resp", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
-	  if [ $$bench = compare ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/compare.py $(ARGS); \
-	  elif [ $$bench = resp ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/resp.py $(ARGS); \
-	  else $(BIN)/standfast bench $$bench $(ARGS); fi; done
+	  if [ $$bench = compare ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python proof/benchmarks/compare.py $(ARGS); \
+	  elif [ $$bench = resp ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python proof/benchmarks/resp.py $(ARGS); \
+	  elif [ $$bench = restore ]; then $(BIN)/standfast bench restore $(ARGS); \
+	  else PYTHONPATH=proof $(BIN)/python -m bench $$bench $(ARGS); fi; done
 	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare; on Spark: make bench-spark"; fi
 
 bench-compare: ## restores beside Kafka Streams and Quix Streams, an hour and more; ARGS="--records 200000 --rounds 2"
 	@$(MAKE) bench BENCHES=compare ARGS='$(ARGS)'
 
 bench-spark: $(VENV)/.spark ## rebuild and verify on Spark: 1, 4 and 16 million records, a quarter of an hour
-	@$(BIN)/python benchmarks/spark_rates.py $(ARGS)
+	@$(BIN)/python proof/benchmarks/spark_rates.py $(ARGS)
 
 docs: $(VENV)/.dev ## the documentation site into build/docs/html; a warning or a broken link within it is an error
 	@echo "==> docs: build/docs/html/index.html"
@@ -182,10 +183,10 @@ pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
 	    requirements/mutation.in --constraint requirements/dev.txt --output-file requirements/mutation.txt
-	@for set in quix plots; do echo "==> pins: benchmarks/$$set.txt"; \
+	@for set in quix plots; do echo "==> pins: proof/benchmarks/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
-	    benchmarks/$$set.in --output-file benchmarks/$$set.txt; done
+	    proof/benchmarks/$$set.in --output-file proof/benchmarks/$$set.txt; done
 
 clean: ## remove .venv and everything that was built or cached
 	@echo "==> clean: .venv, builds, caches"

@@ -1,4 +1,4 @@
-"""The process: command line, metrics, status, demo, benchmarks.
+"""The process: command line, metrics, status, demo, bench of restores.
 
 Imports every other room.
 """

@@ -26,15 +26,13 @@ from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 APP = "bench"
 STORE = "store"
-SOURCE = f"{APP}-source"
-KEY_BYTES, VALUE_BYTES, BATCH, VERSIONS = 16, 100, 1_000, 4  # the data set of the figures in README
+KEY_BYTES, VALUE_BYTES, VERSIONS = 16, 100, 4  # the data set of the figures in README
 FILL_RECORDS = 5_000
 FETCH_RECORDS = 5_000
 VALUES = 1_000  # different values; records take them in turn
 NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many records
 READY_S = 3_600.0
 START_MS = 1_356_998_400_000
-GETS_MAX = 200_000
 LAG_MS = str(24 * 3_600_000)
 
 Measured: TypeAlias = dict[str, Any]
@@ -49,19 +47,15 @@ class Step:
     records: int
     key_bytes: int
     value_bytes: int
-    batch: int
     memory_bytes: int
     run: int = 0
     versions: int = 1
     order: str = "far"
-    guarantee: str = "exactly_once"
     log: str = ""  # address of the log; without one, each run has an embedded one in its folder
     app: str = APP  # its topics begin with this
-    workers: int | None = None  # threads of a bulk restore (0: batches) or processes of an application
-    turns: int = 0  # of a loop, as the work for one record
+    workers: int | None = None  # threads of a bulk restore; 0: batches
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
-    tasks: int = 1
-    lease_ms: int | None = None  # None: as an application has it
+    tasks: int = 1  # that share the records
 
     @property
     def changelog(self) -> TopicPartition:
@@ -74,12 +68,12 @@ class Step:
         return f"{self.app}-source"
 
 
-def start(step: Step) -> ChildProcess[Measured]:
-    """Start a process that does the step (`standfast.ops.bench.child`); its last answer has the measured figures."""
+def start(program: str, step: Step) -> ChildProcess[Measured]:
+    """Start a process of this module that does the step; its last answer has the measured figures."""
     words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
     arguments = [json.dumps(asdict(step))]
     # A `ChildProcess` ends with the benchmark; plain subprocesses were orphans once it was killed.
-    return ChildProcess("standfast.ops.bench.child", arguments, parse=json_object, clock=SystemClock(), stderr=words)
+    return ChildProcess(program, arguments, parse=json_object, clock=SystemClock(), stderr=words)
 
 
 def bench_store() -> KeyValueStore:

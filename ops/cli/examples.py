@@ -168,26 +168,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "standfast placement --app delays --log sqlite:///./log",
         "standfast placement --app delays --log kafka://host:9092 --task 0_3",
     ),
-    "standfast bench": (
-        "standfast bench write --records 100000",
-        "standfast bench failover --lease 500ms",
-    ),
-    "standfast bench write": (
-        "standfast bench write --records 100000",
-        "standfast bench write --log kafka",
-    ),
-    "standfast bench read": ("standfast bench read --records 100000",),
+    "standfast bench": ("standfast bench restore --records 100000",),
     "standfast bench restore": (
         "standfast bench restore --records 100000",
         "standfast bench restore --workers 0,1,2",
     ),
-    "standfast bench standby": ("standfast bench standby --tasks 4 --log kafka",),
-    "standfast bench failover": ("standfast bench failover --runs 5 --lease 500ms",),
-    "standfast bench process": ("standfast bench process --records 100000 --json",),
-    "standfast bench scale": ("standfast bench scale --workers 1,2 --runs 5",),
-    "standfast bench handover": ("standfast bench handover --runs 20",),
-    "standfast demo": (
-        "standfast demo",
-        "standfast demo --scenario windows",
-    ),
+    "standfast demo": ("standfast demo",),
 }

@@ -13,11 +13,14 @@ from standfast.store.errors import InvalidRequest
 GONE: Mapping[tuple[str, ...], str] = {
     ("placement", "explain"): "`standfast placement --app NAME` has the reasons of a running application",
     ("simulate",): "`make simulate` in the source tree plays the same",
-    (
-        "topic",
-        "alter",
-    ): "`kafka-configs.sh --alter`, `kafka-topics.sh --alter`; on an embedded log `change_topic` and "
-    "`add_partitions` of `standfast.open_log(address).admin`",
+    ("topic", "alter"): (
+        "`kafka-configs.sh --alter`, `kafka-topics.sh --alter`; on an embedded log `change_topic` and "
+        "`add_partitions` of `standfast.open_log(address).admin`"
+    ),
+    **{
+        ("bench", name): f"`make bench BENCHES={name}` in the source tree"
+        for name in ("write", "read", "standby", "failover", "process", "scale", "handover")
+    },
 }
 
 

@@ -5,9 +5,8 @@
     standfast demo --log kafka://host:9092 --prefix x         on a cluster of yours; --remove instead: its leftovers
     standfast demo --no-spark                                 without its last step, which needs the extra `spark`
     standfast demo --limit N                                  first N flights, for a quick look and for tests
-    standfast demo --scenario NAME [--json]                   a worked example of the time semantics, step by step
 
-Exit codes: 0 all rows (or steps) are correct, 1 any differs, 2 a folder or topics that are there already or options
+Exit codes: 0 all rows are correct, 1 any differs, 2 a folder or topics that are there already or options
 that do not go together, 69 no broker or none to be had, 78 data that is not installed.
 
 Rules of this file: arguments, folder and exit code; heavy modules are imported when the command runs.
@@ -27,7 +26,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.scenarios.stage import SCENARIOS
 from standfast.ops.shared.streams import say
 from standfast.store.errors import InvalidRequest
 
@@ -87,9 +85,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="where the surviving process serves /metrics and /v1/status (default: a free port, shown at the end)",
     )
     parser.add_argument(
-        "--scenario", choices=SCENARIOS, help="play a worked example of the time semantics step by step instead"
-    )
-    parser.add_argument(
         "--no-spark", action="store_true", help="leave out the last step, which rebuilds and verifies all on Spark"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
@@ -98,9 +93,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """Run the demo, or the scenario that the arguments name; returns the exit code."""
-    if arguments.scenario is not None:
-        return play_scenario(arguments)
+    """Run the demo; returns the exit code."""
     from standfast.ops.demo.board import LEASE_MS
     from standfast.ops.demo.place import check_place, run_remove
 
@@ -117,24 +110,6 @@ def start(arguments: argparse.Namespace) -> int:
         require("serve", *SERVE)
     arguments.metrics_port = arguments.metrics_port or 0
     return run(arguments)
-
-
-def play_scenario(arguments: argparse.Namespace) -> int:
-    """Play a scenario and print it; returns the exit code."""
-    names = ("data", "log", "prefix", "guarantee", "lease_ms", "dir", "metrics_port", "limit")
-    given = [name for name in names if getattr(arguments, name) is not None]
-    given += [name for name in ("remove", "yes", "no_spark") if getattr(arguments, name)]
-    if given:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise InvalidRequest(f"--scenario plays on data of its own: leave {flags} out, or leave --scenario out")
-    from standfast.ops.scenarios.stage import play
-    from standfast.ops.scenarios.stage import report as report_scenario
-
-    try:
-        with _terminated():
-            return report_scenario(play(arguments.scenario), as_json=arguments.json)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def maker(repo_root: Path) -> ModuleType:
-    path = repo_root / "benchmarks/make_flights_sample.py"
+    path = repo_root / "proof/benchmarks/make_flights_sample.py"
     spec = importlib.util.spec_from_file_location("make_flights_sample", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.scenarios.stage import SCENARIOS
 from support.groups import costly
 
 pytestmark = [pytest.mark.slow, pytest.mark.packaging]
@@ -98,9 +97,8 @@ def test_wheel_holds_types_data_and_licence_and_no_tests(packages: list[str], wh
         if package.count(".") < 2:  # the marker of a package counts for those below it
             assert f"{package.replace('.', '/')}/py.typed" in wheel_names
     assert "standfast/ops/demo/data/flights-2013-01.csv.gz" in wheel_names
-    assert {f"standfast/ops/scenarios/data/{name}.txt" for name in SCENARIOS} <= set(wheel_names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
-    assert [name for name in wheel_names if ".typing" in name or "tests/" in name or "benchmarks/" in name] == []
+    assert [name for name in wheel_names if any(part in name for part in (".typing", "tests/", "proof/"))] == []
 
 
 def test_source_archive_holds_no_links_and_no_tests(archives: Path) -> None:
@@ -109,7 +107,7 @@ def test_source_archive_holds_no_links_and_no_tests(archives: Path) -> None:
         members = opened.getmembers()
     assert [member.name for member in members if member.issym() or member.islnk()] == []
     inner = [member.name.partition("/")[2] for member in members]
-    assert [name for name in inner if name.startswith((".typing", "tests", "benchmarks", "examples"))] == []
+    assert [name for name in inner if name.startswith((".typing", "tests", "proof", "examples"))] == []
     assert {"LICENSE", "README.md", "pyproject.toml", "store/errors.py"} <= set(inner)
 
 
@@ -217,11 +215,6 @@ def test_spark_finds_the_data_source_of_the_wheel(installed: Path, archives: Pat
         "print(source.name(), issubclass(source, DataSource), *sorted(imported))"
     )
     assert run([installed, "-c", script], archives).strip() == "standfast True pyspark_standfast standfast"
-
-
-def test_worked_example_is_played_from_the_wheel(installed: Path, archives: Path) -> None:
-    told = run([installed.parent / "standfast", "demo", "--scenario", "credits"], archives)
-    assert told.endswith("credits: 50 steps, all as expected\n")
 
 
 def test_sample_data_is_readable_from_the_wheel(installed: Path, archives: Path) -> None:

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from support.groups import costly
 
-NOT_PACKAGES = {"tests", "proof", "benchmarks", "examples", "requirements"}
+NOT_PACKAGES = {"tests", "proof", "examples", "requirements"}
 LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwrap.json", "go.sum"}
 PINNED = re.compile(r"^([a-z0-9._-]+)(?:\[[^\]]*\])?==([^ \\]+)", re.MULTILINE)
 PINNED_EXTRAS = re.compile(r"^([a-z0-9._-]+)(?:\[([^\]]*)\])?==", re.MULTILINE)
@@ -192,8 +192,8 @@ def test_pinned_lists_hold_hashes_and_agree(texts: dict[str, str]) -> None:
     assert spark.items() < dev.items(), "requirements/dev.txt pins other versions than spark.txt; run `make pins`"
     for path in (
         *(f"requirements/{name}.txt" for name in (*names, "mutation")),
-        "benchmarks/quix.txt",
-        "benchmarks/plots.txt",
+        "proof/benchmarks/quix.txt",
+        "proof/benchmarks/plots.txt",
     ):
         entries = re.split(r"^(?=[a-z0-9])", texts[path], flags=re.MULTILINE)[1:]
         assert [entry for entry in entries if "--hash=sha256:" not in entry] == []

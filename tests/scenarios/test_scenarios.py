@@ -1,7 +1,7 @@
 """Scripted histories of single parts: inputs, `----`, results. The format stands in `scenarios/script.py`.
 
     tests/scenarios/credits/*.txt         scripts of a machine, played by its player in `support.players`
-    ops/scenarios/data/*.txt              worked examples that ship, played as `standfast demo --scenario` plays them
+    proof/worked_examples/data/*.txt            worked examples, played by the players beside them
 
 Rules of this file: `STANDFAST_REWRITE=1` writes the answers into the scripts: commit such a change only after
 understanding every line of it.
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.scenarios.script import Player, run
-from standfast.ops.scenarios.stage import SCENARIOS, Stage, script_of
 from support.players import PLAYERS
+from worked_examples.script import Player, run
+from worked_examples.stage import DATA, SCENARIOS, Stage, script_of
 
 SCRIPTS = [path for machine in PLAYERS for path in sorted((Path(__file__).parent / machine).glob("*.txt"))]
 SCRIPTS_MIN = {
@@ -28,7 +28,6 @@ SCRIPTS_MIN = {
     "watermarks": 7,
     "windows": 7,
 }
-SHIPPED = Path(__file__).parents[2] / "ops/scenarios/data"
 
 
 def check_script(path: Path, player: Player) -> None:
@@ -47,13 +46,13 @@ def test_machine_follows_the_script(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_worked_example_follows_its_script(name: str) -> None:
-    check_script(SHIPPED / f"{name}.txt", Stage(name))
+    check_script(DATA / f"{name}.txt", Stage(name))
 
 
 def test_the_scripts_are_there() -> None:
     count = {machine: sum(path.parent.name == machine for path in SCRIPTS) for machine in PLAYERS}
     assert [machine for machine, least in SCRIPTS_MIN.items() if count[machine] < least] == []
-    assert sorted(path.stem for path in SHIPPED.glob("*.txt")) == sorted(SCENARIOS)
+    assert sorted(path.stem for path in DATA.glob("*.txt")) == sorted(SCENARIOS)
     assert all(script_of(name).startswith(f"# The scenario `{name}`") for name in SCENARIOS)
 
 

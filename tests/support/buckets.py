@@ -6,8 +6,8 @@
         server.stop(); server.start()     an outage; start(OTHER) begins with other credentials
         server.ask("PUT", "versioning")   a request that sets the bucket up, signed
 
-Rules of this file: no import of a test's library, since programs in benchmarks/ import it, too. The server's process
-ends with the block. Its credentials are set in the environment by the caller.
+Rules of this file: no import of a test's library, since proof/benchmarks imports it, too. The server's process ends
+with the block. Its credentials are set in the environment by the caller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs that are fetched once a machine, for tests and for benchmarks beside them.
 
-Rules of this file: no import of a test's library, since programs in benchmarks/ import it, too. Fetched programs go to
-the cache; no address is pinned.
+Rules of this file: no import of a test's library, since proof/benchmarks imports it, too. Fetched programs go to the
+cache; no address is pinned.
 """
 
 from __future__ import annotations

@@ -11,4 +11,4 @@ SUPPORT = Path(__file__).resolve().parent
 TESTS = SUPPORT.parent
 ROOT = TESTS.parent
 EXAMPLES = ROOT / "examples"
-BENCHMARKS = ROOT / "benchmarks"
+BENCHMARKS = ROOT / "proof/benchmarks"

@@ -1,9 +1,9 @@
-"""Players of the scripts in tests/scenarios: those of `standfast demo --scenario`, with one-line answers.
+"""Players of the scripts in tests/scenarios: those of `proof/worked_examples`, with one-line answers.
 
     credits       statistics; `a1` is sent on an own credit, `a1~` on a floating one, `(3)` is its backlog
     handover      statistics; `-` for nothing
     standby       statistics
-    punctuation   as it ships
+    punctuation   as there
     watermarks    source flights/0 disorder=5 idle=100      an assigner for that partition, from time 0 on
                   at 0 flights/0 10 7                       records at that wall-clock time: late or not, their signals
                   tick 200                                  the assigners are polled, and idleness is checked
@@ -29,13 +29,6 @@ from collections.abc import Sequence
 from functools import partialmethod
 from typing import Any
 
-from standfast.ops.scenarios.credits import Pipeline
-from standfast.ops.scenarios.handover import Exchange
-from standfast.ops.scenarios.punctuator import Fired, Queue
-from standfast.ops.scenarios.script import Player
-from standfast.ops.scenarios.standby import Follower
-from standfast.ops.scenarios.watermarks import Tasks
-from standfast.ops.scenarios.windows import Bounds, windows_of
 from standfast.replication.credits import Decision
 from standfast.replication.standby import LimitSet, Reinitialise, Step
 from standfast.store.errors import StandfastError
@@ -54,6 +47,13 @@ from standfast.stream.watermarks import (
 from standfast.stream.watermarks import Step as WatermarkStep
 from standfast.stream.windows import TIME_MAX, SessionWindows, SlidingWindows, Window
 from support.aggregates import Result, counted, driven, drops, listed, results
+from worked_examples.credits import Pipeline
+from worked_examples.handover import Exchange
+from worked_examples.punctuator import Fired, Queue
+from worked_examples.script import Player
+from worked_examples.standby import Follower
+from worked_examples.watermarks import Tasks
+from worked_examples.windows import Bounds, windows_of
 
 
 class Lines(Player):

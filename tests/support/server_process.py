@@ -1,6 +1,6 @@
 """Servers of other programs on loopback: a process is started and waited for until it listens.
 
-Rules of this file: no import of a test's library, since programs in benchmarks/ import it, too.
+Rules of this file: no import of a test's library, since programs in proof/benchmarks/ import it, too.
 """
 
 from __future__ import annotations

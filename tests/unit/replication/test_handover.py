@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from standfast.ops.scenarios.handover import Cast, FetchFailed
 from standfast.replication.handover import Closed, Handover, HandoverStatistics, WakeUp
 from standfast.store.errors import InvalidRequest, StandfastError
+from worked_examples.handover import Cast, FetchFailed
 
 JOIN_S = 30.0
 BATCHES = 500

@@ -1,0 +1,1 @@
+"""Benches of writes, reads, standbys, failovers, processing, workers and moves: `python -m bench`."""
