@@ -72,6 +72,7 @@ USUAL = tuple(kind for kind in Kind if kind not in (*FURTHER, Kind.REBALANCE))
 PLACES = (*CALLS, *STATES)
 AT_ONCE = (OPENING, "not open", "file")  # the first instance of each world opens its folder and its first tasks
 STRIDE = 127  # no factor of a number of cells, so that consecutive seeds have different kinds and all places
+STAYS_MS = 4_000
 SKIP_MAX = 4  # calls that a fault in turn lets pass
 LONGEST_MS = 8_000
 FURTHER_LONGEST_MS = 15_000
@@ -89,7 +90,7 @@ class Fault:
     state: str = ""
     after: bool = False
     for_ms: int = 0
-    stays_ms: int = 4_000
+    stays_ms: int = STAYS_MS
 
     def __str__(self) -> str:
         state = f" with {self.state}" if self.state else ""
@@ -118,8 +119,8 @@ def _in_turn(
     if place in AT_ONCE:
         yield replace(fault, machine=0, at_ms=0, skip=0)
     elif place == RESTORING:
-        yield replace(fault, at_ms=from_ms, stays_ms=until_ms)
-        yield Fault(Kind.KILL, (fault.machine + 1) % machines, (from_ms + until_ms) // 2, for_ms=LONGEST_MS)
+        yield replace(fault, machine=1, at_ms=from_ms, stays_ms=until_ms)
+        yield Fault(Kind.KILL, machine=0, at_ms=(from_ms + until_ms) // 2, for_ms=LONGEST_MS)  # it has tasks by then
     else:
         yield fault
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from simulator.draws import Draws
-from simulator.faults import USUAL, Fault, Kind, draw_fault, draw_faults, draw_rebalances
+from simulator.faults import STAYS_MS, USUAL, Fault, Kind, draw_fault, draw_faults, draw_rebalances
 from standfast.restore.gate import Policy
 from standfast.stream.task.settings import Guarantee
 
@@ -63,6 +63,8 @@ def draw_plan(seed: int) -> Plan:
     # An application writes to the log by one of two calls: where a fault is at one of them, it decides.
     called = [BY_CALL[fault.call] for fault in (faults[-1], faults[0]) if fault.call in BY_CALL]
     guarantee = called[0] if called else draws.choice(GUARANTEES, "guarantee")
+    # A standby takes over at once: a fault that waits for a restore for long needs worlds without them.
+    cold = any(fault.stays_ms > STAYS_MS for fault in faults)
     plan = Plan(
         seed=seed,
         program=program,
@@ -74,7 +76,7 @@ def draw_plan(seed: int) -> Plan:
         records=300 + draws.below(60, "records"),
         feed_ms=FEED_MS,
         idle_ms=min(draws.choice((50, 100, 200), "idle"), lease_ms // 6),
-        standbys=draws.below(min(machines, 3), "standbys"),
+        standbys=0 if cold else draws.below(min(machines, 3), "standbys"),
         lease_ms=lease_ms,
         commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),
         gate=draws.choice(get_args(Policy), "gate"),
@@ -83,7 +85,7 @@ def draw_plan(seed: int) -> Plan:
         client=draws.below(4, "client") == 0,
         checkpoints=snapshots and draws.below(2, "checkpoints") == 0,
     )
-    if draws.below(8, "under a consumer"):
+    if draws.seed % 2 or draws.below(4, "under a consumer"):
         return plan
     usual = [fault for fault in plan.faults if fault.kind in USUAL]
     rebalances = draw_rebalances(draws, machines, 1_000, FEED_MS)
