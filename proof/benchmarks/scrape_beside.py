@@ -17,7 +17,6 @@ Rules of this file: times are of one machine's monotonic clock. Each run has a s
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -31,6 +30,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from compare_process import usage
 
 import standfast as sf
 from standfast.ops.shared.run_file import read_run_file
@@ -101,26 +102,16 @@ def seconds_of(log: str, name: str, folder: Path, tasks: int, *, scraped: bool) 
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit(f"the application did not end its work:\n{(folder / 'said').read_text()[-3_000:]}")
                 if noted_times(folder)[FIRST.decode()]:
-                    before_s = processor_s(process.pid) if before_s is None else before_s
+                    before_s = usage(process.pid).cpu_s if before_s is None else before_s
                     if scraped and time.monotonic() >= next_s:
                         scrapes += scrape(folder / "state" / name)
                         next_s = time.monotonic() + EVERY_S
                 time.sleep(0.1)
-            used_s = processor_s(process.pid) - (before_s or 0.0)
+            used_s = usage(process.pid).cpu_s - (before_s or 0.0)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(120)
     return (max(times) - min(noted_times(folder)[FIRST.decode()])) / 1e9, used_s, scrapes
-
-
-def processor_s(pid: int) -> float:
-    """Processor time of a process, its children and theirs so far, ended ones too."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread or the child has ended meanwhile
-            own_s += sum(processor_s(int(child)) for child in (thread / "children").read_text().split())
-    return own_s
 
 
 def noted_times(folder: Path) -> dict[str, list[int]]:
