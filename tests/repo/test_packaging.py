@@ -23,7 +23,7 @@ from support.groups import costly
 
 pytestmark = [pytest.mark.slow, pytest.mark.packaging]
 
-WHEEL_BYTES_MAX = 2_600_000
+WHEEL_BYTES_MAX = 2_400_000
 COMPILED = "standfast/replication/kafka/_native.abi3.so"
 
 
