@@ -14,23 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from standfast.ops.demo.board import PARTITIONS, RESULTS, BoardSettings, task_groups
-from standfast.ops.demo.compare import (
-    BoardComparison,
-    FinalsComparison,
-    compare_finals,
-    compare_state,
-    read_finals,
-    state_digests,
-)
+from standfast.ops.demo.compare import compare_finals, compare_state, read_finals, state_digests
 from standfast.ops.demo.display import Display
 from standfast.ops.demo.flights import FlightData
 from standfast.ops.demo.log import LogView
 from standfast.ops.demo.plain import plain_board
-from standfast.ops.demo.result import ColdRestore, Offsets, Verified
+from standfast.ops.demo.result import Json
 from standfast.ops.demo.worker import state_dir
 from standfast.ops.observe.offline import OfflineStores, open_tasks
 from standfast.replication.log import Log
@@ -43,44 +35,40 @@ from standfast.stream.task.groups import all_task_ids
 COLD_TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Results of the checks. `a_equal` is whether the stores of A, which came back, equal those of B."""
-
-    comparison: BoardComparison
-    finals: FinalsComparison
-    offsets: Offsets
-    verified: Verified
-    cold: ColdRestore
-    a_equal: bool
-
-
 def check(
     folder: Path, log: Log, view: LogView, data: FlightData, settings: BoardSettings, clock: Clock, display: Display
-) -> Checked:
-    """Run every check over the state that the demo left in `folder`."""
+) -> Json:
+    """Run every check over the state that the demo left in `folder`: parts of the document, and `a_equal`."""
     plain = plain_board(data.flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
     # At least once, rows may count flights again and results may be given again; none may be missing.
     exact = settings.guarantee == "exactly_once"
     with open_state(folder, "b", settings) as tasks:
         comparison = compare_state(tasks, plain, exact=exact)
-        rows = sum(one.expected for one in comparison.stores)
-        display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
+        rows = sum(one["expected"] for one in comparison["stores"].values())
+        display.event(f"{rows:,} rows compared with the plain computation: {comparison['differences']} differences")
         finals = compare_finals(read_finals(log, settings.named(RESULTS)), plain.finals, exact=exact)
-        display.event(
-            f"{finals.records:,} final results, one for each hour that closed: {finals.differences} differences"
-        )
-        verified = verify_state(tasks, log, clock)
-        display.event(f"{verified.rows:,} rows verified against the changelogs: {verified.mismatches} differences")
-    live = {one.store: one.digest for one in comparison.stores}
-    cold = restore_cold(folder, log.address, settings, clock, live)
-    display.event(f"cold restore of the same state: {cold.records:,} changes in {cold.duration_ms / 1_000:.2f} s")
-    committed = view.committed()
+        closed = f"{finals['records']:,} final results, one for each hour that closed"
+        display.event(f"{closed}: {finals['differences']} differences")
+        verify = verify_state(tasks, log, clock)
+        display.event(f"{verify['rows']:,} rows verified against the changelogs: {verify['mismatches']} differences")
+    digests = {name: one["digest"] for name, one in comparison["stores"].items()}
+    cold = restore_cold(folder, log.address, settings, clock, digests)
+    took = f"{cold['records']:,} changes in {cold['duration_ms'] / 1_000:.2f} s"
+    display.event(f"cold restore of the same state: {took}")
     # A partition without a flight has no commit.
-    offsets = Offsets({number: committed.get(number, 0) for number in plain.records}, plain.records)
+    committed = view.committed()
+    committed = {number: committed.get(number, 0) for number in plain.records}
     with open_state(folder, "a", settings) as tasks:
-        a_equal = state_digests(tasks) == live
-    return Checked(comparison, finals, offsets, verified, cold, a_equal)
+        a_equal = state_digests(tasks) == digests
+    return {
+        "comparison": comparison,
+        "finals": finals,
+        "offsets": {"committed": committed, "expected": plain.records, "equal": committed == plain.records},
+        "verify": verify,
+        "cold_restore": cold,
+        "digests": digests,
+        "a_equal": a_equal,
+    }
 
 
 @contextmanager
@@ -90,7 +78,7 @@ def open_state(folder: Path, name: str, settings: BoardSettings) -> Iterator[Seq
         yield tasks
 
 
-def verify_state(tasks: Sequence[OfflineStores], log: Log, clock: Clock) -> Verified:
+def verify_state(tasks: Sequence[OfflineStores], log: Log, clock: Clock) -> Json:
     """Compare stores with their changelogs, folded to the positions of the stores."""
     found = [
         verdict
@@ -104,15 +92,15 @@ def verify_state(tasks: Sequence[OfflineStores], log: Log, clock: Clock) -> Veri
             now_ms=clock.wall_ms(),
         )
     ]
-    return Verified(
-        stores=len(found),
-        rows=sum(one.store_digest.count for one in found),
-        mismatches=sum(one.missing + one.extra + one.different + one.stale for one in found),
-        unequal=sum(one.verdict != "equal" or one.store_digest != one.log_digest for one in found),
-    )
+    return {
+        "stores": len(found),
+        "rows": sum(one.store_digest.count for one in found),
+        "mismatches": sum(one.missing + one.extra + one.different + one.stale for one in found),
+        "unequal": sum(one.verdict != "equal" or one.store_digest != one.log_digest for one in found),
+    }
 
 
-def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock, live: dict[str, str]) -> ColdRestore:
+def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock, live: dict[str, str]) -> Json:
     """Restore every task into an empty directory, and compare with the `live` digests; the time counts from nothing to
     an open gate."""
     groups = task_groups(settings)
@@ -124,4 +112,6 @@ def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock, 
         duration_ms = clock.monotonic_ms() - started_ms
         records = session.statistics().counters.restored_records.total()
     with open_state(folder, "cold", settings) as tasks:
-        return ColdRestore(records, duration_ms, state_digests(tasks) == live)
+        equal = state_digests(tasks) == live
+    rate = round(records * 1_000 / max(duration_ms, 1))
+    return {"records": records, "duration_ms": duration_ms, "equal": equal, "records_per_s": rate}

@@ -4,26 +4,25 @@
     hour-results    ──> records by (partition, airport, start) ──┤
     flights ──> plain_board ─────────────────────────────────────┴─> missing, extra, different, examples
 
+    again       rows that count flights again, which is no difference where the guarantee is at least once
+    repeated    results beyond the first of an hour; disordered: before a later one of their partition
+
 Rules of this file: it reads stores and the topic as any reader would and changes nothing; no process of the demo runs
-meanwhile. The expected rows come from `standfast.ops.demo.plain` alone.
+meanwhile. The expected rows come from `standfast.ops.demo.plain` alone. It returns parts of the demo's document.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from standfast.ops.demo.board import HOUR_MS, PARTITIONS, RESULTS
 from standfast.ops.demo.plain import PlainBoard
 from standfast.ops.observe.offline import OfflineStores
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
-from standfast.restore.compare import merged
 from standfast.restore.digest import Digest, digest_rows
 from standfast.store import serde
 from standfast.store.results import Windowed
@@ -34,99 +33,24 @@ FETCH_RECORDS = 5_000
 WAIT_MS = 100
 HOUR = windowed(serde.string, HOUR_MS)
 
+Json: TypeAlias = dict[str, Any]
 At = tuple[int, str, int]
 Rows = Mapping[Any, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreComparison:
-    """One store, all partitions. `examples` are the first differences in words, `digest` is that of all rows.
-
-    `again` are rows that count flights again, which is no difference where the guarantee is at least once.
-    """
-
-    store: str
-    rows: int
-    expected: int
-    missing: int
-    extra: int
-    different: int
-    examples: tuple[str, ...]
-    digest: str = ""
-    again: int = 0
-
-    @property
-    def differences(self) -> int:
-        """Rows that differ in any way."""
-        return self.missing + self.extra + self.different
-
-
-@dataclass(frozen=True, slots=True)
-class BoardComparison:
-    """All stores, and the flights that were counted against those of the file.
-
-    `flights_counted` is by the tasks themselves, in the numbers kept with their commits; `windowed_flights_counted` by
-    the rows of the hours within retention. `aircraft_retired` counts retirements, several of some aircraft. Where it is
-    not `exact`, as at least once, flights may be counted again; none may be missing.
-    """
-
-    stores: tuple[StoreComparison, ...]
-    flights_counted: int
-    flights_expected: int
-    windowed_flights_counted: int
-    windowed_flights_expected: int
-    aircraft_retired: int = 0
-    exact: bool = True
-
-    @property
-    def differences(self) -> int:
-        """Rows that differ in any way, plus one for each sum that is not right."""
-        windowed = self.windowed_flights_counted - self.windowed_flights_expected
-        more = (self.flights_counted - self.flights_expected, windowed)
-        sums = sum(one < 0 or (self.exact and one > 0) for one in more)
-        return sum(one.differences for one in self.stores) + sums
-
-    @property
-    def again(self) -> int:
-        """Flights that were counted more than once, by the rows of the hours within retention."""
-        return max(self.windowed_flights_counted - self.windowed_flights_expected, 0)
 
 
 class Final(NamedTuple):
     """One record of the topic: (partition, airport, start) and the row."""
 
     at: At
-    row: dict[str, Any]
+    row: Json
 
 
-@dataclass(frozen=True, slots=True)
-class FinalsComparison:
-    """Records of the topic against the hours that closed.
+def compare_state(tasks: Sequence[OfflineStores], plain: PlainBoard, *, exact: bool = True) -> Json:
+    """Compare every row of the tasks' stores with the plain board; `exact` unless the guarantee is at least once.
 
-    `repeated` are records beyond the first of an hour, `disordered` those that end before one given earlier in their
-    partition; `examples` are the first differences in words. Where it is not `exact`, as at least once, results may be
-    given again and count flights again.
+    `flights_counted` is by the tasks themselves, in the numbers kept with their commits; `windowed_flights_counted` by
+    the rows of the hours within retention. `aircraft_retired` counts retirements, several of some aircraft.
     """
-
-    records: int
-    expected: int
-    missing: int
-    extra: int
-    different: int
-    repeated: int
-    disordered: int
-    examples: tuple[str, ...]
-    exact: bool = True
-
-    @property
-    def differences(self) -> int:
-        """Number of wrong results."""
-        again = self.repeated if self.exact else 0
-        return self.missing + self.extra + self.different + again + self.disordered
-
-
-def compare_state(tasks: Sequence[OfflineStores], plain: PlainBoard, *, exact: bool = True) -> BoardComparison:
-    """Compare every row of the tasks' stores with the plain board; `exact` unless the guarantee is at least once."""
     expected: dict[str, Rows] = {
         "aircraft": plain.aircraft,
         "delays": plain.delays,
@@ -134,24 +58,31 @@ def compare_state(tasks: Sequence[OfflineStores], plain: PlainBoard, *, exact: b
         "final-delays": plain.delays,  # results are given once, but the rows stay as long as any others
     }
     actual = {name: _rows(tasks, name) for name in expected}
-    digests = state_digests(tasks)
-    counted, retired = (sum(one.cut.progress.get(name, 0) for one in tasks) for name in ("flights", "retired"))
-    return BoardComparison(
-        stores=tuple(
-            compare_store(name, actual[name], rows, digests[name], exact=exact) for name, rows in expected.items()
-        ),
-        flights_counted=counted,
-        flights_expected=sum(plain.records.values()),
-        windowed_flights_counted=sum(row["flights"] for row in actual["delays"].values()),
-        windowed_flights_expected=sum(plain.records.values()) - plain.expired,
-        aircraft_retired=retired,
-        exact=exact,
-    )
+    digests, fed = state_digests(tasks), sum(plain.records.values())
+    found: Json = {
+        "stores": {
+            name: compare_store(name, actual[name], rows, digests[name], exact=exact) for name, rows in expected.items()
+        },
+        "flights_counted": sum(one.cut.progress.get("flights", 0) for one in tasks),
+        "flights_expected": fed,
+        "windowed_flights_counted": sum(row["flights"] for row in actual["delays"].values()),
+        "windowed_flights_expected": fed - plain.expired,
+        "aircraft_retired": sum(one.cut.progress.get("retired", 0) for one in tasks),
+        "exact": exact,
+    }
+    return found | {"differences": differences(found)}
 
 
-def _rows(tasks: Sequence[OfflineStores], name: str) -> dict[Any, dict[str, Any]]:
+def differences(found: Json) -> int:
+    """Rows that differ in any way, plus one for each sum of flights that is not right; at least once it may be more."""
+    more = [found[f"{name}_counted"] - found[f"{name}_expected"] for name in ("flights", "windowed_flights")]
+    rows = sum(one[kind] for one in found["stores"].values() for kind in ("missing", "extra", "different"))
+    return int(rows) + sum(one < 0 or (found["exact"] and one > 0) for one in more)
+
+
+def _rows(tasks: Sequence[OfflineStores], name: str) -> dict[Any, Json]:
     """(partition, key) or (partition, key, window start) -> value, over all tasks that have the store."""
-    rows: dict[Any, dict[str, Any]] = {}
+    rows: dict[Any, Json] = {}
     for task in tasks:
         if name in task.definitions:
             store: Any = task.store(name)
@@ -162,40 +93,25 @@ def _rows(tasks: Sequence[OfflineStores], name: str) -> dict[Any, dict[str, Any]
     return rows
 
 
-def compare_store(store: str, actual: Rows, expected: Rows, digest: str = "", *, exact: bool = True) -> StoreComparison:
+def compare_store(store: str, actual: Rows, expected: Rows, digest: str = "", *, exact: bool = True) -> Json:
     """Compare two sets of rows. Where it is not `exact`, a row may count flights again, and is then correct."""
-    counts: Counter[str] = Counter()
-    told: list[str] = []
-    for at, must, row in merged(_named(expected), _named(actual)):
-        kind = "missing" if row is None else "extra" if must is None else "equal" if row == must else "different"
-        if row is not None and must is not None and not exact and _counted_again(row, must):
-            kind = "again"
+    counts = dict.fromkeys(("missing", "extra", "different", "again"), 0)
+    examples: list[str] = []
+    for at in sorted(actual.keys() | expected.keys()):
+        row, must = actual.get(at), expected.get(at)
+        if row == must:
+            continue
+        if row is None or must is None:
+            kind = "missing" if row is None else "extra"
+        else:
+            # Sums grow with each repeat, and the worst delay of an hour does not.
+            more = row.get("flights", 0) > must.get("flights", 0) and row["worst"] == must["worst"]
+            kind = "again" if more and not exact else "different"
+        if kind != "again" and len(examples) < EXAMPLES_MAX:
+            examples.append(f"{store} {at}: {kind}, is {row}, must be {must}")
         counts[kind] += 1
-        if kind not in ("equal", "again") and len(told) < EXAMPLES_MAX:
-            told.append(f"{store} {at.decode()}: {kind}, is {row}, must be {must}")
-    return StoreComparison(
-        store=store,
-        rows=len(actual),
-        expected=len(expected),
-        missing=counts["missing"],
-        extra=counts["extra"],
-        different=counts["different"],
-        examples=tuple(told),
-        digest=digest,
-        again=counts["again"],
-    )
-
-
-def _counted_again(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    if "flights" not in expected:
-        return False
-    # Sums grow with each repeat, and the worst delay of an hour does not.
-    return bool(actual["flights"] > expected["flights"] and actual["worst"] == expected["worst"])
-
-
-def _named(rows: Rows) -> list[tuple[bytes, Mapping[str, Any]]]:
-    # `merged` refuses names that are not in strictly ascending order.
-    return sorted(((str(at).encode(), row) for at, row in rows.items()), key=itemgetter(0))
+    sizes = {"rows": len(actual), "expected": len(expected)}
+    return {"store": store, **sizes, **counts, "examples": examples, "digest": digest}
 
 
 def state_digests(tasks: Sequence[OfflineStores]) -> dict[str, str]:
@@ -225,28 +141,33 @@ def read_finals(log: Log, topic: str = RESULTS) -> list[Final]:
     return found
 
 
-def compare_finals(
-    finals: Iterable[Final], expected: Mapping[At, Mapping[str, Any]], *, exact: bool = True
-) -> FinalsComparison:
+def compare_finals(finals: Iterable[Final], expected: Mapping[At, Mapping[str, Any]], *, exact: bool = True) -> Json:
     """Compare the records of the topic, each partition in its order, with the hours that closed."""
-    seen: dict[At, dict[str, Any]] = {}
+    seen: dict[At, Json] = {}
     latest: dict[int, int] = {}
     records = repeated = disordered = 0
-    told: list[str] = []
+    examples: list[str] = []
     for at, row in finals:
         records += 1
         again = at in seen
         if again:
             repeated += 1
-            told += [f"{at}: given again, as {row}"] if exact else []
+            examples += [f"{RESULTS} {at}: given again, as {row}"] if exact else []
         seen.setdefault(at, row)
         # A result that is given again comes after later hours by its nature.
         if at[2] < latest.get(at[0], 0) and (exact or not again):
             disordered += 1
-            told.append(f"{at}: given after a later hour")
+            examples.append(f"{RESULTS} {at}: given after a later hour")
         latest[at[0]] = max(latest.get(at[0], 0), at[2])
     rows = compare_store(RESULTS, seen, expected, exact=exact)
-    examples = (*(f"{RESULTS} {text}" for text in told), *rows.examples)[:EXAMPLES_MAX]
-    return FinalsComparison(
-        records, len(expected), rows.missing, rows.extra, rows.different, repeated, disordered, examples, exact
-    )
+    wrong = {name: rows[name] for name in ("missing", "extra", "different")}
+    return {
+        "records": records,
+        "expected": len(expected),
+        **wrong,
+        "repeated": repeated,
+        "disordered": disordered,
+        "examples": (examples + rows["examples"])[:EXAMPLES_MAX],
+        "exact": exact,
+        "differences": sum(wrong.values()) + disordered + repeated * exact,
+    }

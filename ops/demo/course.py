@@ -21,7 +21,7 @@ from standfast.ops.demo.display import Display, Numbers
 from standfast.ops.demo.feeder import Feeder
 from standfast.ops.demo.log import LogView
 from standfast.ops.demo.process import POLL_MS, Status, Worker
-from standfast.ops.demo.result import Metrics, ScaleOut, TakeOver
+from standfast.ops.demo.result import Json
 from standfast.ops.demo.shares import has_all, is_shared, is_whole, pauses, times
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
@@ -54,9 +54,7 @@ class Course:
     killed: Status | None = None
     finals: int = 0
     returned: int = 0
-    scale_out: ScaleOut = field(init=False, repr=False)
-    takeover: TakeOver = field(init=False, repr=False)
-    metrics: Metrics = field(default_factory=lambda: Metrics("", 0))
+    found: Json = field(default_factory=dict)  # parts of the demo's document
     _live: dict[str, Worker] = field(default_factory=dict)
     _started: list[Worker] = field(default_factory=list)
     _before: int = 0  # flights that A processed before it was killed
@@ -112,11 +110,11 @@ class Course:
         self._wait("C to get its share", lambda: is_shared(self._now(*NAMES)))
         moved = self.last["c"].tasks("active")
         took_ms = max(times("running", moved, self._now("c"), began_ms)) - began_ms
-        self.scale_out = ScaleOut(len(moved), took_ms, max(pauses(self.last["c"], self._now("a", "b"))))
-        pause = duration_text(self.scale_out.longest_pause_ms)
+        pause_ms = max(pauses(self.last["c"], self._now("a", "b")))
+        self.found["scale_out"] = {"tasks": len(moved), "took_ms": took_ms, "longest_pause_ms": pause_ms}
         self.display.event(
             f"C (pid {c.pid}) joined and took {len(moved)} of {TASKS} tasks by warm hand-overs within "
-            f"{took_ms / 1_000:.2f} s; a task was processed nowhere for {pause} at most"
+            f"{took_ms / 1_000:.2f} s; a task was processed nowhere for {duration_text(pause_ms)} at most"
         )
 
     def _kill(self) -> int:
@@ -166,24 +164,26 @@ class Course:
             old, new = (sum(float(one.counter(name, part)) for one in found) for found in (before, after))
             return new - old
 
-        done = self.takeover = TakeOver(
-            tasks=len(tasks),
-            processed=max(processed, committed),  # a status may be older than the last commit
-            committed=committed,
-            waiting=fed - committed,
-            lease_ms=self.settings.lease_ms,
-            to_restoring_ms=min(entered("restoring")),
-            to_running_ms=max(entered("running")),
-            to_first_record_ms=min(entered("first")),
-            standby_replayed=sum(one.standby_records for one in before),
-            tail_replayed=int(grown("restored", "records")),
-            gate_waits=int(grown("gate_wait_seconds", "count")),
-            gate_wait_ms=round(grown("gate_wait_seconds", "sum") * 1_000),
-        )
+        running_ms, replayed = max(entered("running")), sum(one.standby_records for one in before)
+        self.found["takeover"] = {
+            "tasks": len(tasks),
+            "processed": max(processed, committed),  # a status may be older than the last commit
+            "committed": committed,
+            "waiting": fed - committed,
+            "lease_ms": self.settings.lease_ms,
+            # From the SIGKILL until the lease had run out and a leader had decided, all ran, one had a flight.
+            "to_restoring_ms": min(entered("restoring")),
+            "to_running_ms": running_ms,
+            "to_first_record_ms": min(entered("first")),
+            "standby_replayed": replayed,
+            "tail_replayed": int(grown("restored", "records")),  # behind the gate
+            "gate_waits": int(grown("gate_wait_seconds", "count")),
+            "gate_wait_ms": round(grown("gate_wait_seconds", "sum") * 1_000),
+        }
         self.display.event(
-            f"B and C took its {done.tasks} tasks over within {done.to_running_ms / 1_000:.2f} s (lease "
-            f"{done.lease_ms / 1_000:.1f} s): standbys had replayed {done.standby_replayed:,} changes before, "
-            f"{done.tail_replayed:,} were left",
+            f"B and C took its {len(tasks)} tasks over within {running_ms / 1_000:.2f} s (lease "
+            f"{self.settings.lease_ms / 1_000:.1f} s): standbys had replayed {replayed:,} changes before, "
+            f"{self.found['takeover']['tail_replayed']:,} were left",
             loud=True,
         )
 
@@ -207,7 +207,7 @@ class Course:
         self._wait("A and B to have every row", lambda: is_whole(self._now("a", "b"), gone_ms))
         self.display.event(f"C left: {self._halves()}")
         address = self.last["b"].metrics
-        self.metrics = Metrics(address, count_samples(address) if address else 0)
+        self.found["metrics"] = {"address": address, "samples": count_samples(address) if address else 0}
         self._live.pop("a").stop()
         self._wait("B to run every task", lambda: has_all(self.last["b"]))
         self._live.pop("b").stop()

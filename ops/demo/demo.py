@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from standfast.ops.shared.streams import say
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from standfast.ops.demo.result import DemoResult
+    from standfast.ops.demo.result import Json
 
 EXIT_DIFFERENT = 1
 EXIT_INTERRUPTED = 130
@@ -46,49 +47,28 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "the tasks, kills the first one with SIGKILL half way, lets its standbys take over, and compares every row "
         "with a plain computation from the file.",
     )
-    parser.add_argument(
-        "--data", choices=("sample", "full"), help="flights of January 2013 (sample, the default), or of all of 2013"
+    add, flag = parser.add_argument, partial(parser.add_argument, action="store_true")
+    add("--data", choices=("sample", "full"), help="flights of January 2013 (sample, the default), or of all of 2013")
+    where = (
+        "kafka: a real broker, fetched the first time, started for the demo and stopped at its end; "
+        "kafka://host:9092: your own; left out: a file"
     )
-    parser.add_argument(
-        "--log",
-        metavar="WHERE",
-        help="kafka: a real broker, fetched the first time, started for the demo and stopped at its end; "
-        "kafka://host:9092: your own; left out: a file",
-    )
-    parser.add_argument(
-        "--prefix",
-        metavar="X",
-        help="on your own broker: topics, group and transactional ids all begin with X- (default: standfast-demo)",
-    )
-    parser.add_argument(
-        "--remove",
-        action="store_true",
-        help="on your own broker: list the topics that a demo with this prefix left there; with --yes delete them",
-    )
-    parser.add_argument("--yes", action="store_true", help="with --remove: do it")
-    parser.add_argument(
-        "--guarantee",
-        choices=("exactly_once", "at_least_once"),
-        help="of the application (exactly_once); at least once may count flights again after the kill",
-    )
-    parser.add_argument(
-        "--lease-ms",
-        type=_whole,
-        metavar="N",
-        help="milliseconds for which a killed process still counts as alive (1200): the take-over waits for them",
-    )
-    parser.add_argument("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
-    parser.add_argument(
-        "--metrics-port",
-        type=_port,
-        metavar="N",
-        help="where the surviving process serves /metrics and /v1/status (default: a free port, shown at the end)",
-    )
-    parser.add_argument(
-        "--no-spark", action="store_true", help="leave out the last step, which rebuilds and verifies all on Spark"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.add_argument("--limit", type=_whole, metavar="N", help=argparse.SUPPRESS)
+    add("--log", metavar="WHERE", help=where)
+    begin = "topics, group and transactional ids all begin with X- (default: standfast-demo)"
+    add("--prefix", metavar="X", help=f"on your own broker: {begin}")
+    left = "list the topics that a demo with this prefix left there; with --yes delete them"
+    flag("--remove", help=f"on your own broker: {left}")
+    flag("--yes", help="with --remove: do it")
+    again = "of the application (exactly_once); at least once may count flights again after the kill"
+    add("--guarantee", choices=("exactly_once", "at_least_once"), help=again)
+    lease = "milliseconds for which a killed process still counts as alive (1200): the take-over waits for them"
+    add("--lease-ms", type=_whole, metavar="N", help=lease)
+    add("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
+    port = "where the surviving process serves /metrics and /v1/status (default: a free port, shown at the end)"
+    add("--metrics-port", type=_port, metavar="N", help=port)
+    flag("--no-spark", help="leave out the last step, which rebuilds and verifies all on Spark")
+    flag("--json", help="print the result as one JSON document")
+    add("--limit", type=_whole, metavar="N", help=argparse.SUPPRESS)
     parser.set_defaults(handler=start)
 
 
@@ -119,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with _terminated(), _folder(arguments.dir) as folder:
             result = run_demo(arguments, folder)
-            if result.kept_in is None:
+            if result["kept_in"] is None:
                 shutil.rmtree(folder, ignore_errors=True)
     except KeyboardInterrupt:
         say("demo stopped, with all of its processes")
@@ -127,15 +107,15 @@ def run(arguments: argparse.Namespace) -> int:
     return report(result, as_json=arguments.json)
 
 
-def report(result: DemoResult, *, as_json: bool) -> int:
+def report(result: Json, *, as_json: bool) -> int:
     """Print the result on stdout, as a card or as one JSON document; returns the exit code."""
     if as_json:
-        print(json.dumps(result.to_json(), indent=2))
+        print(json.dumps(result, indent=2))
     else:
         from standfast.ops.demo.card import print_card
 
         print_card(result, sys.stdout)
-    return EXIT_DIFFERENT if result.problems else 0
+    return 0 if result["ok"] else EXIT_DIFFERENT
 
 
 @contextmanager

@@ -13,7 +13,6 @@ Rules of this file: places and names. It removes only topics that it is given by
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from standfast.ops.demo.result import LogUsed, removal_line
 from standfast.ops.demo.worker import log_address
 from standfast.ops.shared.exit_codes import OK
 from standfast.ops.shared.output import Output
+from standfast.ops.shared.streams import say
 from standfast.ops.tools.kafka_probe import check_listening
 from standfast.replication.kafka.address import SCHEME, parse_kafka_address
 from standfast.replication.log import Log
@@ -72,7 +72,15 @@ def place_for(log: str | None, prefix: str | None, folder: Path, display: Displa
         with _started(folder / "kafka", display, clock) as used:
             yield used
     else:
-        yield _others(log, prefix or PREFIX_DEFAULT, display, clock)
+        used = _others(log, prefix or PREFIX_DEFAULT, display, clock)
+        try:
+            yield used
+        except BaseException:
+            say(
+                f"note: topics that begin with {used.prefix}- may be left on {used.address}; remove them with: "
+                f"{removal_line(used.address, used.prefix)}"
+            )
+            raise
 
 
 def found_topics(log: Log, prefix: str) -> list[Topic]:
@@ -145,21 +153,6 @@ def remove_own(used: LogUsed, display: Display, clock: Clock) -> LogUsed:
         remove(log, used.prefix, found_topics(log, used.prefix))
     display.event(f"removed the {len(used.topics)} topics of {used.prefix}-")
     return replace(used, removed=True)
-
-
-@contextmanager
-def left_behind(used: LogUsed) -> Iterator[None]:
-    """If the demo does not end by itself, print its leftovers on a shared cluster."""
-    try:
-        yield
-    except BaseException:
-        if used.shared:
-            print(
-                f"note: topics that begin with {used.prefix}- may be left on {used.address}; remove them with: "
-                f"{removal_line(used.address, used.prefix)}",
-                file=sys.stderr,
-            )
-        raise
 
 
 def run_remove(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """The whole demo: place of the log, settings that fit the data, the course with its processes, checks, the result.
 
-    flights ──> lead, grace, retention ──> Course ──> check ──> Spark ──> DemoResult
+    flights ──> lead, grace, retention ──> Course ──> check ──> Spark ──> the document
 
 Rules of this file: it only puts together.
 """
@@ -12,21 +12,21 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 
 from standfast.ops.demo.board import DAY_MS, HOUR_MS, PARTITIONS, TOPIC, VIEW_MS, BoardSettings
-from standfast.ops.demo.check import Checked, check
+from standfast.ops.demo.check import check
 from standfast.ops.demo.course import SLICE_RECORDS_MIN, Course
 from standfast.ops.demo.display import Display
 from standfast.ops.demo.feeder import Feeder, grace_for
 from standfast.ops.demo.flights import FlightData, read_flights
 from standfast.ops.demo.log import LogView
-from standfast.ops.demo.place import left_behind, place_for, remove_own
-from standfast.ops.demo.result import Board, DemoResult, Fed, LogUsed, Returned
+from standfast.ops.demo.place import place_for, remove_own
+from standfast.ops.demo.result import Json, LogUsed, judged
 from standfast.ops.demo.spark import run_spark
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import Clock, SystemClock
@@ -38,25 +38,24 @@ LEAD_RECORDS_MAX = 8_000
 RETENTION_MS = {"sample": 7 * DAY_MS, "full": 30 * DAY_MS}
 
 
-def run_demo(arguments: argparse.Namespace, folder: Path) -> DemoResult:
-    """Run the demo of the command's arguments in `folder`. Raises StandfastError."""
+def run_demo(arguments: argparse.Namespace, folder: Path) -> Json:
+    """Run the demo of the command's arguments in `folder`; its document. Raises StandfastError."""
     data, clock = read_flights(arguments.data, arguments.limit), SystemClock()
     with (
         _own_stderr() as stderr,
         Display(Console(file=stderr, highlight=False)) as display,
         place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
-        left_behind(used),
     ):
         result = _run(arguments, folder, data, used, display, clock)
         # After a problem, folder and topics stay for a look.
-        if arguments.dir is not None or result.problems:
-            return replace(result, kept_in=str(folder))
-        return replace(result, log=remove_own(used, display, clock)) if used.shared else result
+        if arguments.dir is not None or not result["ok"]:
+            return result | {"kept_in": str(folder)}
+        return result | {"log": asdict(remove_own(used, display, clock))} if used.topics else result
 
 
 def _run(
     arguments: argparse.Namespace, folder: Path, data: FlightData, used: LogUsed, display: Display, clock: Clock
-) -> DemoResult:
+) -> Json:
     """Run the whole course. Leaves no process behind, whatever happens."""
     started_ms = clock.monotonic_ms()
     lead_max = lead_for(len(data.flights))
@@ -78,11 +77,23 @@ def _run(
         finally:
             course.abandon()
         checked = check(folder, log, view, data, settings, clock, display)
-        ran, left_out = (
-            (None, "leave --no-spark out") if arguments.no_spark else run_spark(folder, log, settings, display, clock)
-        )
-    result = _result(data, course, checked, used, clock.monotonic_ms() - started_ms)
-    return replace(result, spark=ran, spark_left_out=left_out)
+        spark, hint = None, "leave --no-spark out"
+        if not arguments.no_spark:
+            spark, hint = run_spark(folder, log, settings, display, clock)
+    replayed, equal = course.last["a"].standby_records, checked.pop("a_equal")
+    result = {
+        "log": asdict(used),
+        "fed": _fed(data, feeder, settings),
+        **course.found,
+        "processed": course.processed,
+        "board": _board(course),
+        "returned": {"standby_replayed": replayed, "tasks": course.returned, "equal": equal},
+        **checked,
+        "spark": spark,
+        "kept_in": None,
+        "duration_ms": clock.monotonic_ms() - started_ms,
+    }
+    return judged(result, hint)
 
 
 def lead_for(flights: int) -> int:
@@ -96,44 +107,30 @@ def settings_for(data: FlightData) -> BoardSettings:
     return BoardSettings(grace_ms, max(RETENTION_MS[data.name], grace_ms + VIEW_MS))
 
 
-def _result(data: FlightData, course: Course, checked: Checked, used: LogUsed, duration_ms: int) -> DemoResult:
-    b, feeder, settings = course.last["b"], course.feeder, course.settings
-    return DemoResult(
-        log=used,
-        fed=Fed(
-            data=data.name,
-            source=data.source,
-            rows=data.rows,
-            cancelled=data.cancelled,
-            without_aircraft=data.without_aircraft,
-            records=feeder.fed,
-            out_of_order=feeder.out_of_order(),
-            partitions=PARTITIONS,
-            lead_max=feeder.lead_max,
-            grace_ms=settings.grace_ms,
-            retention_ms=settings.retention_ms,
-            guarantee=settings.guarantee,
-        ),
-        scale_out=course.scale_out,
-        takeover=course.takeover,
-        processed=course.processed,
-        board=Board(
-            late_windows=sum(one.counter("dropped", "late_window") for one in course.statuses),
-            late_dropped=sum(one.stores("late_dropped") for one in course.statuses),
-            segments_expired=b.stores("segments_expired"),
-            finals_before=course.finals,
-            live_records=course.view.published,
-            handed_over=b.status["counters"]["handed_over_records"],
-        ),
-        returned=Returned(course.last["a"].standby_records, course.returned, checked.a_equal),
-        comparison=checked.comparison,
-        finals=checked.finals,
-        offsets=checked.offsets,
-        verified=checked.verified,
-        cold=checked.cold,
-        metrics=course.metrics,
-        duration_ms=duration_ms,
-    )
+def _fed(data: FlightData, feeder: Feeder, settings: BoardSettings) -> Json:
+    return {
+        "data": data.name,
+        **{name: getattr(data, name) for name in ("source", "rows", "cancelled", "without_aircraft")},
+        "records": feeder.fed,
+        "out_of_order": feeder.out_of_order(),
+        "partitions": PARTITIONS,
+        "lead_max": feeder.lead_max,
+        **{name: getattr(settings, name) for name in ("grace_ms", "retention_ms", "guarantee")},
+    }
+
+
+def _board(course: Course) -> Json:
+    b = course.last["b"]
+    return {
+        # Updates that a process refused because their window was closed, and rows past their store's retention.
+        "late_windows": sum(one.counter("dropped", "late_window") for one in course.statuses),
+        "late_dropped": sum(one.stores("late_dropped") for one in course.statuses),
+        "segments_expired": b.stores("segments_expired"),  # since B opened each task last
+        "finals_before": course.finals,  # in the log when A was killed
+        "live_records": course.view.published,  # that a reader of the live board got
+        # Records that a task of B got from its neighbour, without reading the log.
+        "handed_over": b.status["counters"]["handed_over_records"],
+    }
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The demo's last step: `standfast pipeline` over the state of B and its log, in this process.
 
-    state of B, its changelogs ──> inspect, rebuild, verify ──> SparkRun
+    state of B, its changelogs ──> inspect, rebuild, verify ──> document
                                                            └──> <folder>/spark: rebuilt stores and report.html
 
 Rules of this file: a missing extra or Java is no fault of the demo: the card says how to turn the step on. Any other
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from standfast.ops.demo.board import BoardSettings
 from standfast.ops.demo.display import Display
-from standfast.ops.demo.result import SparkRun
+from standfast.ops.demo.result import Json
 from standfast.ops.demo.worker import state_dir
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
@@ -23,7 +23,6 @@ from standfast.store.errors import BadConfig, Unavailable
 
 if TYPE_CHECKING:
     from standfast.ops.tools.java import Java
-    from standfast.restore.spark.pipeline import StoreJob
 
 FOLDER = "spark"
 MASTER = "local[2]"
@@ -34,7 +33,7 @@ SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSe
 
 def run_spark(
     folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock
-) -> tuple[SparkRun | None, str]:
+) -> tuple[Json | None, str]:
     """The run, or None and a hint how to enable it."""
     # PySpark is an extra of 0.8 GB: without it the demo is as good as before.
     if find_spec("pyspark") is None:
@@ -51,7 +50,7 @@ def run_spark(
     return _run(folder, log, settings, display, clock, java), ""
 
 
-def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock, java: Java) -> SparkRun:
+def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock, java: Java) -> Json:
     from standfast.ops.cli.spark.pipeline import run_and_report
     from standfast.restore.spark.folder import Folder
     from standfast.restore.spark.pipeline import jobs_of_state
@@ -69,30 +68,20 @@ def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, cloc
         about = {"looked_at": "state", "state": str(state), "source": "native"}
         out = Folder(str(folder / FOLDER))
         _, summary = run_and_report(spark, log, jobs, out, display, about)
-    done = _spark_run(summary, started_ms, jobs, out)
+    stores = summary["stores"]
+    rebuilt = [one["rebuilt"] for one in stores if one["rebuilt"] is not None]
     display.event(
-        f"Spark inspected, rebuilt and verified {done.stores} stores: {done.rows:,} rows equal, "
-        f"{done.differences} differences"
+        f"Spark inspected, rebuilt and verified {len(stores)} stores: {summary['rows']:,} rows equal, "
+        f"{summary['differences']} differences"
     )
-    return done
-
-
-def _spark_run(summary: dict[str, Any], started_ms: int, jobs: list[StoreJob], out: Any) -> SparkRun:
-    rebuilt = [one["rebuilt"] for one in summary["stores"] if one["rebuilt"] is not None]
-    compared = sum(len(one["same_position"]) for one in summary["stores"])
-    unequal = sum(len(one["rebuilt_differs"]) for one in summary["stores"])
-    return SparkRun(
-        verdict=summary["verdict"],
-        version=f"Spark {summary['spark']}",
-        stores=len(summary["stores"]),
-        records=summary["records"],
-        rows=summary["rows"],
-        differences=summary["differences"],
-        rebuilt=sum(len(job.stored) for job in jobs),
-        same_digest=compared - unequal,
-        rebuilt_rows=sum(one["rows"] for one in rebuilt),
-        rebuilt_bytes=sum(one["bytes"] for one in rebuilt),
-        started_ms=started_ms,
-        elapsed_ms=summary["elapsed_ms"],
-        report=f"{out.address}/report.html",
-    )
+    same = sum(len(one["same_position"]) - len(one["rebuilt_differs"]) for one in stores)
+    return {name: summary[name] for name in ("verdict", "records", "rows", "differences", "elapsed_ms")} | {
+        "version": f"Spark {summary['spark']}",
+        "stores": len(stores),
+        "rebuilt": sum(len(job.stored) for job in jobs),  # partitions of stores, of which `same` have the live digest
+        "same_digest": same,
+        "rebuilt_rows": sum(one["rows"] for one in rebuilt),
+        "rebuilt_bytes": sum(one["bytes"] for one in rebuilt),
+        "started_ms": started_ms,
+        "report": f"{out.address}/report.html",
+    }

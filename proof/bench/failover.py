@@ -20,14 +20,14 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any, TypeAlias
 
+from bench.feed import fed
 from bench.step import Step
-from standfast.ops.bench.step import STORE, address_of, bench_store, key_of, start
+from standfast.ops.bench.step import STORE, address_of, bench_store, start
 from standfast.replication.lease.renewal import renewal_interval_ms
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
@@ -41,7 +41,7 @@ from standfast.stream.topology.processor import Context, Processor
 Json: TypeAlias = dict[str, Any]
 Say: TypeAlias = Callable[..., None]
 FAILOVER = "failover"
-FEED_MS = 20
+KEYS = 1_000
 WARM_MS = 1_000  # time for a standby to reach the end before the next kill
 WAIT_MS, LOOK_MS = 60_000, 100
 EARLY_MAX = 10  # take-overs of a whole benchmark that no kill caused
@@ -148,43 +148,40 @@ def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) ->
     Raises Unavailable if a process does not start, or leases keep running out without a kill.
     """
     source = TopicPartition(step.source, 0)
-    stop = threading.Event()
-    log = open_log(address_of(step))
-    log.admin.create_topic(source.topic, 1, TopicPolicy())
-    feeder = threading.Thread(target=_feed, args=(step, source, stop), daemon=True)
-    feeder.start()
+    with closing(open_log(address_of(step))) as log:
+        log.admin.create_topic(source.topic, 1, TopicPolicy())
     rng, clock = random.Random(1), SystemClock()
     lives: list[Life] = []
     found: list[dict[str, int]] = []
     early = 0
     try:
-        lives.append(Life(replace(step, step=FAILOVER, run=0)))
-        lives[-1].wait_for(first_ms=...)
-        while len(found) < runs:
-            # Two directories in turn: the killed process comes back as the standby of the next round.
-            standby = Life(replace(step, step=FAILOVER, run=len(lives) % 2))
-            lives.append(standby)
-            standby.wait_for(role="standby", state="standby")
-            clock.sleep_ms(WARM_MS + rng.randrange(renewal_interval_ms(lease_ms)))  # anywhere between two renewals
-            parts = _parts(standby, lives[-2].kill())
-            if parts["detect"] < 0:  # a lease that was not renewed in time on a busy machine: no failover by the kill
-                early += 1
-                if early > EARLY_MAX:
-                    raise Unavailable(
-                        f"the standby took over before the owner was killed, {early} times: this machine does not "
-                        f"renew a lease of {lease_ms} ms in time; give a longer --lease, or repeat it when "
-                        "the machine is quiet"
-                    )
-                continue
-            found.append(parts)
-            tick(1)
+        with fed(step, [source], KEYS):
+            lives.append(Life(replace(step, step=FAILOVER, run=0)))
+            lives[-1].wait_for(first_ms=...)
+            while len(found) < runs:
+                # Two directories in turn: the killed process comes back as the standby of the next round.
+                standby = Life(replace(step, step=FAILOVER, run=len(lives) % 2))
+                lives.append(standby)
+                standby.wait_for(role="standby", state="standby")
+                clock.sleep_ms(WARM_MS + rng.randrange(renewal_interval_ms(lease_ms)))  # anywhere between two renewals
+                parts = _parts(standby, lives[-2].kill())
+                if (
+                    parts["detect"] < 0
+                ):  # a lease that was not renewed in time on a busy machine: no failover by the kill
+                    early += 1
+                    if early > EARLY_MAX:
+                        raise Unavailable(
+                            f"the standby took over before the owner was killed, {early} times: this machine does not "
+                            f"renew a lease of {lease_ms} ms in time; give a longer --lease, or repeat it when "
+                            "the machine is quiet"
+                        )
+                    continue
+                found.append(parts)
+                tick(1)
     finally:
         for life in lives:
             life.kill()
         clock.sleep_ms(ENDING_MS)
-        stop.set()
-        feeder.join()
-        log.close()
     return found
 
 
@@ -201,35 +198,3 @@ def _parts(standby: Life, killed_ms: int) -> dict[str, int]:
         "restore": running_ms - restoring_ms,
         "process": first_ms - running_ms,
     }
-
-
-def measures(found: list[dict[str, int]]) -> list[Json]:
-    """The figures of the rounds, as those of other benchmarks, with the 90th percentile."""
-    made = []
-    for name, what in PARTS.items():
-        figures = [one[name] for one in found]
-        made.append(
-            {
-                "name": name,
-                "what": what,
-                "unit": "ms",
-                "records": len(figures),
-                "median": median(figures),
-                "min": min(figures),
-                "max": max(figures),
-                # `quantiles` needs two figures.
-                "p90": quantiles(figures, n=10, method="inclusive")[-1] if len(figures) > 1 else figures[0],
-                "waited_share": None,
-                "runs": [{"elapsed_ms": figure} for figure in figures],
-            }
-        )
-    return made
-
-
-def _feed(step: Step, source: TopicPartition, stop: threading.Event) -> None:
-    with closing(open_log(address_of(step))) as log:
-        producer, number = log.producer(), 0
-        while not stop.wait(FEED_MS / 1_000):
-            record = Outgoing(key_of(number % 1_000, step.key_bytes), b"x" * step.value_bytes, 1 + number)
-            producer.append({source: [record]})
-            number += 1

@@ -18,30 +18,26 @@ clock in all.
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from bench.feed import fed
 from bench.handover_program import SEEN
 from bench.step import Step
-from standfast.ops.bench.step import FILL_RECORDS, VALUES, address_of, key_of, values_of
+from standfast.ops.bench.step import FILL_RECORDS, VALUES, address_of, key_of, start, values_of
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
-from standfast.store.process.child import ChildProcess, json_object
+from standfast.store.process.child import ChildProcess
 
 Json: TypeAlias = dict[str, Any]
 PROGRAM = "bench.handover_program"
-FEED_MS = 20
 QUIET_MS, SETTLE_MS = 1_000, 1_500  # SETTLE_MS: until an instance that came has its tasks and standbys for good
 LOOK_MS = 20
 WAIT_MS = 120_000
@@ -107,16 +103,11 @@ class Bed:
         self.log = log = held.enter_context(closing(open_log(address_of(step))))
         log.admin.create_topic(step.source, step.tasks, TopicPolicy())
         fill(log.producer(), sources, step)
-        stop = threading.Event()
-        feeder = threading.Thread(target=_feed, args=(step, sources, stop), daemon=True)
-        held.callback(feeder.join)
-        held.callback(stop.set)
-        feeder.start()
+        held.enter_context(fed(step, sources, max(step.records, 1)))
 
     def start(self, run: int) -> ChildProcess[Json]:
         """Start an instance; `run` names its state directory."""
-        arguments = [json.dumps(asdict(replace(self.step, run=run)))]
-        child = self._held.enter_context(ChildProcess(PROGRAM, arguments, parse=json_object, clock=self._clock))
+        child = self._held.enter_context(start(PROGRAM, replace(self.step, run=run)))
         self.processes.append(child)
         return child
 
@@ -231,25 +222,6 @@ def part_of(step: Step, name: str, workers: int | None = None) -> Step:
     return replace(step, folder=f"{step.folder}/{name}", app=f"{step.app}-{name}", workers=workers)
 
 
-def measures(of: str, found: Figures, parts: Mapping[str, str] = MappingProxyType(PARTS)) -> list[Json]:
-    """The figures of one kind of move, as those of other benchmarks, with the 90th percentile."""
-    return [
-        {
-            "name": f"{of}_{name}",
-            "what": parts[name],
-            "unit": "" if name == "moves" else "ms",
-            "records": len(figures),
-            "median": median(figures),
-            "min": min(figures),
-            "max": max(figures),
-            "p90": quantiles(figures, n=10, method="inclusive")[-1] if len(figures) > 1 else figures[0],
-            "waited_share": None,
-            "runs": [{"elapsed_ms": figure} for figure in figures],
-        }
-        for name, figures in found.items()
-    ]
-
-
 def fill(producer: Any, sources: list[TopicPartition], step: Step) -> None:
     """Write the rows that the tasks have before anything moves."""
     values = values_of(step.value_bytes)
@@ -264,14 +236,3 @@ def fill(producer: Any, sources: list[TopicPartition], step: Step) -> None:
 def _add(found: Figures, more: Figures) -> None:
     for name, figures in more.items():
         found[name] += figures
-
-
-def _feed(step: Step, sources: list[TopicPartition], stop: threading.Event) -> None:
-    with closing(open_log(address_of(step))) as log:
-        producer, number = log.producer(), 0
-        while not stop.wait(FEED_MS / 1_000):
-            record = Outgoing(
-                key_of(number % max(step.records, 1), step.key_bytes), b"x" * step.value_bytes, 1 + number
-            )
-            producer.append({source: [record] for source in sources})
-            number += 1

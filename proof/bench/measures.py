@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, ClassVar, TypeAlias
 
 from bench import failover, handover, restarts
+from bench.feed import measures_ms
 from bench.step import Step
 from standfast.ops.bench import measures
 from standfast.ops.bench import step as restores
@@ -93,7 +94,7 @@ class Bench(measures.Bench):
         with self.out.progress(f"kill the owner {runs} times, lease {lease_ms} ms", runs) as bar:
             found = failover.rounds(self.step, runs, lease_ms, bar.advance)
         self.log.forget(self.step.app)
-        return failover.measures(found), []
+        return measures_ms({name: [one[name] for one in found] for name in failover.PARTS}, failover.PARTS), []
 
     def handover(self) -> tuple[list[Json], list[Json]]:
         """Move tasks while they work."""
@@ -108,8 +109,8 @@ class Bench(measures.Bench):
             restarted = restarts.rolling(self.step, bar.advance)
         self.log.forget(self.step.app)
         found = {"workers": moved, "instance_joins": joined, "instance_leaves": left}
-        measured = [one for name, figures in found.items() for one in handover.measures(name, figures)]
-        return [*measured, *handover.measures("restarts", restarted, restarts.PARTS)], []
+        measured = [one for name, figures in found.items() for one in measures_ms(figures, handover.PARTS, f"{name}_")]
+        return [*measured, *measures_ms(restarted, restarts.PARTS, "restarts_")], []
 
     def process(self) -> tuple[list[Json], list[Json]]:
         """A windowed count beside a processor that does nothing; and calls to a service."""

@@ -10,22 +10,21 @@ when a tenth of the records is committed, so that no start is in it.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bench.scale_program import pace_ns
 from bench.step import Step
-from standfast.ops.bench.step import FILL_RECORDS, START_MS, VALUES, Measured, address_of, key_of, values_of
+from standfast.ops.bench.step import FILL_RECORDS, START_MS, VALUES, Measured, address_of, key_of, start, values_of
 from standfast.replication.log import Group, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
-from standfast.store.process.child import ChildProcess, json_object
+from standfast.store.process.child import ChildProcess
 
 PROGRAM = "bench.scale_program"
 TASKS = 12
@@ -64,7 +63,7 @@ def scale(step: Step) -> Measured:
         log.admin.create_topic(step.source, TASKS, TopicPolicy())
         producer, group = held.enter_context(closing(log.producer())), held.enter_context(closing(log.group(step.app)))
         producer.append({at: [Outgoing(keys[number], values[0], START_MS)] for number, at in enumerate(sources)})
-        program = held.enter_context(_start(step))
+        program = held.enter_context(start(PROGRAM, step))
         _until(group, sources, TASKS, program)  # every task runs
         for first in range(0, step.records, FILL_RECORDS):
             producer.append(records(first, min(FILL_RECORDS, step.records - first)))
@@ -82,7 +81,9 @@ def turns(step: Step) -> Measured:
     """The bare function in `workers` processes at once, each with its share of the records."""
     count = step.workers or 1
     with ExitStack() as held:
-        programs = [held.enter_context(_start(replace(step, records=step.records // count))) for _ in range(count)]
+        programs = [
+            held.enter_context(start(PROGRAM, replace(step, records=step.records // count))) for _ in range(count)
+        ]
         for one in programs:
             _line(one)
         for one in programs:
@@ -93,10 +94,6 @@ def turns(step: Step) -> Measured:
 
 
 SCALE_STEPS: dict[str, Callable[[Step], Measured]] = {"pace": pace, "scale": scale, "turns": turns}
-
-
-def _start(step: Step) -> ChildProcess[Measured]:
-    return ChildProcess(PROGRAM, [json.dumps(asdict(step))], parse=json_object, clock=SystemClock())
 
 
 def _until(group: Group, sources: list[TopicPartition], records: int, program: ChildProcess[Measured]) -> int:

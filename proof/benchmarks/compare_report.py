@@ -2,7 +2,7 @@
 
     cd proof/benchmarks
     python compare_report.py results/compare.json                prints it
-    python compare_report.py results/compare.json --into PAGE    puts it between the marks of docs/internals/performance.md
+    python compare_report.py results/compare.json --into PAGE    puts it between the marks of that page
 
 Rules of this file: it reports every result of the file, wins and losses alike.
 """

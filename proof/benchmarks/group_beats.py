@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from compare_process import usage
 from confluent_kafka import Producer
 
 from standfast.ops.tools.broker import Broker
@@ -39,7 +39,6 @@ APP = "beats"
 LEASE_MS = 1_500  # the default
 LONG_LEASE_MS = 3_600_000
 JOIN_LEASE_MS = 60_000  # until the first renewal
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 SETTLE_S = 5.0
 PROGRAM = """
 import sys, standfast as sf
@@ -97,26 +96,12 @@ def others(address: str, app: str, count: int) -> Iterator[None]:
             thread.join()
 
 
-def cpu_s(pid: int) -> float:
-    """Processor time of a process and its children until now."""
-    total = 0.0
-    for one in [pid, *children(pid)]:
-        words = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        total += (int(words[11]) + int(words[12])) * TICK_S
-    return total
-
-
-def children(pid: int) -> list[int]:
-    """Its live children."""
-    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
-
-
 def per_second_ms(pid: int, seconds: float) -> float:
     """Milliseconds of processor time that the member takes a second."""
     time.sleep(SETTLE_S)
-    before, began = cpu_s(pid), time.monotonic()
+    before, began = usage(pid).cpu_s, time.monotonic()
     time.sleep(seconds)
-    return (cpu_s(pid) - before) * 1_000 / (time.monotonic() - began)
+    return (usage(pid).cpu_s - before) * 1_000 / (time.monotonic() - began)
 
 
 def measure(address: str, folder: Path, app: str, members: int, seconds: float) -> tuple[float, float]:

@@ -17,9 +17,10 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+
+from compare_process import tree
 
 import standfast as sf
 from standfast.ops.tools.spark_java import spark_java
@@ -97,7 +98,7 @@ class Peaks:
 
     def told(self, what: str, seconds: float) -> None:
         """Print the sizes so far; those of Java and of this process cover the whole run."""
-        java = max((status(pid, "VmHWM") for pid in below(os.getpid()) if command(pid) == "java"), default=0)
+        java = max((status(pid, "VmHWM") for pid in tree(os.getpid()) if command(pid) == "java"), default=0)
         driver = status(os.getpid(), "VmHWM")
         print(
             f"{what:<8} {seconds:5.1f} s   driver {driver >> 20} MiB   Java {java >> 20} MiB   "
@@ -109,20 +110,8 @@ class Peaks:
     def _look(self) -> None:
         # The kernel's own peak of a worker is gone with the worker, so workers are sampled.
         while not self._ended.wait(LOOK_S):
-            sizes = [status(pid, "VmRSS") for pid in below(os.getpid()) if command(pid).startswith("python")]
+            sizes = [status(pid, "VmRSS") for pid in tree(os.getpid()) if command(pid).startswith("python")]
             self._worker = max([self._worker, *sizes])
-
-
-def below(pid: int) -> Iterator[int]:
-    """Ids of all descendants of a process."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            yield child
-            yield from below(child)
 
 
 def command(pid: int) -> str:

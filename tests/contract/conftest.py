@@ -32,7 +32,7 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
-from support.lease import until
+from support.waits import until
 
 T = TypeVar("T")
 

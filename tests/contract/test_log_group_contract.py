@@ -21,7 +21,7 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import Fenced, Held, InvalidRequest, UnknownStore
-from support.lease import until
+from support.waits import until
 
 P0, P1, P2 = (TopicPartition("flights", number) for number in range(3))
 LEASE_MS = 3_000

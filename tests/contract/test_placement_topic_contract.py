@@ -24,8 +24,8 @@ from standfast.replication.placement.records import (
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Corruption, Fenced, InvalidRequest
-from support.lease import until
 from support.serve import wait_for
+from support.waits import until
 
 LEASE_MS = 3_000
 SOURCE = TopicPartition("board-standfast-placement", 0)

@@ -23,6 +23,7 @@ from support.groups import costly
 
 pytestmark = [pytest.mark.slow, pytest.mark.packaging]
 
+WHEEL_BYTES_MAX = 2_400_000
 COMPILED = "standfast/replication/kafka/_native.abi3.so"
 
 
@@ -99,6 +100,11 @@ def test_wheel_holds_types_data_and_licence_and_no_tests(packages: list[str], wh
     assert "standfast/ops/demo/data/flights-2013-01.csv.gz" in wheel_names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
     assert [name for name in wheel_names if any(part in name for part in (".typing", "tests/", "proof/"))] == []
+
+
+def test_wheel_is_small(archives: Path) -> None:
+    (wheel,) = archives.glob("*.whl")
+    assert wheel.stat().st_size <= WHEEL_BYTES_MAX
 
 
 def test_source_archive_holds_no_links_and_no_tests(archives: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +100,6 @@ def transaction(bench: KafkaBench, *values: str, partition: int = 0) -> Producer
         producer.produce(bench.changelog.topic, value.encode(), f"k{number}".encode(), partition)
     assert producer.flush(10) == 0
     return producer
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}"
-        time.sleep(0.01)
 
 
 def rows(session: sf.Session) -> dict[str, str]:

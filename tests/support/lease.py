@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,11 @@ import pytest
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from support.waits import until
 
 CHILD = Path(__file__).with_name("lease_child.py")
-WAIT_S = 60.0
 LEASE_MS = 1_000
 KEYS = 7
-
-
-def until(reached: Callable[[], object], what: str, wait_s: float = WAIT_S) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + wait_s
-    while not reached():
-        assert time.monotonic() < deadline, f"not within {wait_s} s: {what}"
-        time.sleep(0.01)
 
 
 class Member:

@@ -28,9 +28,10 @@ from standfast.replication.lease.renewal import (
 from standfast.replication.log import Record
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
-from support.lease import LEASE_MS, Leases, until
+from support.lease import LEASE_MS, Leases
 from support.processes import has_ended
 from support.sessions import Bench
+from support.waits import until
 
 BOTH = pytest.mark.parametrize("leases", ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
 # For tests that are slow on a broker and show the same on the embedded log.

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.lease import Leases, until
+from support.lease import Leases
 from support.places import SUPPORT
+from support.waits import until
 
 CHILD = SUPPORT / "lease_soak_child.py"
 SOAK_S = int(os.environ.get("STANDFAST_LEASE_SOAK_S", "6"))

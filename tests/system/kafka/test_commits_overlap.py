@@ -30,7 +30,8 @@ from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.stream.runtime import commits
-from support.kafka_bench import WAIT_S, until
+from support.kafka_bench import WAIT_S
+from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 

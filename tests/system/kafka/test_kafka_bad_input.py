@@ -24,8 +24,9 @@ import standfast as sf
 from standfast.ops.shared.loopback import HOST, free_port
 from standfast.replication.log import LogReader, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
+from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows
 from support.secured import Secured, secured_broker
+from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 LAST = sf.KeyValueStore("last", TEXT, TEXT)

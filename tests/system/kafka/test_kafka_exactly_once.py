@@ -31,8 +31,9 @@ from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.stream.task import waiting
 from support.kafka import light_broker
-from support.kafka_bench import WAIT_S, KafkaBench, rows, transaction, until
+from support.kafka_bench import WAIT_S, KafkaBench, rows, transaction
 from support.places import SUPPORT
+from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 

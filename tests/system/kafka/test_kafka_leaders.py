@@ -29,7 +29,7 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import GroupCommit, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import Unavailable, UnknownStore
-from support.kafka_bench import until
+from support.waits import until
 
 pytestmark = pytest.mark.kafka
 

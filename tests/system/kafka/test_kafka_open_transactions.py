@@ -24,7 +24,8 @@ from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.stream.task import opener
-from support.kafka_bench import STORES, WAIT_S, KafkaBench, rows, transaction, until
+from support.kafka_bench import STORES, WAIT_S, KafkaBench, rows, transaction
+from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 

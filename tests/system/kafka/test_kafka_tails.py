@@ -20,7 +20,8 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.accepted import read_accepted
 from standfast.store.clock import ManualClock
-from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, transaction, until
+from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, transaction
+from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 

@@ -29,7 +29,7 @@ from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import MESSAGE_BYTES
-from support.kafka_bench import until
+from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 

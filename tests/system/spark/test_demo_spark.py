@@ -8,25 +8,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from unit.ops import test_demo
 from unit.ops.test_demo import SETTINGS
 
 from standfast.ops.demo.card import print_card
 from standfast.ops.demo.demo import report
 from standfast.ops.demo.display import Display
-from standfast.ops.demo.result import DemoResult, SparkRun
+from standfast.ops.demo.result import Json
 from standfast.ops.demo.spark import run_spark
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
+from support.demo import good_result
 
-result = test_demo.result  # the fixture
-RUN = SparkRun("equal", "Spark 4.0.0", 4, 1_000, 200, 0, 16, 16, 200, 9_000, 4_000, 9_500, "/x/spark/report.html")
+RUN: Json = {
+    "verdict": "equal",
+    "version": "Spark 4.0.0",
+    "stores": 4,
+    "records": 1_000,
+    "rows": 200,
+    "differences": 0,
+    "rebuilt": 16,
+    "same_digest": 16,
+    "rebuilt_rows": 200,
+    "rebuilt_bytes": 9_000,
+    "started_ms": 4_000,
+    "elapsed_ms": 9_500,
+    "report": "/x/spark/report.html",
+}
 
 
 @pytest.mark.long
@@ -49,30 +61,29 @@ def test_demo_ends_with_all_stores_rebuilt_and_verified_on_spark(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def card(shown: DemoResult) -> str:
+def card(shown: Json) -> str:
     out = StringIO()
     print_card(shown, out)
     return out.getvalue()
 
 
-def test_card_tells_of_the_run_and_of_what_turns_it_on(result: DemoResult) -> None:
-    told = card(replace(result, spark=RUN))
+def test_card_tells_of_the_run_and_of_what_turns_it_on() -> None:
+    told = card(good_result(spark=RUN))
     assert "4 stores of 1,000 changes inspected, rebuilt and verified in 9.5 s (and 4.0 s to start Spark 4.0.0)" in told
     assert "16 of 16 rebuilt partitions have the digest of the live rows" in told
     assert "report.html" not in told  # it goes with the folder
-    assert "/x/spark/report.html" in card(replace(result, spark=RUN, kept_in="/x"))
-    told = card(replace(result, spark_left_out="pip install 'standfast[spark]'"))
+    assert "/x/spark/report.html" in card(good_result(spark=RUN, kept_in="/x"))
+    told = card(good_result("pip install 'standfast[spark]'"))
     assert "all stores rebuilt and verified on Spark: pip install 'standfast[spark]'" in told
 
 
 @pytest.mark.parametrize("change", [{"verdict": "different", "differences": 1}, {"same_digest": 15}])
 def test_run_that_finds_anything_wrong_fails_the_demo(
-    result: DemoResult,
-    change: dict[str, object],
+    change: Json,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert report(replace(result, spark=RUN), as_json=True) == 0
-    assert report(replace(result, spark=replace(RUN, **change)), as_json=True) == 1  # type: ignore[arg-type]
+    assert report(good_result(spark=RUN), as_json=True) == 0
+    assert report(good_result(spark=RUN | change), as_json=True) == 1
     capsys.readouterr()
 
 

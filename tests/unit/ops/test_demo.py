@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rich.console import Console, Group
 from standfast.ops.cli.command_line import main
 from standfast.ops.demo.board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, BoardSettings
 from standfast.ops.demo.card import card, print_card
-from standfast.ops.demo.compare import BoardComparison, Final, FinalsComparison, compare_finals, compare_store
+from standfast.ops.demo.compare import Final, compare_finals, compare_store
 from standfast.ops.demo.demo import report, run
 from standfast.ops.demo.display import Display, Numbers, board_panel
 from standfast.ops.demo.feeder import Feeder, partition_of
@@ -30,22 +30,14 @@ from standfast.ops.demo.flights import Flight, out_of_order, parse_flights, read
 from standfast.ops.demo.log import LiveBoard, LogView, add_up
 from standfast.ops.demo.place import check_place
 from standfast.ops.demo.process import Worker
-from standfast.ops.demo.result import (
-    Board,
-    ColdRestore,
-    DemoResult,
-    LogUsed,
-    Offsets,
-    Returned,
-    Verified,
-)
+from standfast.ops.demo.result import Json, LogUsed
 from standfast.ops.demo.worker import log_address
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
-from support.demo import good_result
+from support.demo import board, comparison, good_result, offsets
 
 SETTINGS = BoardSettings(grace_ms=2 * DAY_MS, retention_ms=7 * DAY_MS)
 HEADER = "year,month,day,dep_time,sched_dep_time,dep_delay,carrier,flight,tailnum,origin,dest\n"
@@ -242,22 +234,22 @@ def test_live_board_fits_eighty_columns_when_it_is_large() -> None:
     )
 
 
-def test_card_fits_eighty_columns(result: DemoResult) -> None:
+def test_card_fits_eighty_columns(result: Json) -> None:
     rows = card(result, 80)
     assert 70 < max(map(len, rows)) <= 80
     assert any("--data full" in row for row in rows)
 
 
-def test_card_tells_that_final_results_were_given_once(result: DemoResult) -> None:
+def test_card_tells_that_final_results_were_given_once(result: Json) -> None:
     out = StringIO()
     print_card(result, out)
     assert "9 hours closed, each once: 3 given before the kill, 6 after it; 0 differences" in out.getvalue()
     assert "10 flights counted of 10 fed" in out.getvalue()
 
 
-def test_card_names_every_problem(result: DemoResult) -> None:
+def test_card_names_every_problem() -> None:
     out = StringIO()
-    print_card(replace(result, offsets=Offsets({0: 1}, {0: 2})), out)
+    print_card(good_result(offsets=offsets(1, 2)), out)
     assert "NOT equal" in out.getvalue()
     assert "committed offsets {0: 1} are not the records fed {0: 2}" in out.getvalue()
 
@@ -265,29 +257,27 @@ def test_card_names_every_problem(result: DemoResult) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"offsets": Offsets({0: 1}, {0: 2})},
-        {"finals": FinalsComparison(10, 9, 0, 0, 0, 1, 0, ())},
-        {"board": Board(1, 0, 4, 3, 5, 6)},
-        {"verified": Verified(8, 10, 1, 1)},
-        {"cold": ColdRestore(10, 5, equal=False)},
-        {"returned": Returned(5, 2, equal=False)},
-        {"comparison": BoardComparison((), 9, 10, 5, 5)},
+        {"offsets": offsets(1, 2)},
+        {"finals": compare_finals([Final((0, "JFK", 0), {})] * 2, {(0, "JFK", 0): {}})},
+        {"board": board(1)},
+        {"verify": {"stores": 8, "rows": 10, "mismatches": 1, "unequal": 1}},
+        {"cold_restore": {"records": 10, "duration_ms": 5, "equal": False}},
+        {"returned": {"standby_replayed": 5, "tasks": 2, "equal": False}},
+        {"comparison": comparison(9, 5)},
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_anything_wrong_exits_with_one(
-    result: DemoResult, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_anything_wrong_exits_with_one(result: Json, change: Json, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(result, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
-    assert report(replace(result, **change), as_json=True) == 1
+    assert report(good_result(**change), as_json=True) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
     assert document["problems"]
 
 
 @pytest.fixture
-def result() -> DemoResult:
+def result() -> Json:
     """A good result, by hand."""
     return good_result()
 
@@ -301,10 +291,10 @@ def test_at_least_once_counts_again_and_loses_nothing() -> None:
     fewer = {(0, "JFK", 0): {"flights": 1, "delay": 20, "worst": 20}}
     other = {(0, "JFK", 0): {"flights": 3, "delay": 90, "worst": 60}}
     compared = [compare_store("delays", one, expected, exact=False) for one in (expected, again, fewer, other)]
-    assert [(one.different, one.again) for one in compared] == [(0, 0), (0, 1), (1, 0), (1, 0)]
-    assert compare_store("delays", again, expected).different == 1
+    assert [(one["different"], one["again"]) for one in compared] == [(0, 0), (0, 1), (1, 0), (1, 0)]
+    assert compare_store("delays", again, expected)["different"] == 1
     moved = compare_store("aircraft", {(0, "N1"): {"airport": "JFK"}}, {(0, "N1"): {"airport": "LGA"}}, exact=False)
-    assert moved.different == 1
+    assert moved["different"] == 1
 
 
 def test_at_least_once_may_give_a_result_again_but_not_leave_one_out() -> None:
@@ -312,19 +302,19 @@ def test_at_least_once_may_give_a_result_again_but_not_leave_one_out() -> None:
     row = {"flights": 1, "delay": 5, "worst": 5}
     given = [Final(first, row), Final(second, row), Final(first, row)]
     compared = compare_finals(given, {first: row, second: row}, exact=False)
-    assert (compared.differences, compared.repeated, compared.examples) == (0, 1, ())
-    assert compare_finals(given, {first: row, second: row}).differences == 2  # again, and behind a later one
-    assert compare_finals(given[:1], {first: row, second: row}, exact=False).missing == 1
+    assert (compared["differences"], compared["repeated"], compared["examples"]) == (0, 1, [])
+    assert compare_finals(given, {first: row, second: row})["differences"] == 2  # again, and behind a later one
+    assert compare_finals(given[:1], {first: row, second: row}, exact=False)["missing"] == 1
 
 
 @pytest.mark.parametrize(("counted", "differences"), [((10, 5), 0), ((11, 7), 0), ((9, 5), 1), ((10, 4), 1)])
 def test_at_least_once_may_count_more_flights_and_not_fewer(counted: tuple[int, int], differences: int) -> None:
-    assert BoardComparison((), counted[0], 10, counted[1], 5, exact=False).differences == differences
+    assert comparison(*counted, exact=False)["differences"] == differences
 
 
-def test_card_says_what_was_counted_again(result: DemoResult) -> None:
+def test_card_says_what_was_counted_again() -> None:
     out = StringIO()
-    print_card(replace(result, comparison=BoardComparison((), 10, 10, 7, 5, exact=False)), out)
+    print_card(good_result(comparison=comparison(10, 7, exact=False)), out)
     assert "nothing is lost; standbys took over" in out.getvalue()
     assert "at least once 10 flights counted of 10 fed; after the kill 2 were counted again" in out.getvalue()
 
@@ -358,9 +348,9 @@ def test_place_that_means_nothing_is_refused(log: str | None, prefix: str | None
         (LogUsed("kafka", "kafka://h:1", "x", topics=("x-a",), removed=True), "the demo removed its 1"),
     ],
 )
-def test_card_says_where_the_log_was_and_what_became_of_it(result: DemoResult, used: LogUsed, words: str) -> None:
+def test_card_says_where_the_log_was_and_what_became_of_it(used: LogUsed, words: str) -> None:
     out = StringIO()
-    print_card(replace(result, log=used), out)
+    print_card(good_result(log=asdict(used)), out)
     assert words in out.getvalue()
 
 
@@ -408,15 +398,15 @@ def test_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> N
 def test_folder_of_a_demo_that_fails_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ends: list[BaseException | DemoResult] = [
+    ends: list[BaseException | Json] = [
         Unavailable("no broker"),
-        replace(good_result(), kept_in="x"),
+        good_result(kept_in="x"),
         good_result(),
         KeyboardInterrupt(),
     ]
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def runs(_: Namespace, folder: Path) -> DemoResult:
+    def runs(_: Namespace, folder: Path) -> Json:
         (folder / "log.db").write_text("rows")
         end = ends.pop(0)
         if isinstance(end, BaseException):

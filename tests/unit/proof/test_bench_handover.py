@@ -9,7 +9,8 @@ import pytest
 
 from bench import restarts
 from bench.__main__ import main
-from bench.handover import PARTS, Seen, measures
+from bench.feed import measures_ms
+from bench.handover import PARTS, Seen
 from support.places import BENCHMARKS
 
 KINDS = ("workers", "instance_joins", "instance_leaves")
@@ -38,7 +39,7 @@ def test_half_a_line_is_read_once_it_is_whole_and_the_newest_record_names_the_ow
 
 
 def test_figures_have_median_extremes_and_the_90th_percentile() -> None:
-    (one,) = measures("workers", {"pause": [10, 30, 20]})
+    (one,) = measures_ms({"pause": [10, 30, 20]}, PARTS, "workers_")
     assert (one["name"], one["median"], one["min"], one["max"], one["p90"]) == ("workers_pause", 20, 10, 30, 28)
 
 

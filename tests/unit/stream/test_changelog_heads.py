@@ -20,8 +20,8 @@ from standfast.store.task.commit_record import CommitRecord
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session import changelog_heads
 from standfast.stream.workers.session import WorkerSession
-from support.lease import until
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench
+from support.waits import until
 
 TEXT = sf.serde.string
 MINUTE_MS = 60_000
