@@ -566,7 +566,7 @@ class Cluster:
         Just after a restart a broker knows of none, and librdkafka 2.16 takes such an answer for a result that it has
         not made: its assertion ends the process. So metadata are asked first for a while after any trouble.
         """
-        if self._clock.monotonic_ms() - self._troubled_ms < TROUBLED_MS:
+        if self.is_troubled:
             try:
                 self.live_brokers(LIVE_S)
             except KafkaException:
@@ -578,6 +578,11 @@ class Cluster:
                 TopicCollection(topics), request_timeout=timeout_s, **options
             )
         return found
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether a client has complained, or a question had no answer, within the last TROUBLED_MS."""
+        return self._clock.monotonic_ms() - self._troubled_ms < TROUBLED_MS
 
     def live_brokers(self, timeout_s: float) -> Iterable[int]:
         """Ids of the live brokers. Raises the client's error, also for an answer that names none."""

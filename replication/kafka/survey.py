@@ -15,12 +15,13 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka import admin as _admin
 
-from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.cluster import LIVE_S, TROUBLED_MS, Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.permissions import GROUP, TOPIC, Need
 from standfast.replication.record_limits import MESSAGE_BYTES
 from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, ahead_max_ms
+from standfast.store.errors import Unavailable
 
 _api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 FOR_EVER_MS = (1 << 63) - 1
@@ -78,10 +79,17 @@ def consumer_groups(cluster: Cluster) -> list[str]:
 def consumers(cluster: Cluster, group: str) -> tuple[str, ...]:
     """`client id at host` of the live consumers of a group; none of one that this user may not describe."""
     what = f"describing group {group!r}"
+
+    def ask(left_s: float) -> Any:
+        # librdkafka 2.16 ends the process with an assertion where this request waits for a coordinator whose broker
+        # goes away or has just come back (its issue 4605): so nothing is asked for a while after any trouble.
+        if cluster.is_troubled:
+            raise Unavailable(f"{what}: the brokers did not answer within the last {TROUBLED_MS // 1_000} s: try again")
+        cluster.live_brokers(LIVE_S)
+        return cluster.admin.describe_consumer_groups([group], request_timeout=left_s)
+
     # The group's coordinator alone answers this; a list of all groups would need every broker.
-    answer = cluster.answers(
-        what, lambda left_s: cluster.admin.describe_consumer_groups([group], request_timeout=left_s)
-    )[group]
+    answer = cluster.answers(what, ask)[group]
     if isinstance(answer, KafkaException):
         if group not in consumer_groups(cluster):  # the brokers' codes for that differ
             return ()

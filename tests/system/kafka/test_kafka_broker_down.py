@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -523,3 +525,50 @@ def test_sessions_that_open_while_the_broker_comes_back_wait_for_it_within_their
     assert not failures, [f"{type(one).__name__}: {one}" for one in failures]
     whole = [name for number, name in names.items() if opened[number] == 1 + RETURNS]
     assert whole and all(name in whole for name in names.values() if not name.endswith("-again")), (names, opened)
+
+
+ASKS_FOR_CONSUMERS = """
+import sys, threading, time
+from contextlib import suppress
+from standfast.replication.kafka.log import KafkaLog
+from standfast.store.errors import Unavailable
+
+def ask(log):
+    for _ in range(3):
+        with suppress(Unavailable):
+            log.admin.consumers("no-such-group")
+
+logs = [KafkaLog(sys.argv[1]) for _ in range(6)]
+for log in logs:
+    ask(log)  # each has a coordinator
+print("ready", flush=True)
+sys.stdin.readline()
+threads = [threading.Thread(target=ask, args=[log]) for log in logs]
+for thread in threads:
+    thread.start()
+print("asks", flush=True)
+for thread in threads:
+    thread.join()
+print("done", flush=True)
+"""
+
+
+def test_process_that_asks_for_the_consumers_of_a_group_outlives_a_broker_that_is_down(
+    broker: Broker, address: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKS_FOR_CONSUMERS, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        broker.kill()
+        try:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "asks\n"
+            time.sleep(DOWN_S)
+        finally:
+            broker.start()
+        assert process.stdout.readline() == "done\n"
+    assert process.returncode == 0
