@@ -86,7 +86,8 @@ def consumers(cluster: Cluster, group: str) -> tuple[str, ...]:
         if cluster.is_troubled:
             raise Unavailable(f"{what}: the brokers did not answer within the last {TROUBLED_MS // 1_000} s: try again")
         cluster.live_brokers(LIVE_S)
-        return cluster.admin.describe_consumer_groups([group], request_timeout=left_s)
+        with client_errors():
+            return cluster.admin.describe_consumer_groups([group], request_timeout=left_s)
 
     # The group's coordinator alone answers this; a list of all groups would need every broker.
     answer = cluster.answers(what, ask)[group]
