@@ -75,9 +75,9 @@ def compare_state(tasks: Sequence[OfflineStores], plain: PlainBoard, *, exact: b
 
 def differences(found: Json) -> int:
     """Rows that differ in any way, plus one for each sum of flights that is not right; at least once it may be more."""
-    more = [found[f"{name}_counted"] - found[f"{name}_expected"] for name in ("flights", "windowed_flights")]
-    rows = sum(one[kind] for one in found["stores"].values() for kind in ("missing", "extra", "different"))
-    return int(rows) + sum(one < 0 or (found["exact"] and one > 0) for one in more)
+    more: list[int] = [found[f"{name}_counted"] - found[f"{name}_expected"] for name in ("flights", "windowed_flights")]
+    rows: int = sum(one[kind] for one in found["stores"].values() for kind in ("missing", "extra", "different"))
+    return rows + sum(one < 0 or (found["exact"] and one > 0) for one in more)
 
 
 def _rows(tasks: Sequence[OfflineStores], name: str) -> dict[Any, Json]:
