@@ -11,6 +11,7 @@ Rules of this file: nothing is timed here.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -84,7 +85,7 @@ class Bench:
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def _rounds(self, sides: list[tuple[str, Step]]) -> list[list[Json]]:
+    def _rounds(self, sides: Sequence[tuple[str, Step]]) -> list[list[Json]]:
         """Runs of each side, one a round; the files of a run are removed before the next."""
         found: list[list[Json]] = [[] for _ in sides]
         runs = self.settings["runs"]

@@ -43,7 +43,7 @@ BENCHES = {
 NUMBERS = {"read": 500_000, "scale": 100_000, "handover": 36_000}  # of records; else a million
 TASKS, TASKS_MAX = {"standby": 16, "handover": 24}, 1_000
 WITH_LOG = ("write", "standby", "failover", "handover")  # commands that take `--log`
-RUNS = dict.fromkeys(("failover", "handover"), 20)
+RUNS = {"failover": 20, "handover": 20}
 BATCH_MAX = 10_000
 
 

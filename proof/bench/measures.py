@@ -166,7 +166,7 @@ class Bench(measures.Bench):
         return [*apps, *bare], ratios
 
     def _once(self, step: restores.Step, what: str) -> Json:
-        if step.step not in WRITES:
+        if not isinstance(step, Step) or step.step not in WRITES:
             return super()._once(step, what)
         # Topics of its own: a run must not find the rows of the one before.
         own = replace(step, app=f"{self.log.prefix}-{step.step}-{step.guarantee}-{step.run}")
