@@ -1,7 +1,7 @@
 """A consumer of Kafka's protocol beside a log: the real client's on a broker, and the simulator's stand-in.
 
-Rules of this file: what an external consumer of the product relies on. Both protocols of a broker, and both kinds of
-assignors of the stand-in.
+Rules of this file: the behaviour that an external consumer of the product relies on. Both
+protocols of a broker, and both kinds of assignors of the stand-in.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                                                            └─> Player of the simulated one ──┴─> equal answers
 
 Rules of this file: an answer is a plain value: records, offsets, views without times, and errors by class. The clocks
-of both logs move by the program alone. On Kafka a reader drains, since a broker decides what one fetch brings, and a
+of both logs move by the program alone. On Kafka a reader drains, since a broker decides the size of a fetch, and a
 question may be asked again for a moment, since markers follow a commit; each program has topics and groups of its own.
 `LOG_PROGRAMS=2000` sets the number of programs.
 """

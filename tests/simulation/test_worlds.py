@@ -16,7 +16,7 @@ SOME = (1, 2, 6)  # the last one under a consumer of its own
 
 
 def simulate(*arguments: str, **variables: str) -> str:
-    """Run `python -m simulator` in a process of its own; returns what it prints."""
+    """Run `python -m simulator` in a process of its own; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "simulator", *arguments],
         env=os.environ | {"PYTHONPATH": str(PROOF)} | variables,

@@ -1,4 +1,4 @@
-"""What an example with a consumer of its own must do: on a real broker and in a simulated world, with the same steps.
+"""Duties of an example with a consumer of its own: on a real broker and in a simulated world, with the same steps.
 
 Rules of this file: an `Application` hides where its processes run; checked are the records of the changelog.
 """
@@ -38,7 +38,7 @@ class Application(Protocol):
         ...
 
     def plans(self) -> list[MemberPlan]:
-        """What the members of the group have published."""
+        """The values that the members of the group have published."""
         ...
 
     def until(self, reached: Callable[[], bool], what: str) -> None:

@@ -1,6 +1,6 @@
 """A commit over the RESP server whose consumer has left its group, on a real broker.
 
-`contract/test_consumer_contract.py` has what the broker accepts and refuses without a sidecar between.
+`contract/test_consumer_contract.py` has the calls that the broker accepts and refuses without a sidecar between.
 """
 
 from __future__ import annotations

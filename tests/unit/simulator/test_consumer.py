@@ -1,7 +1,7 @@
 """examples/external_consumer.py, unchanged, in a simulated world: over the stand-in for the client's consumer.
 
 Rules of this file: the steps are those of `system/kafka/test_external_consumer_examples.py`. A session of the program
-has no threads: what they would do is done at its commits.
+has no threads: their work is done at its commits.
 """
 
 from __future__ import annotations
