@@ -42,7 +42,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Measure one process with RocksDB, in a folder that is removed afterwards, on the embedded log or "
         "on Kafka.",
     )
-    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="WHAT")
+    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="restore")
     text = "restore a store from its changelog"
     command = commands.add_parser("restore", help=text, description=f"Measure: {text}.")
     add_sizes(command, RECORDS, RUNS_HELP)

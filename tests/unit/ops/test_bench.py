@@ -189,3 +189,8 @@ def test_keys_and_values_have_the_sizes_asked_for() -> None:
     assert {len(key_of(number, 16)) for number in range(100)} == {16}
     assert len({key_of(number, 8) for number in range(1_000)}) == 1_000
     assert {len(value) for value in values_of(100)} == {100}
+
+
+def test_bench_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 2
+    assert "usage: standfast bench [-h] restore" in capsys.readouterr().err
