@@ -93,3 +93,8 @@ class Hand:
             for batch in batches:
                 yield from batch.records
         self._reader.assign({})
+
+
+def offset_of(found: Committed | None) -> int:
+    """The offset of a commit; 0 where there is none."""
+    return 0 if found is None else found.offset

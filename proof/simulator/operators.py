@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from simulator.checkers import History
 from simulator.faults import Fault, Kind
-from simulator.hand import APP, Hand
+from simulator.hand import APP, Hand, offset_of
 from simulator.instance import Instance
 from simulator.plan import Plan
 from simulator.programs import COUNTS, IN, MORE
@@ -31,7 +31,8 @@ DAYS_MS = 8 * 86_400_000  # more than `delete.retention.ms` of a changelog
 
 
 class Operators:
-    """See the head of this file. `restarts`: machine -> time of its next start; `until` notes the end of a fault."""
+    """See the head of this file. `restarts`: machine -> time of its next start; `until` notes
+    what happens after so many milliseconds."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Operators:
         instances: Sequence[Instance],
         restarts: dict[int, float],
         history: History,
-        until: Callable[[Fault, Callable[[], None]], None],
+        until: Callable[[int, Callable[[], None]], None],
     ) -> None:
         self._plan = plan
         self._world = world
@@ -144,8 +145,8 @@ class Operators:
         name = draws.choice([IN, *self._changelogs()], *about)
         at = TopicPartition(name, draws.below(self._plan.partitions, *about, "partition"))
         found = log.partition(at)
-        committed = self._hand.committed(IN).get(at)
-        end = found.visible(self._world.monotonic_ms()) if name != IN else 0 if committed is None else committed.offset
+        committed = offset_of(self._hand.committed(IN).get(at))
+        end = committed if name == IN else found.visible(self._world.monotonic_ms())
         begin = draws.below(end + 1, *about, "begin")
         self._world.event(f"records of {at} below {begin} of {end} are removed")
         self._history.gone[at] = [one for one in changes(log, at) if one[0] < begin]
@@ -162,4 +163,4 @@ class Operators:
         at = self._world.draws.choice(partitions, "partition of", fault.at_ms)
         self._world.event(f"it is {at}")
         log.lose_marker(at)
-        self._until(fault, lambda: log.end_hanging(late=True))
+        self._until(fault.for_ms, lambda: log.end_hanging(late=True))

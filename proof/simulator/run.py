@@ -32,7 +32,7 @@ from simulator.disk import SimDisk
 from simulator.engine import damage_somewhere
 from simulator.faults import ENDS, FURTHER, Fault, Kind
 from simulator.files import SimFiles
-from simulator.hand import APP, Hand
+from simulator.hand import APP, Hand, offset_of
 from simulator.instance import Instance
 from simulator.log import SimLog
 from simulator.log.cluster import Owner
@@ -45,7 +45,6 @@ from simulator.storage import SimBucket
 from simulator.witness import changes
 from simulator.world import Machine, World
 from standfast.replication.commit_metadata import CommitMetadata
-from standfast.replication.log import Committed
 from standfast.replication.offsets import TopicPartition
 from standfast.store.disk import AGAIN_MS
 from standfast.store.errors import InvalidRequest
@@ -249,7 +248,7 @@ class _Run:
             new = list(changes(self.log, at, self._logged.get(at.partition, 0)))
             if new:
                 self._logged[at.partition] = new[-1][0] + 1
-            self.history.processed(at.partition, _offset(committed.get(TopicPartition(IN, at.partition))), new)
+            self.history.processed(at.partition, offset_of(committed.get(TopicPartition(IN, at.partition))), new)
 
     def _look_after(self, instance: Instance) -> None:
         machine, now_ms = instance.machine, self.world.now_ms
@@ -302,13 +301,13 @@ class _Run:
             self._last[machine.number] = fault
             self.instances[machine.number].stopping = kind is Kind.STOP
             if kind is Kind.BLIND:
-                self._storage_away(fault, 2 * fault.for_ms)
+                self._storage_away(2 * fault.for_ms)
         elif kind in NO_ROOM:
             disk.refuses = errno.ENOSPC if kind is Kind.FULL else errno.EROFS
-            self._until(fault, lambda: setattr(disk, "refuses", 0))
+            self._until(fault.for_ms, lambda: setattr(disk, "refuses", 0))
         elif kind is Kind.CRAWL:
             disk.slow_ms = CRAWL_MS
-            self._until(fault, lambda: setattr(disk, "slow_ms", 0.0))
+            self._until(fault.for_ms, lambda: setattr(disk, "slow_ms", 0.0))
         elif kind in (Kind.AWAY, Kind.LATE):
             partitions = [at for topic in self.hand.topics() for at in self.hand.partitions(topic)]
             at = draws.choice(partitions, "partition of", fault.at_ms, machine.number)
@@ -326,14 +325,14 @@ class _Run:
             self.world.event(f"it is {key}")
             self.bucket.lose(key)
         elif kind is Kind.STORAGE:
-            self._storage_away(fault, fault.for_ms)
+            self._storage_away(fault.for_ms)
 
-    def _storage_away(self, fault: Fault, for_ms: int) -> None:
+    def _storage_away(self, for_ms: int) -> None:
         self.bucket.away = True
-        self._until(replace(fault, for_ms=for_ms), lambda: setattr(self.bucket, "away", False))
+        self._until(for_ms, lambda: setattr(self.bucket, "away", False))
 
-    def _until(self, fault: Fault, end: Callable[[], None]) -> None:
-        self._ends.append((self.world.now_ms + fault.for_ms, end))
+    def _until(self, for_ms: int, end: Callable[[], None]) -> None:
+        self._ends.append((self.world.now_ms + for_ms, end))
 
     def _claimed(self, name: str, before: Owner | None, taken: Owner) -> None:
         """A member has claimed an id: as far as it has seen, the owner before has died or processes that task no more.
@@ -379,7 +378,7 @@ class _Run:
         """Why the world is not at rest; "" if it is."""
         for topic in self._inputs():
             committed = self.hand.committed(topic)
-            behind = {str(at): end for at, end in self.hand.ends(topic).items() if _offset(committed.get(at)) < end}
+            behind = {str(at): end for at, end in self.hand.ends(topic).items() if offset_of(committed.get(at)) < end}
             if behind:
                 return f"not committed up to {behind}; {self._tasks()}"
         missing = [one.machine.name for one in self.instances if one.app is None or one.app.session is None]
@@ -430,10 +429,6 @@ class _Run:
             for who, store, at, rows in instance.rows():
                 end = hand.log.partition(at).end
                 alarms += self.history.folded(who, store, rows, at, changes(hand.log, at), end, plan.program)
-
-
-def _offset(found: Committed | None) -> int:
-    return 0 if found is None else found.offset
 
 
 def _text(raw: bytes | None) -> str:

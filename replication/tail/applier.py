@@ -54,8 +54,7 @@ class ChangelogApplier:
         self._epochs = epochs
         self.stores = stores
         self._clock = clock
-        self._topic_ids = {name: info.topic_id for name, info in topics.items()}
-        self._policies = {name: info.policy for name, info in topics.items()}
+        self._topics = dict(topics)
         self.partition_counts = {TopicPartition(info.name, task.partition): info.partitions for info in topics.values()}
         self.changelogs = {name: TopicPartition(info.name, task.partition) for name, info in topics.items()}
         self.store_of = {partition: name for name, partition in self.changelogs.items()}
@@ -73,7 +72,7 @@ class ChangelogApplier:
 
     def topic_id(self, changelog: TopicPartition) -> str:
         """Identity of the topic to which the stored positions belong."""
-        return self._topic_ids[self._store(changelog)]
+        return self._topics[self._store(changelog)].topic_id
 
     def lost_reason(
         self, log: Log, reader: LogReader, changelog: TopicPartition, position: int, cause: StandfastError
@@ -193,7 +192,7 @@ class ChangelogApplier:
             moved = (acknowledged if own else committed).get(changelog)
             if moved is not None:
                 tag = tags.get(changelog, "")
-                positions[name] = Position(moved, -1, self._topic_ids[name], now_ms, own and marked, tag)
+                positions[name] = Position(moved, -1, self._topics[name].topic_id, now_ms, own and marked, tag)
             elif own and name in positions:
                 # The age of a position counts against the tombstones' retention, so a quiet store must not look old.
                 positions[name] = positions[name]._replace(at_ms=now_ms)
@@ -201,7 +200,7 @@ class ChangelogApplier:
 
     def _check_age(self, name: str, changelog: TopicPartition, next_offset: int) -> None:
         """Refuse records behind a position that the restore plan finds too old: a machine may be suspended for days."""
-        stored, policy = self.stores.cut.positions.get(name), self._policies[name]
+        stored, policy = self.stores.cut.positions.get(name), self._topics[name].policy
         if stored is None or next_offset <= stored.offset + stored.marker:
             return
         age_ms = self._clock.wall_ms() - stored.at_ms
@@ -219,7 +218,7 @@ class ChangelogApplier:
         """The cut with these stores' positions moved, as of a time."""
         tags = self.epoch_tags({self.changelogs[name]: offset for name, offset in moved.items()})
         positions = {
-            name: Position(offset, -1, self._topic_ids[name], at_ms, tag=tags.get(self.changelogs[name], ""))
+            name: Position(offset, -1, self._topics[name].topic_id, at_ms, tag=tags.get(self.changelogs[name], ""))
             for name, offset in moved.items()
         }
         return replace(self.stores.cut, positions={**self.stores.cut.positions, **positions})

@@ -85,7 +85,7 @@ def test_generation_that_is_over_and_strangers_commit_nothing(joined: Joined) ->
     wrong = (
         ConsumerMember(joined.generation - 1, joined.member),
         ConsumerMember(joined.generation + 1, joined.member),
-        ConsumerMember(joined.generation, "nobody"),
+        ConsumerMember(joined.generation, "stranger"),
         ConsumerMember(joined.generation, ""),
     )
     for number, member in enumerate(wrong):
@@ -102,14 +102,14 @@ def test_generation_that_is_over_and_strangers_commit_nothing(joined: Joined) ->
     assert joined.found() == 2
 
 
-def test_offsets_alone_are_taken_of_the_present_member_and_of_nobody_else(joined: Joined) -> None:
+def test_offsets_alone_are_taken_of_the_present_member_and_of_no_other_one(joined: Joined) -> None:
     """At least once, the broker refuses plain commits from outside the group; it checks a transaction of offsets."""
     joined.commit_offsets(3, ConsumerMember(joined.generation, joined.member))
     assert joined.found() == 3
     for member in (
         ConsumerMember(joined.generation - 1, joined.member),
         ConsumerMember(joined.generation + 1, joined.member),
-        ConsumerMember(joined.generation, "nobody"),
+        ConsumerMember(joined.generation, "stranger"),
     ):
         with pytest.raises(Fenced, match="moved on"):
             joined.commit_offsets(9, member)

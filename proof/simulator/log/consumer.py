@@ -250,7 +250,7 @@ class SimConsumer:
         self._ask("join", lambda: self._coordinator.join(self.name, member, self._now_ms()))
 
     def _take(self, share: Share) -> None:
-        """Give back what others get, and read what is new."""
+        """Give back the partitions that others get, and read the new ones."""
         if self._eager:
             self._call("assign", share)
             return

@@ -1,10 +1,10 @@
-"""The coordinator of a group of consumers, as brokers have one: members, generations, and who reads which partition.
+"""The coordinator of a group of consumers, as brokers have one: members, generations, the partitions of each member.
 
     a member comes, leaves, is silent ──> the others hear of it with a heartbeat, and join again
     all have joined, or are too late  ──> next generation: partitions are shared out, each member asks for its share
 
     eager         a member gives everything back before it joins; shares are neighbours, in the order of the ids
-    cooperative   it keeps what it has, up to a fair share; what moves is handed out once its holder has given it back
+    cooperative   a member keeps its partitions, up to a fair share; a moved one is free once its holder gave it back
 
 Rules of this file: plain data of the world, without calls. Nothing happens by itself: one that asks finds another one
 silent.
@@ -138,7 +138,7 @@ class Coordinator:
 def _sticky(
     partitions: list[TopicPartition], names: list[str], holder: Mapping[TopicPartition, str]
 ) -> dict[TopicPartition, str]:
-    """Each keeps what it has, up to a fair share; the emptiest get the others."""
+    """Each member keeps its partitions, up to a fair share; the emptiest members get the others."""
     owner = {at: holder[at] for at in partitions if at in holder}
     counts = {name: sum(one == name for one in owner.values()) for name in names}
 
