@@ -61,7 +61,7 @@ def draw_plan(seed: int) -> Plan:
         faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     snapshots = draws.below(3, "snapshots") == 0
     # An application writes to the log by one of two calls: where a fault is at one of them, it decides.
-    called = [BY_CALL[fault.call] for fault in (faults[-1], faults[0]) if fault.call in BY_CALL]
+    called: list[Guarantee] = [BY_CALL[fault.call] for fault in (faults[-1], faults[0]) if fault.call in BY_CALL]
     guarantee = called[0] if called else draws.choice(GUARANTEES, "guarantee")
     # A standby takes over at once: a fault that waits for a restore for long needs worlds without them.
     cold = any(fault.stays_ms > STAYS_MS for fault in faults)
