@@ -445,10 +445,10 @@ class Loop:
         now_ms = self._clock.monotonic_ms()
         self._reopen_at |= dict.fromkeys(self._deadly.due(self._session.held_tasks()), now_ms)
         for task_id, at_ms in list(self._reopen_at.items()):
-            if now_ms < at_ms:
+            task = self._session.held_tasks().get(task_id)
+            if now_ms < at_ms or (task is not None and task.leaving):
                 continue
             del self._reopen_at[task_id]
-            task = self._session.held_tasks().get(task_id)
             if task is None or task.state not in GONE:
                 continue
             try:

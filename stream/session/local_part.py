@@ -98,6 +98,8 @@ class LocalPart:
                 closes = True
                 if self._shares or not self._given.add(task):
                     self._close(task_id)
+                else:
+                    task.leaving = True  # others may open it at once: the loop neither runs it nor opens it again
             elif task.role == "standby" and task_id not in active | standby:
                 surplus.append(task_id)
         self._let_go(waiting)

@@ -76,9 +76,37 @@ STANDBY_STOOD_STILL_FOR_DAYS = Plan(
     ),
 )
 
+# A task fails, and waits to be opened again: meanwhile the second instance joins and gets it.
+FAILED_TASK_GOES_ELSEWHERE = Plan(
+    seed=135,
+    program="rekeyed",
+    style="kafka",
+    guarantee="exactly_once",
+    machines=2,
+    partitions=4,
+    keys=9,
+    records=150,
+    feed_ms=8_000,
+    idle_ms=400,
+    standbys=0,
+    lease_ms=3_000,
+    commit_interval_ms=200,
+    gate="task",
+    snapshots=False,
+    faults=(Fault(Kind.LISTENER, machine=0, at_ms=0, state="not open", after=True),),
+)
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [FORMER_OWNER_APPENDS_LATE, LIMIT_WITHOUT_AN_ANSWER, STANDBY_STOOD_STILL_FOR_DAYS])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        FORMER_OWNER_APPENDS_LATE,
+        LIMIT_WITHOUT_AN_ANSWER,
+        STANDBY_STOOD_STILL_FOR_DAYS,
+        FAILED_TASK_GOES_ELSEWHERE,
+    ],
+)
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):
     outcome = run(plan)
     assert outcome.alarms == []
