@@ -174,8 +174,10 @@ class PlacementTopic:
             explained=explained,
         )
         reach("placement.decided")
+        # Also if its answer is lost: a second generation under this number would be old news to those who have read it.
+        self._generation, self._published = numbered.generation, self._published | named
         self._transact(records)
-        self._generation, self._published = published.assignment.generation, named
+        self._published = named
         self.state.valid, self.state.valid_ms = published, now_ms  # its records come with a later look
         if why is not None:
             self._explained, self._codes = why, codes_of(why)
