@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from standfast._version import __version__
+from standfast.store.version import __version__
 
 if TYPE_CHECKING:
     from standfast.ops.client.connect import connect

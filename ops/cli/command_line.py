@@ -13,9 +13,9 @@ import argparse
 import sys
 from importlib import import_module
 
-from standfast._version import __version__
 from standfast.ops.cli.gone import check_gone
 from standfast.ops.cli.parser import CommandParser
+from standfast.store.version import __version__
 
 EXIT_USAGE = 2
 SILENT = ("serve", "run")  # commands that print no result

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from standfast._version import __version__
 from standfast.ops.http.application import (
     HEALTH,
     App,
@@ -49,6 +48,7 @@ from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.in_thread import in_thread
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
+from standfast.store.version import __version__
 from standfast.stream.session.session import Session
 
 URL_BYTES_MAX = 8 << 10

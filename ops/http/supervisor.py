@@ -20,7 +20,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from standfast._version import __version__
 from standfast.ops.http.application import Json, answer
 from standfast.ops.http.door import Door
 from standfast.ops.http.server import OpsServer
@@ -38,6 +37,7 @@ from standfast.ops.shared.in_thread import in_thread
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.timestamps import duration_text
+from standfast.store.version import __version__
 from standfast.stream.task.statistics import SessionStatistics, TaskStatistics
 from standfast.stream.workers.orders import ACTIVE
 from standfast.stream.workers.seen import InstanceSeen, WorkerSeen

@@ -21,7 +21,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from standfast._version import __version__
 from standfast.ops.observe.metrics_list import METRICS, Metric
 from standfast.ops.observe.metrics_servers import (
     HttpNumbers,
@@ -35,6 +34,7 @@ from standfast.ops.observe.metrics_values import Buckets, Labels, Sample, Value,
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger
+from standfast.store.version import __version__
 from standfast.stream.session.session import Session
 from standfast.stream.task.statistics import SessionStatistics
 

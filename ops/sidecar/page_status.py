@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from standfast._version import __version__
 from standfast.ops.config.config import Loaded
 from standfast.ops.config.show import DEFAULT, rows
 from standfast.ops.observe.metrics_servers import HttpNumbers, RespNumbers
@@ -23,6 +22,7 @@ from standfast.ops.security.audit import Audit
 from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
 from standfast.store.histogram import Histogram
 from standfast.store.log import as_event, logger
+from standfast.store.version import __version__
 
 Json = Mapping[str, Any]
 

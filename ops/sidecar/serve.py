@@ -26,7 +26,6 @@ from typing import Any
 
 import uvloop
 
-from standfast._version import __version__
 from standfast.ops.config.config import Loaded
 from standfast.ops.config.rules import socket_problem
 from standfast.ops.config.types import Config
@@ -58,6 +57,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.task.state_dir import StateDir, pid_alive
+from standfast.store.version import __version__
 from standfast.stream.session.membership import naming_former_id
 
 # A worker of a killed server ends by its pidfd and holds the inherited lock until then.

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from standfast._version import __version__
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.shapes import fit, plain
@@ -54,6 +53,7 @@ from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
 from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.state_dir import written_name
 from standfast.store.timestamps import duration_text
+from standfast.store.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,7 +28,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from standfast._version import __version__
 from standfast.replication import shapes
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
@@ -46,6 +45,7 @@ from standfast.store.names import check_name
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import rocksdict_version
 from standfast.store.task.commit_record import StoreTimes
+from standfast.store.version import __version__
 
 MEMORY_MB_DEFAULT = 256
 EXAMPLE = '.option("app", "board").option("storeName", "totals").option("partitionCount", 4)'

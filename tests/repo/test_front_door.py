@@ -47,7 +47,7 @@ def test_unknown_name_is_an_attribute_error_that_names_it() -> None:
 
 
 def test_front_door_has_a_version() -> None:
-    assert standfast.__version__ == import_module("standfast._version").__version__
+    assert standfast.__version__ == import_module("standfast.store.version").__version__
 
 
 @pytest.mark.slow
