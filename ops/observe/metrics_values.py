@@ -24,7 +24,7 @@ from standfast.restore.plan import (
 )
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.punctuation import PunctuationType
-from standfast.stream.snapshots.counts import ABANDONED, COMPLETE
+from standfast.stream.snapshot_counts import ABANDONED, COMPLETE
 from standfast.stream.stream_time import CLOCK_KEY
 from standfast.stream.task.statistics import (
     CALL_OUTCOMES,

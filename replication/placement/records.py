@@ -43,7 +43,7 @@ from standfast.replication.placement.explained import MOVES, REASONS_KEY, read_r
 from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
 from standfast.replication.placement.pauses import Left, Pause
-from standfast.replication.placement.programs import GroupShape, Shapes, bounded
+from standfast.replication.programs import GroupShape, Shapes, bounded
 from standfast.replication.shapes import Count, Shape, dump, read
 from standfast.replication.task_ranges import parse_ranges, task_ranges
 from standfast.store.errors import Corruption, InvalidRequest

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Protocol
 
 from standfast.replication.deaths import DEATHS_MAX
-from standfast.replication.lease.progress import ALLOWED, LOOP, LeaseProgress
 from standfast.replication.lease.renewal import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import part_report
 from standfast.replication.placement.pauses import FAILOVER, Left, PauseWatch
+from standfast.replication.progress import ALLOWED, LOOP, LeaseProgress
 from standfast.store import errors
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed
@@ -35,7 +35,7 @@ from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.local_part import Facts
 from standfast.stream.session.managed import note_pause
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.gate import InstanceGate

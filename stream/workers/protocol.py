@@ -20,7 +20,7 @@ from standfast.replication.placement.checkpoint import PartReport, PartShape, or
 from standfast.replication.placement.pauses import Left
 from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.orders import HeldTask, Order
 
 

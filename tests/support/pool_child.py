@@ -21,7 +21,7 @@ from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.pauses import Left
 from standfast.store.clock import SystemClock
 from standfast.store.process.parent import Parent, lent_channel
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
 from standfast.stream.workers.protocol import (
     Asked,
