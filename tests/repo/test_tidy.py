@@ -402,7 +402,7 @@ RULES = (
             "store/memory.py", "import rocksdict", "from rocksdict import Rdict", "import sqlite3", "import unheard_of"
         )
         + plant("replication/embedded/log.py", "from confluent_kafka import Consumer", "import sqlite3\nimport msgpack")
-        + plant("ops/cli/command_line.py", "import prometheus_client", "def f():\n    import pyspark.sql"),
+        + plant("ops/command/command_line.py", "import prometheus_client", "def f():\n    import pyspark.sql"),
     ),
     Rule(
         check_clock,

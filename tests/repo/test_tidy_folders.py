@@ -21,8 +21,8 @@ FOLDER_FILES_MAX = 25
 ROOT = "."  # the files that lie in a folder itself
 # One-line files that keep an import path which pages and users name; nothing of ours may import them.
 ALIASES = {
-    "ops/cli/__init__.py": "standfast.ops.cli.command_line",
-    "ops/cli/__main__.py": "standfast.ops.cli.command_line",
+    "ops/cli/__init__.py": "standfast.ops.command.command_line",
+    "ops/cli/__main__.py": "standfast.ops.command.command_line",
     "ops/http/__init__.py": "standfast.ops.http.server",
     "restore/spark_data_source.py": "standfast.restore.spark_table.source",
 }

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 import standfast as sf
-from standfast.ops.cli.command_line import main as command
+from standfast.ops.command.command_line import main as command
 from standfast.replication.deaths import Death, all_deaths
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
