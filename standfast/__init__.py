@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from standfast.store.version import __version__
+from standfast.store.base.version import __version__
 from standfast.stream.http_servers import HttpServers, found_by
 
 if TYPE_CHECKING:

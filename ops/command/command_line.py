@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from standfast.ops.command.commands import COMMANDS, register_of
 from standfast.ops.command.gone import check_gone
 from standfast.ops.command.parser import CommandParser
-from standfast.store.version import __version__
+from standfast.store.base.version import __version__
 
 EXIT_USAGE = 2
 SILENT = ("serve", "run")  # commands that print no result
@@ -30,7 +31,7 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
         "69 log or instance unreachable, 70 our bug, 73 held by another process, 75 fenced, 78 configuration.",
     )
     parser.add_argument("--version", action="version", version=f"standfast {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(dest="command", metavar="COMMAND")
     for register in dict.fromkeys(map(register_of, [command] if command in COMMANDS else COMMANDS)):
         register(subparsers)
     return parser

@@ -46,9 +46,9 @@ from standfast.ops.security.http_guard import Guard
 from standfast.ops.security.tls import guarded
 from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.in_thread import in_thread
+from standfast.store.base.version import __version__
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
-from standfast.store.version import __version__
 from standfast.stream.session.session import Session
 
 URL_BYTES_MAX = 8 << 10

@@ -34,10 +34,10 @@ from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers, statistics_of
 from standfast.ops.observe.store_totals import StoreTotals
 from standfast.ops.shared.in_thread import in_thread
+from standfast.store.base.version import __version__
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.timestamps import duration_text
-from standfast.store.version import __version__
 from standfast.stream.task.statistics import SessionStatistics, TaskStatistics
 from standfast.stream.workers.orders import ACTIVE
 from standfast.stream.workers.seen import InstanceSeen, WorkerSeen

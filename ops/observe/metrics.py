@@ -31,10 +31,10 @@ from standfast.ops.observe.metrics_servers import (
     resp_server_samples,
 )
 from standfast.ops.observe.metrics_values import Buckets, Labels, Sample, Value, buckets, session_samples
+from standfast.store.base.version import __version__
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger
-from standfast.store.version import __version__
 from standfast.stream.session.session import Session
 from standfast.stream.task.statistics import SessionStatistics
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from standfast.replication.placement.pauses import FAILOVER, PLANNED
+from standfast.replication.pauses import FAILOVER, PLANNED
 from standfast.restore.plan import (
     DIVERGED,
     NO_LOCAL_STATE,

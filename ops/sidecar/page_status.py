@@ -20,9 +20,9 @@ from standfast.ops.observe.status import histogram_document
 from standfast.ops.page.model import percentile
 from standfast.ops.security.audit import Audit
 from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
+from standfast.store.base.version import __version__
 from standfast.store.histogram import Histogram
 from standfast.store.log import as_event, logger
-from standfast.store.version import __version__
 
 Json = Mapping[str, Any]
 

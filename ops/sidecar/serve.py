@@ -53,11 +53,11 @@ from standfast.ops.sidecar.systemd import Notifier
 from standfast.replication.kafka.address import KafkaAddress
 from standfast.replication.tail.open_log import open_log, parse_address
 from standfast.restore.snapshot.opening import missing_library
+from standfast.store.base.version import __version__
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.task.state_dir import StateDir, pid_alive
-from standfast.store.version import __version__
 from standfast.stream.session.membership import naming_former_id
 
 # A worker of a killed server ends by its pidfd and holds the inherited lock until then.

@@ -51,7 +51,7 @@ from compare_snapshots import BYTES, SNAPSHOT, STATES, storages, upload_bytes
 
 from standfast.ops.tools.broker import Broker
 from standfast.replication.tail.open_log import open_log
-from standfast.store.version import __version__
+from standfast.store.base.version import __version__
 
 HERE = Path(__file__).resolve().parent
 # Scenario: its ground, and the directory with which the restore begins; None: an empty one.

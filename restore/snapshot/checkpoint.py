@@ -16,6 +16,7 @@ from typing import Any
 
 from standfast.restore.files.manifest_files import sha256_of
 from standfast.restore.snapshot.manifest import Cut, CutPosition, Snapshot, SnapshotFile, SnapshotMade
+from standfast.store.base.version import __version__
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.file_errors import told
@@ -24,7 +25,6 @@ from standfast.store.outside import new_id
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
 from standfast.store.task.commit_record import CUT_KEY, INGESTING_KEY, STORES_KEY, CommitRecord, decode_record
-from standfast.store.version import __version__
 
 LEFT_OUT = frozenset({"STANDFAST", "SEAL", "LOCK", "LOG"})  # markers, which a restore writes itself, and locks
 Hashes = dict[tuple[int, int, int], str]  # sha256 by inode, size and time of change: a table file never changes

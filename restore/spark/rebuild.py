@@ -45,6 +45,7 @@ from standfast.restore.verify.at_rest import MEMORY_BYTES, view
 from standfast.restore.verify.import_tasks import link_files
 from standfast.restore.verify.preflight import Preflight
 from standfast.restore.verify.store_rows import rows_in_order
+from standfast.store.base.version import __version__
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.rocks.engine import RocksEngine, RocksShared
@@ -53,7 +54,6 @@ from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
 from standfast.store.task.commit_record import StoreTimes
 from standfast.store.task.state_dir import written_name
 from standfast.store.timestamps import duration_text
-from standfast.store.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -39,13 +39,13 @@ from standfast.restore.spark.source import absolute
 from standfast.restore.spark_table.encode import Encoder
 from standfast.restore.spark_table.options import Given, described_store, kept_definition
 from standfast.restore.spark_table.runs import Builder, Part, builder_of, by_partition, disjoint, merged
+from standfast.store.base.version import __version__
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest, UnknownStore
 from standfast.store.names import check_name
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import rocksdict_version
 from standfast.store.task.commit_record import StoreTimes
-from standfast.store.version import __version__
 
 MEMORY_MB_DEFAULT = 256
 EXAMPLE = '.option("app", "board").option("storeName", "totals").option("partitionCount", 4)'

@@ -20,8 +20,8 @@ from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.listeners import PROMOTED
 from standfast.replication.log import LogWriter
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Left
 from standfast.replication.placement.model import Settings
-from standfast.replication.placement.pauses import Left
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.progress import WORK
 from standfast.replication.takeover import MemberPlan, Traits

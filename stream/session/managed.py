@@ -28,11 +28,11 @@ from typing import Protocol, TypeAlias
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.busy_lead import BusyLead, is_busy
 from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.no_room import Shortages
-from standfast.replication.placement.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
 from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of

@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from standfast.replication import log_care
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.kafka.callbacks import with_settings
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.offsets import TaskId
 from standfast.replication.progress import WORK, LeaseProgress
+from standfast.replication.tail import log_care
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.replication.tail.open_log import disk_guard, open_log, parse_address
 from standfast.store.arguments import checked, flag_problems, list_problems, refuse

@@ -26,7 +26,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Headers
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.store.version import __version__
+from standfast.store.base.version import __version__
 from standfast.stream.record import Record
 from standfast.stream.trace import InHand, Process
 

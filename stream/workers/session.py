@@ -17,9 +17,9 @@ from typing import Any
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import Group, GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Left, newest
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import PartReport
-from standfast.replication.placement.pauses import Left, newest
 from standfast.replication.progress import LeaseProgress
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir

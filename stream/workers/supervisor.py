@@ -25,11 +25,11 @@ from pathlib import Path
 
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.kafka.callbacks import needs_this_process, with_settings
-from standfast.replication.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Settings
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.progress import WORK
+from standfast.replication.tail.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Traits
 from standfast.replication.topics.changelog import grow_changelogs

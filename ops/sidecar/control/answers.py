@@ -21,10 +21,10 @@ from standfast.ops.sidecar.engine.task_table import Table
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify.verify import committed_views, verify_task
+from standfast.store.base.version import __version__
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.names import few
 from standfast.store.specs import TRAITS
-from standfast.store.version import __version__
 from standfast.stream.task.task import Task
 
 Json = dict[str, Any]

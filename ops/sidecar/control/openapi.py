@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from standfast.ops.sidecar.control import schema as schemas
-from standfast.store.version import __version__
+from standfast.store.base.version import __version__
 
 VERSION = "3.1.0"
 _PLACE = re.compile(r"\{([a-z]+)\}")

@@ -34,9 +34,9 @@ from standfast.ops.sidecar.resp.requests import COMMAND_DEFAULT_BYTES
 from standfast.ops.sidecar.resp.scans import Cursors, Scans
 from standfast.ops.sidecar.resp.table import Table
 from standfast.ops.sidecar.resp.turns import Turns
+from standfast.store.base.version import __version__
 from standfast.store.errors import Held, InvalidRequest
 from standfast.store.log import as_event, logger
-from standfast.store.version import __version__
 
 THREADS = 4
 SCANS = THREADS - 1  # one is left for commits

@@ -11,9 +11,9 @@ from standfast.replication.kafka.members import Members, member_key, member_valu
 from standfast.replication.lease.renewal import BusyWatch
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Deaths
 from standfast.replication.placement.busy_lead import TURN_MS, TURNS_MAX, BusyLead, is_busy
 from standfast.replication.placement.model import Assignment, Copy, CopyState, Member, Round, Settings, View
-from standfast.replication.placement.pauses import Deaths
 from standfast.replication.placement.place import place
 from standfast.replication.placement.reasons import words
 from standfast.replication.progress import LOOP, LeaseProgress
