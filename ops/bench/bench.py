@@ -218,7 +218,7 @@ def _versions(log: BenchLog) -> Json:
     import platform
     from importlib.metadata import version
 
-    from standfast._version import __version__
+    from standfast.store.base.version import __version__
 
     if log.kind == SQLITE:
         from standfast.replication.embedded.db import SQLITE_VERSION

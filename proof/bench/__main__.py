@@ -24,8 +24,8 @@ from bench.step import BATCH, Step
 from standfast.ops.bench.bench import RECORDS, RUNS_HELP, Settings, add_sizes, run_bench
 from standfast.ops.bench.log import add_log
 from standfast.ops.cli.arguments import prints
-from standfast.ops.cli.command_line import EXIT_USAGE, run
-from standfast.ops.cli.parser import CommandParser
+from standfast.ops.command.command_line import EXIT_USAGE, run
+from standfast.ops.command.parser import CommandParser
 from standfast.ops.config.config import parse_duration
 from standfast.ops.shared.output import Output
 from standfast.stream.task.settings import LEASE_MIN_MS

@@ -21,7 +21,6 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.checkpoint import Order, Pointer, Request, order_records, request_record
 from standfast.replication.placement.explained import Codes, codes_of, moves_record, reasons_record
 from standfast.replication.placement.model import Assignment, Round
-from standfast.replication.placement.programs import Shapes, bounded
 from standfast.replication.placement.records import (
     Generation,
     PlacementState,
@@ -30,6 +29,7 @@ from standfast.replication.placement.records import (
     instances_of,
     report_record,
 )
+from standfast.replication.programs import Shapes, bounded
 from standfast.replication.topics.app_topics import PLACEMENT
 from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore

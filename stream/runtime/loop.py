@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from standfast.replication.fetch_limits import LIMITS
-from standfast.replication.lease.progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.progress import LOOP
 from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock
 from standfast.store.errors import (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.pauses import Left
+from standfast.replication.pauses import Left
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
 from standfast.stream.session.giving_up import GivenUp

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.demo.place import found_topics, names
 from standfast.ops.shared.process_id import identify
 from standfast.ops.tools.broker_state import running_broker

@@ -16,7 +16,7 @@ from standfast.ops.bench.child import key_numbers
 from standfast.ops.bench.log import BenchLog
 from standfast.ops.bench.measures import Bench
 from standfast.ops.bench.step import Step, key_of, values_of
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.shared.output import Output
 from standfast.store.errors import InternalError
 from support.bench import topics_of

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.demo.board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, BoardSettings
 from standfast.ops.demo.card import card, print_card
 from standfast.ops.demo.compare import Final, compare_finals, compare_store
