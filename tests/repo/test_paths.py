@@ -44,7 +44,7 @@ FILE = re.compile(rf"(?<![\w/.])(?:(?:{ROOM})/[a-z_/]+|standfast/[a-z_]+)\.py\b"
 
 
 def named_in(page: str) -> Iterator[tuple[str, str]]:
-    """(module, name in it) of each import path in a page; the name is "" for a module, or for what is one or a name."""
+    """(module, name in it) of each import path in a page; the name is "" for a module, and for a path that may be either."""
     for module, names in IMPORT.findall(page):
         yield from ((module, name) for name in names.split(", "))
     for dotted in DOTTED.findall(page):
@@ -52,7 +52,7 @@ def named_in(page: str) -> Iterator[tuple[str, str]]:
 
 
 def missing(module: str, name: str = "") -> str:
-    """What is wrong with a path; "" if it can be imported."""
+    """The reason why a path cannot be imported; "" if it can."""
     dotted = f"{module}.{name}" if name else module
     parent, _, last = dotted.rpartition(".")
     try:
@@ -66,7 +66,7 @@ def missing(module: str, name: str = "") -> str:
 def pages(repo_root: Path, repo_files: list[str]) -> dict[str, str]:
     kinds = (".md", ".py")
     names = [one for one in repo_files if one.startswith(("docs/", "examples/")) and one.endswith(kinds)]
-    names += ["README.md", "SECURITY.md"]  # CHANGELOG.md names what was
+    names += ["README.md", "SECURITY.md"]  # CHANGELOG.md names former paths
     return {name: (repo_root / name).read_text(encoding="utf-8") for name in names}
 
 
