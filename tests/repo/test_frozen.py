@@ -18,7 +18,8 @@ from repo.test_tidy import ROOMS, Source, imports, our_path
 
 pytestmark = pytest.mark.xdist_group("sources")  # one process parses the sources once
 
-STARTS = ("standfast/__init__.py", "standfast/__main__.py", "restore/spark_data_source.py")  # Spark reads the last one
+# Spark reads the last one.
+STARTS: tuple[str, ...] = ("standfast/__init__.py", "standfast/__main__.py", "restore/spark_data_source.py")
 PROGRAM_OF_CHILD = "a program that a child process runs"
 # Modules that no import statement reaches from there -> why.
 NAMED_ONLY = {
