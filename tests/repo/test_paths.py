@@ -44,7 +44,7 @@ FILE = re.compile(rf"(?<![\w/.])(?:(?:{ROOM})/[a-z_/]+|standfast/[a-z_]+)\.py\b"
 
 
 def named_in(page: str) -> Iterator[tuple[str, str]]:
-    """(module, name in it) of each import path in a page; the name is "" for a module, and for a path that may be either."""
+    """(module, name in it) of each import path in a page; the name is "" for a module, or a path of either."""
     for module, names in IMPORT.findall(page):
         yield from ((module, name) for name in names.split(", "))
     for dotted in DOTTED.findall(page):
