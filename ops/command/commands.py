@@ -20,7 +20,7 @@ COMMANDS = (
 
 
 def register_of(command: str) -> Register:
-    """What adds one of COMMANDS to a parser, with the others of its module."""
+    """The function that adds one of COMMANDS to a parser, with the others of its module."""
     match command:
         case "serve" | "drain":
             from standfast.ops.cli.process.serve import register

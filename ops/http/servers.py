@@ -1,4 +1,4 @@
-"""What `stream/http_servers.py` asks for: the servers of `http_port=`. The front door names this module.
+"""The servers of `http_port=`, as `stream/http_servers.py` declares them. The front door names this module.
 
 Rules of this file: it makes them, and decides nothing. Those of worker processes are imported where there are some.
 """

@@ -1,1 +1,1 @@
-"""What every room may need and no store is made of."""
+"""Parts that every room may need, and of which no store is made."""

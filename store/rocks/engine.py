@@ -335,6 +335,7 @@ class RocksEngine:
             return self._begun(rows, family, start, end, reverse)
         except BaseException as error:
             # An exception of a signal handler, too: its frames hold the iterator, which keeps the directory's LOCK.
+            # Not by `letting_go`, which would cost a fifth of a short scan.
             clear_frames(error)
             raise
 

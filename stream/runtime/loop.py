@@ -444,9 +444,9 @@ class Loop:
     def _reopen_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._reopen_at |= dict.fromkeys(self._deadly.due(self._session.held_tasks()), now_ms)
-        for task_id, at_ms in list(self._reopen_at.items()):
+        for task_id in [one for one, at_ms in self._reopen_at.items() if at_ms <= now_ms]:
             task = self._session.held_tasks().get(task_id)
-            if now_ms < at_ms or (task is not None and task.leaving):
+            if task is not None and task.leaving:
                 continue
             del self._reopen_at[task_id]
             if task is None or task.state not in GONE:

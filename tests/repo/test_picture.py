@@ -1,6 +1,6 @@
 """The picture of the folders in docs/internals/architecture.md is the folders on disk, with their imports.
 
-    name/   what it is   imports     two blanks before a folder of a room, four before a folder in one
+    name/   description   imports    two blanks before a folder of a room, four before a folder in one
                                      on the right: the nearest folders of the same room; these import the others
 
 Rules of this file: as in `test_tidy.py`. Imports through names in strings count too; aliases and the imports of lower
