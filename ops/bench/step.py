@@ -11,7 +11,7 @@ import random
 import resource
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,12 +39,6 @@ LAG_MS = str(24 * 3_600_000)
 Measured: TypeAlias = dict[str, Any]
 
 
-def _session_default() -> int:
-    from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES  # here, as in `session_of`
-
-    return RESTORE_MEMORY_DEFAULT_BYTES
-
-
 @dataclass(frozen=True)
 class Step:
     """One step of a benchmark. Sizes in bytes; `versions` records a key, `order` "near" or "far" from each other."""
@@ -61,7 +55,7 @@ class Step:
     log: str = ""  # address of the log; without one, each run has an embedded one in its folder
     app: str = APP  # its topics begin with this
     workers: int | None = None  # threads of a bulk restore; 0: batches
-    restore_memory_bytes: int = field(default_factory=_session_default)
+    restore_memory_bytes: int = 512 << 20  # a session's default, whose module is slow to import
     tasks: int = 1  # that share the records
 
     @property

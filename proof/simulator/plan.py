@@ -57,12 +57,12 @@ def draw_plan(seed: int) -> Plan:
     program = TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program")
     program = DELETES if draws.below(8, "deletes") == 0 else program
     faults = list(draw_faults(draws, machines, 1_000, FEED_MS))
-    if program == DELETES:
-        faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     snapshots = draws.below(3, "snapshots") == 0
     # An application writes to the log by one of two calls: where a fault is at one of them, it decides.
     called: list[Guarantee] = [BY_CALL[fault.call] for fault in (faults[-1], faults[0]) if fault.call in BY_CALL]
     guarantee = called[0] if called else draws.choice(GUARANTEES, "guarantee")
+    if program == DELETES:
+        faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     # A standby takes over at once: a fault that waits for a restore for long needs worlds without them.
     cold = any(fault.stays_ms > STAYS_MS for fault in faults)
     plan = Plan(

@@ -19,6 +19,7 @@ from standfast.ops.bench.step import Step, key_of, values_of
 from standfast.ops.command.command_line import main
 from standfast.ops.shared.output import Output
 from standfast.store.errors import InternalError
+from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES
 from support.bench import topics_of
 
 slow = pytest.mark.slow
@@ -189,6 +190,10 @@ def test_keys_and_values_have_the_sizes_asked_for() -> None:
     assert {len(key_of(number, 16)) for number in range(100)} == {16}
     assert len({key_of(number, 8) for number in range(1_000)}) == 1_000
     assert {len(value) for value in values_of(100)} == {100}
+
+
+def test_bench_takes_the_memory_of_a_restore_that_a_session_takes_by_default() -> None:
+    assert Step("restore", "", 1, 1, 1, 1).restore_memory_bytes == RESTORE_MEMORY_DEFAULT_BYTES
 
 
 def test_bench_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
