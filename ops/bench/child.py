@@ -21,9 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from standfast.ops.bench.step import (
-    FETCH_RECORDS,
     FILL_RECORDS,
-    NEAR_RECORDS,
     READY_S,
     START_MS,
     STORE,
@@ -33,7 +31,7 @@ from standfast.ops.bench.step import (
     address_of,
     bench_store,
     key_of,
-    memory_bytes,
+    peak_rss_bytes,
     session_of,
     timed,
     values_of,
@@ -42,19 +40,16 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.changelog import changelog_policy
-from standfast.store.clock import SystemClock
 from standfast.store.process.child import json_line
 from standfast.store.process.parent import Parent
-from standfast.stream.session.session import Session
+
+FETCH_RECORDS = 5_000
+NEAR_RECORDS = 10_000  # all versions of a key lie within so many records
 
 
-def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
-    """Key number of each record. "far": every key once, in one order, then all again. "near": shuffled in stretches."""
+def key_numbers(records: int, versions: int) -> Iterator[int]:
+    """Key number of each record, shuffled in stretches that have all versions of their keys."""
     distinct = max(records // versions, 1)
-    if order == "far":
-        for number in range(records):
-            yield number % distinct
-        return
     span = max(min(NEAR_RECORDS, records) // versions, 1)
     for first in range(0, distinct, span):
         numbers = list(range(first, min(first + span, distinct))) * versions
@@ -71,9 +66,8 @@ def fill(step: Step) -> Measured:
         log.admin.create_topic(step.source, step.tasks, TopicPolicy())
         log.admin.create_topic(step.changelog.topic, step.tasks, changelog_policy(bench_store()))
         producer = log.producer()
-        started_ms = SystemClock().monotonic_ms()
         batches: dict[TopicPartition, list[Outgoing]] = {}
-        for number, key in enumerate(key_numbers(step.records, step.versions, step.order)):
+        for number, key in enumerate(key_numbers(step.records, step.versions)):
             record = Outgoing(key_of(key, step.key_bytes), values[number % VALUES], START_MS + number)
             batches.setdefault(changelogs[number % step.tasks], []).append(record)
             if (number + 1) % FILL_RECORDS == 0:
@@ -81,21 +75,19 @@ def fill(step: Step) -> Measured:
                 batches = {}
         if batches:
             producer.append(batches)
-        end = sum(bounds.end for bounds in log.reader().bounds(changelogs).values())
-        return {"records": end, "elapsed_ms": SystemClock().monotonic_ms() - started_ms}
+    return {"records": step.records}
 
 
 def read_log(step: Step) -> Measured:
     """Fetch the whole changelog: the bound that no restore can beat."""
-    changelog = step.changelog
     with closing(open_log(address_of(step))) as log:
         reader = log.reader()
-        begin, end = reader.bounds([changelog])[changelog]
+        begin, end = reader.bounds([step.changelog])[step.changelog]
 
         def run() -> None:
-            reader.assign({changelog: begin})
+            reader.assign({step.changelog: begin})
             # By position: on Kafka, ends of transactions take offsets, too.
-            while reader.assignment()[changelog] < end:
+            while reader.assignment()[step.changelog] < end:
                 reader.fetch(FETCH_RECORDS)
 
         return timed(run, end - begin)
@@ -105,20 +97,14 @@ def read_bare(step: Step) -> Measured:
     """Consume the whole changelog with the Kafka client alone, from its making to the last record."""
     from standfast.replication.kafka.bare import consume_bare
 
-    changelog = step.changelog
-    with closing(open_log(address_of(step))) as log:
-        end = log.reader().bounds([changelog])[changelog].end
     found: list[int] = []
-    measured = timed(lambda: found.append(consume_bare(address_of(step), changelog, end)), end)
-    assert found == [end], f"{found[0]} of {end} records came"
+    measured = timed(lambda: found.append(consume_bare(address_of(step), step.changelog, step.records)), step.records)
+    assert found == [step.records], f"{found[0]} of {step.records} records came"
     return measured
 
 
 def restore(step: Step) -> Measured:
     """From the assignment of a cold task to its open gate: fencing, plan, replay."""
-    with closing(open_log(address_of(step))) as log:
-        log.admin.create_topic(step.source, 1, TopicPolicy())
-        records = log.reader().bounds([step.changelog])[step.changelog].end
     # No lease process: only the restore is measured.
     session = session_of(
         step,
@@ -133,28 +119,11 @@ def restore(step: Step) -> Measured:
         session.assign(active=[0])
         session.wait_ready(READY_S)
 
-    before = memory_bytes("VmRSS")
-    try:
-        measured = timed(run, records)
-        measured["peak_rss_bytes"] = memory_bytes("VmHWM")
-        measured["rss_before_bytes"] = before
-        measured |= _of_workers(session)
-        store = session.task(0).store(STORE)
-        last = key_of(max(records // step.versions, 1) - 1, step.key_bytes)
-        assert store.get(last) is not None, "a restored key is missing"
-        return measured
-    finally:
-        session.close()
-
-
-def _of_workers(session: Session) -> Measured:
-    """Figures of the workers of a bulk restore."""
-    bulk = session.statistics().bulk
-    return {
-        "workers": bulk.workers_max if bulk.runs else 0,
-        "runs_ingested": bulk.runs,
-        "worker_peak_rss_bytes": bulk.worker_peak_rss_bytes,
-    }
+    with closing(session):
+        measured = timed(run, step.records) | {"peak_rss_bytes": peak_rss_bytes()}
+        last = key_of(max(step.records // step.versions, 1) - 1, step.key_bytes)
+        assert session.task(0).store(STORE).get(last) is not None, "a restored key is missing"
+        return measured | {"in_bulk": session.statistics().bulk.runs > 0}
 
 
 def main(arguments: list[str]) -> int:

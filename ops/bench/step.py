@@ -26,11 +26,8 @@ from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 APP = "bench"
 STORE = "store"
-KEY_BYTES, VALUE_BYTES, VERSIONS = 16, 100, 4  # the data set of the figures in README
 FILL_RECORDS = 5_000
-FETCH_RECORDS = 5_000
 VALUES = 1_000  # different values; records take them in turn
-NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many records
 READY_S = 3_600.0
 START_MS = 1_356_998_400_000
 LAG_MS = str(24 * 3_600_000)
@@ -40,7 +37,7 @@ Measured: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a benchmark. Sizes in bytes; `versions` records a key, `order` "near" or "far" from each other."""
+    """One step of a benchmark. Sizes in bytes; `versions` is the number of records a key."""
 
     step: str
     folder: str
@@ -50,7 +47,6 @@ class Step:
     memory_bytes: int
     run: int = 0
     versions: int = 1
-    order: str = "far"
     log: str = ""  # address of the log; without one, each run has an embedded one in its folder
     app: str = APP  # its topics begin with this
     workers: int | None = None  # threads of a bulk restore; 0: batches
@@ -111,40 +107,23 @@ def session_of(step: Step, state: str, **settings: Any) -> Session:
 
 
 def timed(run: Callable[[], None], count: int) -> Measured:
-    """Run it once: wall time, processor time of all threads, and how long threads waited for a processor."""
-    clock = SystemClock()
-    waited, used = _waited_ms(), resource.getrusage(resource.RUSAGE_SELF)
+    """Run it once: wall time, and processor time of all threads."""
+    clock, used = SystemClock(), resource.getrusage(resource.RUSAGE_SELF)
     started_ms = clock.monotonic_ms()
     run()
     # A rate needs a duration above zero.
     elapsed_ms = max(clock.monotonic_ms() - started_ms, 1)
     after = resource.getrusage(resource.RUSAGE_SELF)
-    now_waited = _waited_ms()
     return {
         "records": count,
         "elapsed_ms": elapsed_ms,
         "rate": count * 1_000 / elapsed_ms,
         "cpu_ms": round((after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) * 1_000),
-        "waited_for_cpu_ms": None if waited is None or now_waited is None else round(now_waited - waited),
     }
 
 
-def _waited_ms() -> float | None:
-    """Milliseconds for which threads of this process were ready to run and had no processor; None if unknown."""
-    total_ns = 0
-    try:
-        for thread in Path("/proc/self/task").iterdir():
-            # The second field is the time on a run queue.
-            total_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-    return total_ns / 1e6
-
-
-def memory_bytes(name: str) -> int | None:
-    """A line of /proc/self/status in bytes; VmHWM is the largest resident size so far. None where there is none."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)
+def peak_rss_bytes() -> int:
+    """The largest resident size of this process so far."""
+    # Not `ru_maxrss`, which counts that of the process that started this one, too.
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))

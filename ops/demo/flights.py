@@ -13,10 +13,10 @@ import csv
 import gzip
 import io
 import zipfile
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +52,11 @@ class FlightData:
     without_aircraft: int
     flights: tuple[Flight, ...]
 
+    def out_of_order(self) -> int:
+        """Number of flights whose event time is before that of an earlier one."""
+        times = [one.scheduled for one in self.flights]
+        return sum(time < newest for time, newest in zip(times, accumulate(times, max), strict=True))
+
 
 def read_flights(name: str, limit: int | None = None) -> FlightData:
     """Read `sample` or `full`, at most the first `limit` flights that left.
@@ -79,14 +84,6 @@ def parse_flights(name: str, source: str, text: str, limit: int | None = None) -
             raise Corruption(f"{source}, line {line}: not a flight ({error!r}): restore the file") from error
     flights.sort(key=_departure_order)
     return FlightData(name, source, rows, cancelled, without_aircraft, tuple(flights[:limit]))
-
-
-def out_of_order(times: Iterable[int]) -> Iterator[bool]:
-    """For each event time: whether a later one came before it."""
-    newest: int | None = None
-    for time in times:
-        yield newest is not None and time < newest
-        newest = time if newest is None else max(newest, time)
 
 
 def _departure_order(flight: Flight) -> int:

@@ -1,13 +1,13 @@
 """The result of the demo: one JSON document, from which `--json` and the card are made, and whether it is good.
 
-    fed           the data: rows of the file, those skipped, and those fed
-    scale_out     tasks that C took by warm hand-overs; `longest_pause_ms` of one, from its close to its start at C
+    log           the place (place.py)
+    fed           the data: rows of the file, those skipped, and those fed; grace and retention; the guarantee
+    joined        tasks that B took by warm hand-overs; `longest_pause_ms` of one, in which no process processed it
     takeover      the kill of A and the take-over of its tasks (course.py)
-    processed     flights by process; those that A had not committed when it was killed twice
-    board         effects of windows and punctuation (run.py)
-    returned      A after it came back: changelog records it had missed, tasks that it got, whether its stores are equal
-    comparison    stores against the plain computation, finals: results against it (compare.py)
-    offsets, verify, cold_restore, digests    the other checks (check.py)
+    returned      the same as `joined`, of A after it came back
+    board         the live board at the end
+    stores        each store against the plain computation, with its digest; finals: results against it (compare.py)
+    offsets, verify, cold_restore    the other checks (check.py)
     spark         the run of Spark (spark.py); null: it was left out
 
 Rules of this file: plain data; times in milliseconds as named, JSON names are a contract ("schema").
@@ -15,30 +15,10 @@ Rules of this file: plain data; times in milliseconds as named, JSON names are a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from shlex import quote
 from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
-SCHEMA = "standfast.demo/3"
-
-
-@dataclass(frozen=True, slots=True)
-class LogUsed:
-    """The log. `kind` is embedded or kafka; a broker that the demo started has its version, pid and time to start.
-
-    On a shared cluster all names begin with `prefix`, `topics` are those that the demo makes there, and `removed`
-    says whether they were deleted at the end.
-    """
-
-    kind: str
-    address: str
-    prefix: str = ""
-    kafka: str | None = None
-    pid: int | None = None
-    started_ms: int | None = None
-    topics: tuple[str, ...] = ()
-    removed: bool = False
+SCHEMA = "standfast.demo/4"
 
 
 def judged(result: Json, spark: str) -> Json:
@@ -54,34 +34,29 @@ def judged(result: Json, spark: str) -> Json:
 
 def problems(result: Json) -> list[str]:
     """Every deviation of the result from the expected one; empty if all is well."""
-    compared, finals, board, verified = (result[name] for name in ("comparison", "finals", "board", "verify"))
-    offsets, spark, late = result["offsets"], result["spark"], board["late_windows"] + board["late_dropped"]
-    found = [example for one in compared["stores"].values() for example in one["examples"]]
-    if compared["differences"]:
-        found.append(f"{compared['differences']} differences to the plain computation")
-    found += finals["examples"]
-    if finals["differences"]:
-        found.append(f"{finals['differences']} final results are not given once, in order and with the right values")
-    if late:
-        found.append(f"{late} updates came too late for their window")
-    if not offsets["equal"]:
-        found.append(f"committed offsets {offsets['committed']} are not the records fed {offsets['expected']}")
-    if verified["unequal"] or verified["mismatches"]:
-        found.append(
-            f"{verified['mismatches']} rows differ between stores and changelogs; "
-            f"{verified['unequal']} of {verified['stores']} stores were not found equal"
-        )
+    finals, verified, spark, fed = (result[name] for name in ("finals", "verify", "spark", "fed"))
+    exact, compared = fed["guarantee"] == "exactly_once", [*result["stores"].values(), finals]
+    found = [example for one in compared for example in one["examples"]]
+    if differs := sum(map(differences, compared)):
+        found.append(f"{differs} differences to the plain computation")
+    if exact and finals["repeated"]:
+        found.append(f"{finals['repeated']} final results were given again")
+    counted = result["board"]["flights"]
+    if counted < fed["records"] or (exact and counted > fed["records"]):
+        found.append(f"{counted} flights were counted, {fed['records']} were fed")
+    if result["offsets"]["committed"] != result["offsets"]["expected"]:
+        found.append("committed offsets {committed} are not the records fed {expected}".format(**result["offsets"]))
+    if verified["unequal"]:
+        found.append(f"{verified['unequal']} of {verified['stores']} stores are not equal to their changelogs")
     if not result["cold_restore"]["equal"]:
         found.append("the cold restore has other digests than the live stores")
     if spark and spark["verdict"] != "equal":
         found.append(f"the run of Spark ended {spark['verdict']}: {spark['differences']} rows differ")
     if spark and spark["same_digest"] != spark["rebuilt"]:
         found.append("rows that Spark rebuilt have other digests than the live stores")
-    if not result["returned"]["equal"]:
-        found.append("the stores of A, which came back, have other digests than those of B")
     return found
 
 
-def removal_line(address: str, prefix: str) -> str:
-    """The command that lists, and with --yes removes, all topics of a demo with this prefix."""
-    return f"standfast demo --log {quote(address)} --prefix {prefix} --remove"
+def differences(compared: Json) -> int:
+    """Rows of a comparison that differ in any way."""
+    return int(compared["missing"] + compared["extra"] + compared["different"])
