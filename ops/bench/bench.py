@@ -10,31 +10,32 @@ Rules of this file: arguments, and tables for people; the measures are made in `
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from standfast._version import __version__
 from standfast.ops.cli.arguments import prints
 
 if TYPE_CHECKING:
-    from standfast.ops.bench.measures import Bench
-    from standfast.ops.bench.step import Step
+    from standfast.ops.demo.place import Place
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/2"
-RECORDS = 1_000_000
-SIZES = ("records", "key_bytes", "value_bytes", "memory_bytes")
+RECORDS, RUNS = 1_000_000, 3
 # Keys are digests of blake2b; shorter ones than 8 bytes would collide.
 KEY_BYTES_MIN, KEY_BYTES_MAX = 8, 64
 VALUE_BYTES_MAX = 1_000_000
-MEMORY_BYTES_MIN = 16 << 20
 KEY_BYTES, VALUE_BYTES, VERSIONS = 16, 100, 4  # the data set of the figures in README
-WORKERS_MAX = 99
-RUNS = 3
 MIB = 1 << 20
+MEMORY_BYTES_MIN = 16 * MIB
+WORKERS_MAX = 99
+SIZES = ("records", "key_bytes", "value_bytes", "memory_bytes")  # fields of every step
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,26 +49,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="restore")
     text = "restore a store from its changelog"
     command = commands.add_parser("restore", help=text, description=f"Measure: {text}.")
+    add_restore(command)
+    prints(command, run_restore, "json", "wide")
+
+
+def add_restore(command: argparse.ArgumentParser) -> None:
+    """The arguments of the bench of restores."""
     add_sizes(command)
     add_log(command)
-    add = command.add_argument
+    add, workers = command.add_argument, numbers(0, WORKERS_MAX)
     add("--versions", type=number(), default=VERSIONS, metavar="N", help=f"records of one key ({VERSIONS})")
-    add(
-        "--workers",
-        type=numbers(0, WORKERS_MAX),
-        default=[],
-        metavar="LIST",
-        help="threads of a bulk restore, 0 for batches, as 0,1,2 (a session's)",
-    )
-    add(
-        "--restore-memory",
-        dest="restore_memory_bytes",
-        type=size,
-        default=512 * MIB,
-        metavar="SIZE",
-        help="memory for rows in all of them (512MiB)",
-    )
-    prints(command, run_restore, "json", "wide")
+    text = "threads of a bulk restore, 0 for batches, as 0,1,2 (a session's)"
+    add("--workers", type=workers, default=[], metavar="LIST", help=text)
+    text = "memory for rows in all of them (512MiB)"
+    add("--restore-memory", dest="restore_memory_bytes", type=size, default=512 * MIB, metavar="SIZE", help=text)
 
 
 def add_sizes(command: argparse.ArgumentParser, records: int = RECORDS, runs: int = RUNS) -> None:
@@ -94,9 +89,8 @@ def number(low: int = 1, high: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         found = int(text) if text.isdecimal() else -1
         if found < low or (high is not None and found > high):
-            raise argparse.ArgumentTypeError(
-                f"is {text!r}: give {low}" + (" or more" if high is None else f" to {high}")
-            )
+            most = " or more" if high is None else f" to {high}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not possible: give {low}{most}")
         return found
 
     return parse
@@ -109,15 +103,15 @@ def numbers(low: int, high: int) -> Callable[[str], list[int]]:
 
 
 def size(text: str) -> int:
-    """Type of an argument that is a size in bytes."""
+    """Type of an argument that is a size of memory in bytes."""
     from standfast.ops.config.config import parse_size
 
     try:
         found = parse_size(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"is {text!r}: {error}") from None
+        raise argparse.ArgumentTypeError(str(error)) from None
     if found < MEMORY_BYTES_MIN:
-        raise argparse.ArgumentTypeError(f"is {text!r}: give {MEMORY_BYTES_MIN // MIB}MiB or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not possible: give {MEMORY_BYTES_MIN // MIB}MiB or more")
     return found
 
 
@@ -128,58 +122,56 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
 
     # As many records as fit the number of versions: every key then has exactly that many.
     args.records = max(args.records // args.versions, 1) * args.versions
-    return run_bench(args, out, Bench, Step, ("versions", "restore_memory_bytes"), ("workers",))
-
-
-def run_bench(
-    args: argparse.Namespace,
-    out: Output,
-    kind: type[Bench],
-    step: type[Step],
-    fields: tuple[str, ...],
-    others: tuple[str, ...] = (),
-) -> int:
-    """Make the measures of the command, and print them. `fields` of the arguments are fields of the step, too."""
-    from standfast.ops.demo.place import EMBEDDED, check_place, place_for
-
-    check_place(log := getattr(args, "log", EMBEDDED))
-    own = {name: getattr(args, name) for name in (*SIZES, *fields)}
-    settings = own | {name: getattr(args, name) for name in ("runs", *others)}
-    with _folder(args.dir) as folder, place_for(log, "standfast-bench", folder, out.note) as place:
-        address = "" if place.kind == EMBEDDED else place.address
-        first = step(step="", folder=str(folder), log=address, app=place.prefix or "bench", **own)
-        measures, ratios = getattr(kind(settings, place, first, out), args.bench_command)()
-    document = {
-        "schema": SCHEMA,
-        "bench": args.bench_command,
-        "settings": settings,
-        "log": {"kind": place.kind, "kafka": place.kafka},
-        "versions": _versions(),
-        "measures": measures,
-        "ratios": ratios,
-    }
+    own = {name: getattr(args, name) for name in (*SIZES, "versions", "restore_memory_bytes")}
+    settings = own | {"runs": args.runs, "workers": args.workers}
+    with opened(args.log, args.dir, out) as (place, where):
+        measures = Bench(settings, place, Step(step="", **where, **own), out).restores()
+    document = document_of("restore", settings, place, measures)
     out.document(document)
     show(document, out)
     return 0
 
 
+@contextmanager
+def opened(log: str, parent: Path | None, out: Output) -> Iterator[tuple[Place, Json]]:
+    """The log of a bench, and the fields of a step that say where it works."""
+    from standfast.ops.demo.place import EMBEDDED, check_place, place_for
+
+    check_place(log)
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="standfast-bench-", dir=parent) as name:
+        folder = Path(name).absolute()
+        with place_for(log, "standfast-bench", folder, out.note) as place:
+            address = "" if place.kind == EMBEDDED else place.address
+            yield place, {"folder": str(folder), "log": address, "app": place.prefix or "bench"}
+
+
+def document_of(bench: str, settings: Json, place: Place, measures: list[Json]) -> Json:
+    """The document of a bench."""
+    return {
+        "schema": SCHEMA,
+        "bench": bench,
+        "settings": settings,
+        "log": {"kind": place.kind, "kafka": place.kafka},
+        "versions": {"standfast": __version__, "python": platform.python_version(), "cores": os.cpu_count()},
+        "measures": measures,
+    }
+
+
 def show(document: Json, out: Output) -> None:
     """Tables for people."""
     # Figures without goals: machine, load and needs of users are others than those that our goals are set for.
-    settings = document["settings"]
+    settings, versions = document["settings"], document["versions"]
     out.line(
         f"{settings['records']:,} records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
         f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, memory {settings['memory_bytes'] // MIB} MiB, "
         f"{document['log']['kind']} log"
     )
-    out.line(", ".join(f"{name} {version}" for name, version in document["versions"].items()))
+    out.line(", ".join(f"{name} {version}" for name, version in versions.items()))
     columns = ("measure", "median", "slowest", "fastest", "unit", "CPU us a record", "peak MiB", "what")
     rows = [_cells(one) for one in document["measures"]]
     out.table(columns, rows, right=(*columns[1:4], *columns[5:7]), fold=("what",), wide=("what",))
-    for ratio in document["ratios"]:
-        out.line(
-            f"{ratio['name']}: {ratio['value']:.2f} (rounds {ratio['min']:.2f} to {ratio['max']:.2f}; {ratio['what']})"
-        )
 
 
 def _cells(one: Json) -> list[str]:
@@ -189,21 +181,3 @@ def _cells(one: Json) -> list[str]:
     used = "" if one.get("cpu_us") is None else f"{one['cpu_us']:.1f}"
     peak = "" if one.get("peak_rss_bytes") is None else str(one["peak_rss_bytes"] // MIB)
     return [one["name"], *figures, one["unit"], used, peak, one["what"]]
-
-
-@contextmanager
-def _folder(parent: Path | None) -> Iterator[Path]:
-    if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="standfast-bench-", dir=parent) as name:
-        yield Path(name).absolute()
-
-
-def _versions() -> Json:
-    import os
-    import platform
-
-    from standfast._version import __version__
-
-    versions = {"standfast": __version__, "python": platform.python_version()}
-    return versions | {"platform": platform.platform(), "cores": os.cpu_count()}

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, ClassVar, TypeAlias
 
 from standfast.ops.bench.step import Step, start
-from standfast.ops.demo.place import EMBEDDED, Place
+from standfast.ops.demo.place import Place
 from standfast.ops.shared.output import Output
 from standfast.store.errors import InternalError
 
@@ -30,37 +30,33 @@ LOOK_MS = 1_000
 class Bench:
     """One call of the command: its settings, its log, and the step that all its runs vary."""
 
-    program: ClassVar[str] = "standfast.ops.bench.child"
+    program: ClassVar[str] = "standfast.ops.bench.step"
     settings: Json
     place: Place
     step: Step
     out: Output
 
-    def restore(self) -> tuple[list[Json], list[Json]]:
-        """Restores, each beside the speed at which the same log can be read at all."""
+    def restores(self) -> list[Json]:
+        """Restores of distinct keys, and of several versions a key."""
         cases = {"restore_distinct": replace(self.step, versions=1)}
         if self.step.versions > 1:
             cases["restore_versions_near"] = self.step
-        measures, ratios = [], []
+        measures = []
         for name, case in cases.items():
             what = "distinct keys" if case.versions == 1 else f"{case.versions} versions a key, near each other"
             case = replace(case, folder=str(Path(case.folder) / name), app=f"{case.app}-{name.replace('_', '-')}")
             self._run(replace(case, step="fill"), f"fill the log: {what}")
-            # As a session does it, or with each number of workers in the arguments.
-            ways = {f"{name}_workers_{one}": one for one in self.settings["workers"]} or {name: None}
-            yardstick = "log" if self.place.kind == EMBEDDED else "bare"
-            sides = [replace(case, step=yardstick)]
-            sides += [replace(case, step="restore", workers=workers) for workers in ways.values()]
-            raw, *found = self._rounds([(f"{one.step}: {what}", one) for one in sides])
+            sides = self._sides(name, case)
+            found = self._rounds([(f"{side}: {what}", step) for side, step in sides.items()])
+            measures += [self._measure(side, what, runs) for side, runs in zip(sides, found, strict=True)]
             shutil.rmtree(case.folder, ignore_errors=True)
             self.place.forget(case.app)
-            read = self._measure(f"{name}_{yardstick}", f"the same log read and thrown away; {what}", raw)
-            text = f"empty directory until the gate is open; {what}"
-            restored = [self._measure(way, text, runs) for way, runs in zip(ways, found, strict=True)]
-            measures += [*restored, read]
-            share = "share of the speed at which the log can be read at all"
-            ratios += [self._ratio(one, read, share) for one in restored]
-        return measures, ratios
+        return measures
+
+    def _sides(self, name: str, case: Step) -> dict[str, Step]:
+        """The restores of a case by name: as a session does it, or with each number of workers in the arguments."""
+        ways = {f"{name}_workers_{number}": number for number in self.settings["workers"]} or {name: None}
+        return {way: replace(case, step="restore", workers=workers) for way, workers in ways.items()}
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -109,10 +105,3 @@ class Bench:
             "peak_rss_bytes": max(peaks) or None,
             "runs": runs,
         }
-
-    def _ratio(self, measure: Json, other: Json, what: str) -> Json:
-        """The median over the rounds: sides of one round meet the same other work of the machine, runs apart do not."""
-        rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
-        name = f"{measure['name']} / {other['name']}"
-        figures = {"value": median(rounds), "min": min(rounds), "max": max(rounds), "rounds": rounds}
-        return {"name": name, **figures, "what": what}

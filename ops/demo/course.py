@@ -40,7 +40,7 @@ BOARDS = 4  # lines with the live board
 
 @dataclass(slots=True)
 class Course:
-    """The part with live processes. `found` has its parts of the demo's document once `run` returned."""
+    """The part with live processes."""
 
     folder: Path
     log: str
@@ -48,44 +48,48 @@ class Course:
     feeder: Feeder
     view: LogView
     say: Callable[[str], None]
-    advance: Callable[[int], None]
     clock: Clock
-    found: Json = field(default_factory=dict)
     _live: dict[str, ChildProcess[Any]] = field(default_factory=dict)
     _ids: dict[str, str] = field(default_factory=dict)  # of the instances, by process
-    _seen: Seen | None = None
+    _seen: Seen = field(init=False)
+    _advance: Callable[[int], None] = field(init=False)
     _committed: int = 0
     _boards: int = 0
 
-    def run(self) -> None:
-        """Run from the start of A to the clean stop of both."""
-        total = self.feeder.total
-        self._start("a")
-        self._until("A to run every task", lambda: len(self._tasks("a")) == TASKS)
-        self.say(f"A runs all {TASKS} tasks")
-        self._until("a quarter of the flights", lambda: self._committed >= total // 4, feed_to=total // 2)
-        self.found["joined"] = self._joined("b", total // 2)
-        self._until("half of the flights", lambda: self._committed >= total // 2, feed_to=total // 2)
-        self._fail_over()
-        self.found["returned"] = self._joined("a", total)
-        self._until("every flight", self._done, feed_to=total)
-        self.say(f"all {total:,} flights are committed; {board_line(self.view.board())}")
-        self._stop("a")
-        self._until("B to run every task", lambda: len(self._tasks("b")) == TASKS)
-        self._stop("b")
-        self.say("both processes stopped cleanly")
+    def run(self, advance: Callable[[int], None]) -> Json:
+        """Run from the start of A to the clean stop of both; leaves no process behind, whatever happens.
 
-    def abandon(self) -> None:
-        """End all processes."""
-        # Last started first: a standby must not take over while the others end.
-        for child in reversed(self._live.values()):
-            child.kill()
+        Parts of the demo's document. `advance` gets numbers of committed flights.
+        """
+        self._advance, total = advance, self.feeder.total
+        try:
+            self._look()
+            self._start("a")
+            self._until("A to run every task", lambda: len(self._tasks("a")) == TASKS)
+            self.say(f"A runs all {TASKS} tasks")
+            self._until("a quarter of the flights", lambda: self._committed >= total // 4, feed_to=total // 2)
+            joined = self._joined("b", total // 2)
+            self._until("half of the flights", lambda: self._committed >= total // 2, feed_to=total // 2)
+            self._until("A and B to share the tasks", self._is_shared)
+            takeover = self._fail_over()
+            returned = self._joined("a", total)
+            self._until("every flight", self._done, feed_to=total)
+            self.say(f"all {total:,} flights are committed; {board_line(self.view.board())}")
+            self._stop("a")
+            self._until("B to run every task", lambda: len(self._tasks("b")) == TASKS)
+            self._stop("b")
+            self.say("both processes stopped cleanly")
+            return {"joined": joined, "takeover": takeover, "returned": returned, "board": self.view.board()}
+        finally:
+            # Last started first: a standby must not take over while the others end.
+            for child in reversed(self._live.values()):
+                child.kill()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _joined(self, name: str, feed_to: int) -> Json:
         """Start a process, until it has its share of the tasks; the flights go on meanwhile."""
-        generation = self._placement.generation
+        generation = self._seen.generation
         self._start(name)
         self._until(f"A and B to share the tasks, {name.upper()} being new", self._is_shared, feed_to=feed_to)
         moves = self._moves(MoveKind.HAND_OVER, name, generation)
@@ -96,7 +100,7 @@ class Course:
         )
         return {"tasks": len(moves), "longest_pause_ms": pause_ms}
 
-    def _fail_over(self) -> None:
+    def _fail_over(self) -> Json:
         """Kill A in the middle of its work, until B runs all of its tasks."""
         waiting = 0
         while not waiting and self.feeder.fed < self.feeder.total:
@@ -105,7 +109,7 @@ class Course:
             self.clock.sleep_ms(KILL_AFTER_MS)
             self._look()
             waiting = self.feeder.fed - self._committed
-        tasks, generation, finals = self._tasks("a"), self._placement.generation, len(self.view.finals())
+        tasks, generation, finals = self._tasks("a"), self._seen.generation, len(self.view.finals())
         killed_ms, killed_wall_ms = self.clock.monotonic_ms(), self.clock.wall_ms()
         self._live.pop("a").kill()
         committed = self._committed
@@ -117,20 +121,20 @@ class Course:
         running_ms = self.clock.monotonic_ms() - killed_ms
         moves = self._moves(MoveKind.TAKE_OVER, "b", generation)
         lacked = sum(int(one.moved.reason.facts.get("lag", 0)) for one in moves)
-        self.found["takeover"] = {
-            "tasks": len(moves),
+        self.say(
+            f"B took its {len(tasks)} tasks over within {running_ms / 1_000:.2f} s: its standbys lacked "
+            f"{lacked:,} changes"
+        )
+        return {
+            "tasks": len(tasks),
             "committed": committed,
             "waiting": waiting,
             "finals_before": finals,
             # From the SIGKILL until the lease had run out and a leader had decided; until all ran at B.
-            "to_decided_ms": min(one.moved.at_ms for one in moves) - killed_wall_ms,
+            "to_decided_ms": min((one.moved.at_ms for one in moves), default=killed_wall_ms) - killed_wall_ms,
             "to_running_ms": running_ms,
             "lacked": lacked,
         }
-        self.say(
-            f"B took its {len(moves)} tasks over within {running_ms / 1_000:.2f} s: its standbys lacked "
-            f"{lacked:,} changes"
-        )
 
     def _done(self) -> bool:
         return self._committed >= self.feeder.total and self.view.board()["flights"] >= self.feeder.total
@@ -153,27 +157,21 @@ class Course:
                 f"process {name.upper()} (pid {child.pid}) ended with {child.ended}; its last words:\n{words}"
             )
 
-    @property
-    def _placement(self) -> Seen:
-        if self._seen is None:
-            self._seen = self.view.placement()
-        return self._seen
-
     def _tasks(self, name: str) -> set[TaskId]:
         """The tasks that run in a process."""
         instance = self._ids.get(name)
-        return {one.task for one in self._placement.tasks if one.state == "running" and one.active == instance}
+        return {one.task for one in self._seen.tasks if one.state == "running" and one.active == instance}
 
     def _is_shared(self) -> bool:
         """Whether each process runs half of the tasks, and stands by for those of the other."""
         both = {self._ids.get("a"), self._ids.get("b")}
-        copied = [one for one in self._placement.tasks if both == {one.active, *_standbys(one.copies)}]
+        copied = [one for one in self._seen.tasks if both == {one.active, *_standbys(one.copies)}]
         return len(copied) == TASKS and all(len(self._tasks(name)) == TASKS // 2 for name in ("a", "b"))
 
     def _moves(self, kind: MoveKind, name: str, after: int) -> list[SeenMove]:
         """The moves of a kind to a process since a generation."""
         target = self._ids.get(name)
-        found = (one for one in self._placement.moves if (one.moved.kind, one.moved.target) == (kind, target))
+        found = (one for one in self._seen.moves if (one.moved.kind, one.moved.target) == (kind, target))
         return [one for one in found if one.moved.generation > after]
 
     # -- feeding and waiting ------------------------------------------------------------------------------------------
@@ -185,7 +183,7 @@ class Course:
         self._seen = self.view.placement()
         self._ids |= {one.tags["process"]: one.id for one in self._seen.instances if one.state == "live"}
         committed = sum(self.view.committed().values())
-        self.advance(committed - self._committed)
+        self._advance(committed - self._committed)
         self._committed = committed
         board = self.view.board()
         if board["flights"] * BOARDS // max(self.feeder.total, 1) > self._boards:
@@ -203,7 +201,7 @@ class Course:
                 return
             # The deadline moves with any progress, so that a slow machine is not taken for a stalled demo.
             now_ms = self.clock.monotonic_ms()
-            now = (self.feeder.fed, self._committed, self._placement.generation, self._boards)
+            now = (self.feeder.fed, self._committed, self._seen.generation, self._boards)
             if now != marks:
                 marks, deadline_ms = now, now_ms + STALL_MS_MAX
             elif now_ms > deadline_ms:

