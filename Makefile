@@ -153,7 +153,6 @@ bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read re
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
 	  if [ $$bench = compare ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python proof/benchmarks/compare.py $(ARGS); \
 	  elif [ $$bench = resp ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python proof/benchmarks/resp.py $(ARGS); \
-	  elif [ $$bench = restore ]; then $(BIN)/standfast bench restore $(ARGS); \
 	  else PYTHONPATH=proof $(BIN)/python -m bench $$bench $(ARGS); fi; done
 	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare; on Spark: make bench-spark"; fi
 
