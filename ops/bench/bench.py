@@ -43,8 +43,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "bench",
         help="measure restores on this machine",
-        description="Measure one process with RocksDB, in a folder that is removed afterwards, on the embedded log or "
-        "on Kafka.",
+        description="Measure one process with RocksDB, in a folder that is removed afterwards.",
     )
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="restore")
     text = "restore a store from its changelog"
@@ -74,12 +73,12 @@ def add_sizes(command: argparse.ArgumentParser, records: int = RECORDS, runs: in
     add("--runs", type=number(), default=runs, metavar="N", help=f"runs of each measure ({runs})")
     memory = "memory setting of the session (256MiB)"
     add("--memory", dest="memory_bytes", type=size, default=256 * MIB, metavar="SIZE", help=memory)
-    add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
+    add("--dir", type=Path, metavar="D", help="work below this folder")
 
 
 def add_log(command: argparse.ArgumentParser) -> None:
     """Add `--log`."""
-    text = "embedded (the default), kafka (a broker is started for it), or kafka://host:port (topics of its own there)"
+    text = "embedded (the default), kafka (a broker is started for it), or kafka://host:port"
     command.add_argument("--log", default="embedded", metavar="LOG", help=text)
 
 

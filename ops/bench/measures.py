@@ -37,14 +37,10 @@ class Bench:
     out: Output
 
     def restores(self) -> list[Json]:
-        """Restores of distinct keys, and of several versions a key."""
-        cases = {"restore_distinct": replace(self.step, versions=1)}
-        if self.step.versions > 1:
-            cases["restore_versions_near"] = self.step
+        """Restores of each case."""
         measures = []
-        for name, case in cases.items():
-            what = "distinct keys" if case.versions == 1 else f"{case.versions} versions a key, near each other"
-            case = replace(case, folder=str(Path(case.folder) / name), app=f"{case.app}-{name.replace('_', '-')}")
+        for name, (what, case) in self._cases().items():
+            case = replace(case, folder=str(Path(case.folder) / name), app=f"{case.app}-{name}")
             self._run(replace(case, step="fill"), f"fill the log: {what}")
             sides = self._sides(name, case)
             found = self._rounds([(f"{side}: {what}", step) for side, step in sides.items()])
@@ -52,6 +48,13 @@ class Bench:
             shutil.rmtree(case.folder, ignore_errors=True)
             self.place.forget(case.app)
         return measures
+
+    def _cases(self) -> dict[str, tuple[str, Step]]:
+        """What is restored, by name: distinct keys, and several versions a key."""
+        cases = {"restore_distinct": ("distinct keys", replace(self.step, versions=1))}
+        if self.step.versions > 1:
+            cases["restore_versions_near"] = (f"{self.step.versions} versions a key, near each other", self.step)
+        return cases
 
     def _sides(self, name: str, case: Step) -> dict[str, Step]:
         """The restores of a case by name: as a session does it, or with each number of workers in the arguments."""

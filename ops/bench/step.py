@@ -17,7 +17,7 @@ import random
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,8 +153,11 @@ def peak_rss_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
-def fill(step: Step) -> Measured:
-    """Write the changelogs that restores and standbys read: records dealt out to the tasks in turn."""
+def fill(step: Step, numbers: Iterable[int] | None = None) -> Measured:
+    """Write the changelogs that restores and standbys read: records dealt out to the tasks in turn.
+
+    `numbers` are the key numbers of the records; None: as `key_numbers`.
+    """
     values = values_of(step.value_bytes)
     changelogs = [step.changelog._replace(partition=number) for number in range(step.tasks)]
     with closing(open_log(address_of(step))) as log:
@@ -162,7 +165,7 @@ def fill(step: Step) -> Measured:
         log.admin.create_topic(step.changelog.topic, step.tasks, changelog_policy(bench_store()))
         producer = log.producer()
         batches: dict[TopicPartition, list[Outgoing]] = {}
-        for number, key in enumerate(key_numbers(step.records, step.versions)):
+        for number, key in enumerate(numbers or key_numbers(step.records, step.versions)):
             record = Outgoing(key_of(key, step.key_bytes), values[number % VALUES], START_MS + number)
             batches.setdefault(changelogs[number % step.tasks], []).append(record)
             if (number + 1) % FILL_RECORDS == 0:

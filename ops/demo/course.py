@@ -91,39 +91,41 @@ class Course:
         """Start a process, until it has its share of the tasks; the flights go on meanwhile."""
         generation = self._seen.generation
         self._start(name)
-        self._until(f"A and B to share the tasks, {name.upper()} being new", self._is_shared, feed_to=feed_to)
+        self._until(f"{name.upper()} to have its share", self._is_shared, feed_to=feed_to)
         moves = self._moves(MoveKind.HAND_OVER, name, generation)
         pause_ms = max((one.pause.ms for one in moves if one.pause is not None), default=0)
         self.say(
-            f"{name.upper()} joined and took {len(moves)} of {TASKS} tasks by warm hand-overs, each one processed "
-            f"nowhere for {duration_text(pause_ms)} at most; A and B stand by for the tasks of the other"
+            f"{name.upper()} joined and took {len(moves)} of {TASKS} tasks by warm hand-overs: "
+            f"each was processed nowhere for {duration_text(pause_ms)} at most"
         )
         return {"tasks": len(moves), "longest_pause_ms": pause_ms}
 
     def _fail_over(self) -> Json:
         """Kill A in the middle of its work, until B runs all of its tasks."""
-        waiting = 0
-        while not waiting and self.feeder.fed < self.feeder.total:
+        total, waiting = self.feeder.total, 0
+        finals = len(self.view.finals())  # takes its time: A is killed right after a slice
+        while not waiting and self.feeder.fed < total:
             # Half of what may wait, so that A has work in hand that is lost.
-            self.feeder.feed(-(-self.feeder.lead // 2), self.feeder.total)
+            self.feeder.feed(-(-self.feeder.lead // 2), total)
             self.clock.sleep_ms(KILL_AFTER_MS)
             self._look()
             waiting = self.feeder.fed - self._committed
-        tasks, generation, finals = self._tasks("a"), self._seen.generation, len(self.view.finals())
+        tasks, generation = self._tasks("a"), self._seen.generation
         killed_ms, killed_wall_ms = self.clock.monotonic_ms(), self.clock.wall_ms()
         self._live.pop("a").kill()
         committed = self._committed
         self.say(
-            f"kill -9 A, which runs {len(tasks)} tasks: {committed:,} of {self.feeder.total:,} flights committed, "
+            f"kill -9 A, which runs {len(tasks)} tasks: {committed:,} of {total:,} flights committed, "
             f"{waiting:,} waiting in the log"
         )
         self._until("B to take over", lambda: tasks <= self._tasks("b"))
         running_ms = self.clock.monotonic_ms() - killed_ms
         moves = self._moves(MoveKind.TAKE_OVER, "b", generation)
+        decided_ms = min((one.moved.at_ms for one in moves), default=killed_wall_ms)
         lacked = sum(int(one.moved.reason.facts.get("lag", 0)) for one in moves)
         self.say(
-            f"B took its {len(tasks)} tasks over within {running_ms / 1_000:.2f} s: its standbys lacked "
-            f"{lacked:,} changes"
+            f"B took its {len(tasks)} tasks over within {running_ms / 1_000:.2f} s: "
+            f"its standbys lacked {lacked:,} changes"
         )
         return {
             "tasks": len(tasks),
@@ -131,7 +133,7 @@ class Course:
             "waiting": waiting,
             "finals_before": finals,
             # From the SIGKILL until the lease had run out and a leader had decided; until all ran at B.
-            "to_decided_ms": min((one.moved.at_ms for one in moves), default=killed_wall_ms) - killed_wall_ms,
+            "to_decided_ms": decided_ms - killed_wall_ms,
             "to_running_ms": running_ms,
             "lacked": lacked,
         }
@@ -153,9 +155,7 @@ class Course:
     def _check(self, name: str, child: ChildProcess[Any], wanted: int | None = None) -> None:
         if child.ended is not None and (child.ended.why or child.ended.code != wanted):
             words = child.ended.words or "(it wrote nothing)"
-            raise Unavailable(
-                f"process {name.upper()} (pid {child.pid}) ended with {child.ended}; its last words:\n{words}"
-            )
+            raise Unavailable(f"process {name.upper()} ended with {child.ended}; its last words:\n{words}")
 
     def _tasks(self, name: str) -> set[TaskId]:
         """The tasks that run in a process."""
@@ -206,8 +206,8 @@ class Course:
                 marks, deadline_ms = now, now_ms + STALL_MS_MAX
             elif now_ms > deadline_ms:
                 raise Unavailable(
-                    f"the demo made no progress for {duration_text(STALL_MS_MAX)} while it waited for {what}: see the "
-                    f"logs of its processes in {self.folder} (give the folder with --dir to keep it)"
+                    f"the demo made no progress for {duration_text(STALL_MS_MAX)} while it waited for {what}: "
+                    f"see the logs of its processes in {self.folder}"
                 )
             self.clock.sleep_ms(POLL_MS)
 

@@ -40,10 +40,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command."""
     parser = subparsers.add_parser(
         "demo",
-        help="a delay board over real flights; a second process joins, the first one is killed, the other takes over",
-        description="Runs a delay board over real flights of 2013 in one process, lets a second one take its share of "
-        "the tasks, kills the first one with SIGKILL half way, lets its standbys take over, and compares every row "
-        "with a plain computation from the file.",
+        help="a delay board over real flights; one of two processes is killed, and the other takes over",
+        description="Runs a delay board over real flights of 2013 in two processes, kills one with SIGKILL half way, "
+        "lets its standbys take over, and compares every row with a plain computation from the file.",
     )
     add = parser.add_argument
     data = "flights of January 2013 (sample, the default), or of all of 2013"
@@ -58,7 +57,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     again = "of the application (exactly_once); at least once may count flights again after the kill"
     add("--guarantee", choices=("exactly_once", "at_least_once"), default="exactly_once", help=again)
     add("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
-    add("--no-spark", action="store_true", help="leave out the last step, which rebuilds and verifies all on Spark")
+    add("--no-spark", action="store_true", help="leave out the last step, on Spark")
     add("--limit", type=int, metavar="N", help=argparse.SUPPRESS)
     prints(parser, run, "json")
 
@@ -102,7 +101,7 @@ def _folder(given: Path | None) -> Path:
     if given is None:
         return Path(tempfile.mkdtemp(prefix="standfast-demo-"))
     if given.exists() and (not given.is_dir() or any(given.iterdir())):
-        raise InvalidRequest(f"--dir {given} is not an empty folder: give one that is empty or does not exist yet")
+        raise InvalidRequest(f"--dir {given} is not an empty folder: give an empty or a new one")
     given.mkdir(parents=True, exist_ok=True)
     return given.absolute()
 

@@ -96,8 +96,6 @@ def flight_json(flight: Flight) -> bytes:
     value = {
         "flight": f"{flight.carrier}{flight.number}",
         "origin": flight.origin,
-        "dest": flight.dest,
-        "scheduled": flight.scheduled,
         "departed": flight.departed,
         "delay": flight.delay,
     }

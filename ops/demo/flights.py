@@ -35,7 +35,6 @@ class Flight(NamedTuple):
     carrier: str
     number: int
     origin: str
-    dest: str
     scheduled: int
     departed: int
     delay: int
@@ -92,7 +91,6 @@ def _flight(row: dict[str, str]) -> Flight:
         carrier=row["carrier"],
         number=int(row["flight"]),
         origin=row["origin"],
-        dest=row["dest"],
         scheduled=scheduled,
         departed=scheduled + delay * MINUTE_MS,
         delay=delay,

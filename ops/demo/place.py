@@ -48,7 +48,7 @@ class Place:
             groups = [name for name in log.admin.groups() if name.startswith(beginning)]
             topics = [name for name in log.admin.topic_names() if name.startswith(beginning)]
             # `topic_names` leaves out the topics of groups.
-            topics += [name + MEMBERS_SUFFIX for name in groups if log.admin.describe_topic(name + MEMBERS_SUFFIX)]
+            topics += filter(log.admin.describe_topic, [name + MEMBERS_SUFFIX for name in groups])
             for name in topics:
                 log.admin.delete_topic(name)
             for name in groups:
@@ -62,7 +62,7 @@ def check_place(log: str, prefix: str | None = None) -> None:
             raise InvalidRequest(f"--log is {log!r}: give {FORMS}")
         parse_kafka_address(log)
     elif prefix is not None:
-        raise InvalidRequest("--prefix goes with --log kafka://host:9092: elsewhere all names are the demo's own")
+        raise InvalidRequest("--prefix goes with --log kafka://host:9092")
     if prefix is not None:
         check_name("--prefix", prefix)
 

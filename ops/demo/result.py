@@ -51,11 +51,11 @@ def problems(result: Json) -> list[str]:
     if result["committed"] != fed["records"]:
         found.append(f"{result['committed']} flights are committed, {fed['records']} were fed")
     if verified["unequal"]:
-        found.append(f"{verified['unequal']} of {verified['stores']} stores are not equal to their changelogs")
+        found.append(f"{verified['unequal']} of {verified['stores']} stores differ from their changelogs")
     if not result["cold_restore"]["equal"]:
         found.append("the cold restore has other digests than the live stores")
     if spark and spark["verdict"] != "equal":
-        found.append(f"the run of Spark ended {spark['verdict']}: {spark['differences']} rows differ")
+        found.append(f"Spark: {spark['differences']} rows differ, {spark['verdict']}")
     if spark and spark["same_digest"] != spark["rebuilt"]:
         found.append("rows that Spark rebuilt have other digests than the live stores")
     return found
@@ -79,26 +79,27 @@ def _lines(result: Json) -> Iterator[tuple[str, str]]:
     fed, stores, takeover, finals = (result[name] for name in ("fed", "stores", "takeover", "finals"))
     log, cold, before = result["log"], result["cold_restore"], takeover["finals_before"]
     yield from (("problem", problem) for problem in result["problems"])
-    yield "log", f"{log['kind']}, {log['address']}" + f", Kafka {log['kafka']} started for it" * bool(log["kafka"])
+    broker = f", Kafka {log['kafka']} started for it" if log["kafka"] else ""
+    yield "log", f"{log['kind']}, {log['address']}{broker}"
     decided, lacked = _seconds(takeover["to_decided_ms"]), takeover["lacked"]
-    yield "take-over", f"the lease had run out {decided} after the kill; the standbys lacked {lacked:,} changes"
+    yield "take-over", f"decided {decided} after the kill; the standbys lacked {lacked:,} changes"
     rows = " + ".join(f"{one['expected']:,} {name}" for name, one in stores.items())
-    yield "file", f"{rows} rows compared, {sum(map(differences, stores.values()))} differences"
-    counted = f"{result['board']['flights']:,} flights counted of {fed['records']:,} fed"
-    yield fed["guarantee"].replace("_", " "), counted
+    differ = sum(map(differences, stores.values()))
+    yield "file", f"{rows} rows compared, {differ} differences"
+    counted = result["board"]["flights"]
+    yield fed["guarantee"].replace("_", " "), f"{counted:,} flights counted of {fed['records']:,} fed"
     once = f"{finals['repeated']} again" if finals["repeated"] else "each once"
-    given = f"{before:,} given before the kill, {finals['records'] - before:,} after it"
-    yield "final results", f"{finals['expected']:,} hours closed, {once}: {given}; {differences(finals)} differences"
-    yield "offsets", f"{result['committed']:,} committed of {fed['records']:,} records"
-    verified = "{rows:,} rows verified by digest, {unequal} stores unequal".format(**result["verify"])
-    yield "changelogs", verified
+    given = f"{before:,} before the kill, {finals['records'] - before:,} after it"
+    yield "final results", f"{finals['expected']:,} hours closed, {once}: {given}"
+    verified = result["verify"]
+    yield "changelogs", f"{verified['rows']:,} rows verified, {verified['unequal']} stores unequal"
+    took = _seconds(cold["duration_ms"])
     same = "same" if cold["equal"] else "OTHER"
-    yield "cold restore", f"{cold['records']:,} changes in {_seconds(cold['duration_ms'])}, {same} digests"
+    yield "cold restore", f"{cold['records']:,} changes in {took}, {same} digests"
     if spark := result["spark"]:
-        checked = f"{spark['stores']} stores of {spark['records']:,} changes inspected, rebuilt and verified"
-        yield "Spark", f"{checked} in {_seconds(spark['elapsed_ms'])}: {spark['differences']} differences"
-        digests = f"{spark['same_digest']} of {spark['rebuilt']} rebuilt partitions have the digest of the live rows"
-        yield spark["version"], f"{spark['rows']:,} rows equal; {digests}"
+        took = _seconds(spark["elapsed_ms"])
+        rows = f"{spark['rows']:,} rows equal, {spark['differences']} differences"
+        yield "Spark", f"{spark['stores']} stores rebuilt and verified in {took}: {rows}"
     yield from (("digest", f"{name} {one['digest']}") for name, one in stores.items())
     yield from (("left out", text) for text in result["left_out"])
     if result["kept_in"]:

@@ -66,7 +66,8 @@ def _run(folder: Path, log: Log, settings: BoardSettings, out: Output, java: Jav
     return {name: summary[name] for name in ("verdict", "records", "rows", "differences", "elapsed_ms")} | {
         "version": f"Spark {summary['spark']}",
         "stores": len(stores),
-        "rebuilt": sum(len(job.stored) for job in jobs),  # partitions of stores, of which some have the live digest:
+        # Partitions of stores; `same_digest`: of them those that have the digest of the live rows.
+        "rebuilt": sum(len(job.stored) for job in jobs),
         "same_digest": sum(len(one["same_position"]) - len(one["rebuilt_differs"]) for one in stores),
         "report": f"{report.address}/report.html",
     }

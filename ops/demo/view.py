@@ -75,7 +75,8 @@ class LogView:
         """The live board of all tasks: flights, aircraft, retired, and `at`, the newest stream time of a task."""
         for batch in self._live.fetch(FETCH_RECORDS):
             # A record has a task's whole part, so only its newest one counts.
-            self._parts |= {record.key or b"": json.loads(record.value or b"{}") for record in batch.records}
+            for record in batch.records:
+                self._parts[record.key or b""] = json.loads(record.value or b"{}")
         parts = self._parts.values()
         board = {name: sum(part[name] for part in parts) for name in ("flights", "aircraft", "retired")}
         return board | {"at": max((part["at"] or 0 for part in parts), default=0)}
@@ -105,8 +106,8 @@ class LogView:
         topic = self._settings.named(BY_AIRPORT)
         bounds = self._reader.bounds(TopicPartition(topic, part) for part in range(PARTITIONS))
         done = self._group.committed(bounds)
-        next_to_process = {at: done[at].offset if at in done else begin for at, (begin, _) in bounds.items()}
-        left = {at: offset for at, offset in next_to_process.items() if offset < bounds[at].end}
+        starts = {at: done[at].offset if at in done else bound.begin for at, bound in bounds.items()}
+        left = {at: offset for at, offset in starts.items() if offset < bounds[at].end}
         self._reader.assign(left)
         while left:
             for batch in self._reader.fetch(1, WAIT_MS):

@@ -2,12 +2,12 @@
 
     python -m bench.child '{"step": "write", "folder": ..., ...}'   ->   a JSON document as its answer
 
-    reads.py    log, bare: what a restore stands beside
+    reads.py    fill, log, bare: changelogs, and what a restore stands beside
     rows.py     write, produce, transact, read: one task, one process
     standby.py  standby, cold                       process.py  source, count, idle, calls
     scale.py    pace, scale, turns                  failover.py an application, until it is killed
 
-Rules of this file: a table. `fill` and `restore` are the product's.
+Rules of this file: a table. `restore` is the product's.
 """
 
 from __future__ import annotations

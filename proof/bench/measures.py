@@ -56,6 +56,13 @@ class Bench(measures.Bench):
                 ratios.append(self._ratio(one, batches, "bulk beside batches"))
         return measures, ratios
 
+    def _cases(self) -> dict[str, tuple[str, restores.Step]]:
+        cases = super()._cases()
+        if self.step.versions > 1:
+            text = f"{self.step.versions} versions a key, as far apart as the log allows"
+            cases["restore_versions_far"] = (text, replace(self.step, order="far"))
+        return cases
+
     def _sides(self, name: str, case: restores.Step) -> dict[str, restores.Step]:
         yardstick = YARDSTICKS[self.place.kind != EMBEDDED]
         return super()._sides(name, case) | {name + yardstick: replace(case, step=yardstick.removeprefix("_"))}

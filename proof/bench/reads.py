@@ -1,5 +1,6 @@
-"""The steps that a restore stands beside: reading the same changelog, and doing nothing with it.
+"""The steps of `make bench BENCHES=restore`, beside the product's: what a restore is compared with.
 
+    fill    as the product's, or every key once, in one order, then all again
     log     fetch it by the log's own reader: the bound that no restore can beat
     bare    consume it with the Kafka client alone
 
@@ -12,10 +13,18 @@ from collections.abc import Callable
 from contextlib import closing
 
 from bench.step import Step
+from standfast.ops.bench import step as restores
 from standfast.ops.bench.step import Measured, address_of, timed
 from standfast.replication.tail.open_log import open_log
 
 FETCH_RECORDS = 5_000
+
+
+def fill(step: Step) -> Measured:
+    """Write the changelog; `order` says how far the versions of a key are from each other."""
+    distinct = max(step.records // step.versions, 1)
+    far = (number % distinct for number in range(step.records))
+    return restores.fill(step, far if step.order == "far" else None)
 
 
 def read_log(step: Step) -> Measured:
@@ -43,4 +52,4 @@ def read_bare(step: Step) -> Measured:
     return measured
 
 
-READS_STEPS: dict[str, Callable[[Step], Measured]] = {"log": read_log, "bare": read_bare}
+READS_STEPS: dict[str, Callable[[Step], Measured]] = {"fill": fill, "log": read_log, "bare": read_bare}

@@ -40,7 +40,7 @@ HEADER = "year,month,day,dep_time,sched_dep_time,dep_delay,carrier,flight,tailnu
 
 
 def flight(tail: str, scheduled: int, delay: int = 0, origin: str = "JFK", number: int = 1) -> Flight:
-    return Flight(tail, "UA", number, origin, "IAH", scheduled, scheduled + delay * 60_000, delay)
+    return Flight(tail, "UA", number, origin, scheduled, scheduled + delay * 60_000, delay)
 
 
 # --- data

@@ -143,7 +143,7 @@ def test_a_smaller_grace_makes_flights_late(
 
 @pytest.mark.slow
 def test_live_board_goes_on_counting_after_a_restart() -> None:
-    flights = [Flight("N1", "UA", 1, "JFK", "IAH", hour * HOUR_MS, hour * HOUR_MS, hour) for hour in range(4)]
+    flights = [Flight("N1", "UA", 1, "JFK", hour * HOUR_MS, hour * HOUR_MS, hour) for hour in range(4)]
     part = partition_of(b"N1", PARTITIONS)
     with driver_for(SETTINGS) as driver:
         driver.advance_wall_clock(LIVE_EVERY_MS - 1)
@@ -166,7 +166,7 @@ def test_aircraft_are_retired_by_stream_time_and_counted() -> None:
     tails = [tail for tail in (f"N{number}" for number in range(50)) if partition_of(tail.encode(), PARTITIONS) == 0]
     with driver_for(SETTINGS) as driver:
         for tail, hour in zip(tails, (0, 5, 30, 36), strict=False):
-            pipe(driver, Flight(tail, "UA", 1, "JFK", "IAH", hour * HOUR_MS, hour * HOUR_MS, 0))
+            pipe(driver, Flight(tail, "UA", 1, "JFK", hour * HOUR_MS, hour * HOUR_MS, 0))
             driver.advance_wall_clock(LIVE_EVERY_MS)
         live = [one.value for one in driver.read(LIVE) if one.key == "0_0"]
         assert [(one["aircraft"], one["retired"]) for one in live] == [(1, 0), (2, 0), (1, 2), (2, 2)]
@@ -180,7 +180,7 @@ def test_task_that_is_opened_again_retires_at_the_times_of_the_grid_alone() -> N
     kept = []
     with driver_for(SETTINGS) as driver:
         for tail, hour in left.items():
-            pipe(driver, Flight(tail, "UA", 1, "JFK", "IAH", hour * HOUR_MS, hour * HOUR_MS, 0))
+            pipe(driver, Flight(tail, "UA", 1, "JFK", hour * HOUR_MS, hour * HOUR_MS, 0))
             driver.commit()
             driver.restart()
             kept.append([left[key] for _, key in rows_of(driver, "aircraft")])

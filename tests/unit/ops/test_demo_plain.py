@@ -21,7 +21,7 @@ NOON = 100 * DAY_MS + 12 * HOUR_MS
 
 
 def flight(tail: str, scheduled: int, delay: int = 0, origin: str = "JFK", number: int = 1) -> Flight:
-    return Flight(tail, "UA", number, origin, "IAH", scheduled, scheduled + delay * 60_000, delay)
+    return Flight(tail, "UA", number, origin, scheduled, scheduled + delay * 60_000, delay)
 
 
 # --- windows
