@@ -110,7 +110,7 @@ def size(text: str) -> int:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if found < MEMORY_BYTES_MIN:
-        raise argparse.ArgumentTypeError(f"{text!r} is not possible: give {MEMORY_BYTES_MIN // MIB}MiB or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is below {MEMORY_BYTES_MIN // MIB}MiB")
     return found
 
 

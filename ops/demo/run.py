@@ -43,8 +43,8 @@ def run_demo(args: argparse.Namespace, folder: Path, out: Output) -> Json:
         settings, fed = settings_for(data, args.guarantee, used.prefix), data.document()
         started_ms = clock.monotonic_ms()
         tell(
-            f"{fed['records']:,} flights of {data.source} ({fed['out_of_order']:,} out of order by schedule), two "
-            f"processes; an hour closes {settings.grace_ms / DAY_MS:.1f} days after its end, for late flights"
+            f"{fed['records']:,} flights of {data.source}, {fed['out_of_order']:,} out of order by schedule: "
+            f"an hour closes {settings.grace_ms / DAY_MS:.1f} days after its end"
         )
         topic, lead = settings.named(TOPIC), lead_for(len(data.flights))
         with (

@@ -25,7 +25,8 @@ def start(folder: Path, process: str, log: str, settings: BoardSettings, clock: 
     state = str(state_dir(folder, process))
     given = {"process": process, "log": log, "state_dir": state, "settings": asdict(settings)}
     words = (folder / f"worker-{process}.log").open("w+b")
-    return ChildProcess("standfast.ops.demo.worker", [json.dumps(given)], parse=json_object, clock=clock, stderr=words)
+    program, arguments = "standfast.ops.demo.worker", [json.dumps(given)]
+    return ChildProcess(program, arguments, parse=json_object, clock=clock, stderr=words)
 
 
 def state_dir(folder: Path, process: str) -> Path:

@@ -108,7 +108,7 @@ def test_bench_shows_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("--value-bytes", "1000001"), "--value-bytes: '1000001' is not possible"),
         (("--versions", "0"), "--versions: '0' is not possible"),
         (("--memory", "much"), "--memory: "),
-        (("--memory", "1KiB"), "--memory: '1KiB' is not possible: give 16MiB or more"),
+        (("--memory", "1KiB"), "--memory: '1KiB' is below 16MiB"),
         (("--workers", "two"), "--workers: 'two' is not possible: give 0 to 99"),
         (("--log", "sqlite:///x"), "--log is 'sqlite:///x': give embedded"),
     ],
