@@ -24,7 +24,6 @@ GONE: Mapping[tuple[str, ...], str] = {
     ("demo", "--remove"): "a demo removes its topics from a cluster however it ends, unless --dir keeps them",
     ("demo", "--yes"): "it went with --remove",
     ("demo", "--metrics-port"): "`standfast placement --app board --log ADDRESS` shows the application while it runs",
-    ("demo", "--lease-ms"): "a lease that runs out on a busy machine does not end the demo any more",
 }
 
 

@@ -57,13 +57,15 @@ RESTART_GRACE_MS = 3_000
 class BoardSettings:
     """Grace of windows after their end, and retention of stores, in milliseconds of stream time.
 
-    `prefix` stands before every name that the log sees: topics, the group, transactional ids.
+    `prefix` stands before every name that the log sees: topics, the group, transactional ids. `lease_ms` is wall time:
+    the time for which a process that is gone still counts as live.
     """
 
     grace_ms: int
     retention_ms: int
     guarantee: Guarantee = "exactly_once"
     prefix: str = ""
+    lease_ms: int = LEASE_MS
 
     @property
     def app(self) -> str:
@@ -107,7 +109,7 @@ def build_app(
         guarantee=settings.guarantee,
         standby_replicas=1,
         commit_interval_ms=COMMIT_INTERVAL_MS,
-        lease_ms=LEASE_MS,
+        lease_ms=settings.lease_ms,
         restart_grace_ms=RESTART_GRACE_MS,
         tags={"process": process},
     )

@@ -55,6 +55,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--prefix", metavar="X", help=f"on your own broker: {begin}")
     again = "of the application (exactly_once); at least once may count flights again after the kill"
     add("--guarantee", choices=("exactly_once", "at_least_once"), default="exactly_once", help=again)
+    lease = "milliseconds for which a killed process still counts as alive (1200); more on a busy machine"
+    add("--lease-ms", type=int, default=1_200, metavar="N", help=lease)
     add("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
     add("--no-spark", action="store_true", help="leave out the last step, on Spark")
     add("--limit", type=int, metavar="N", help=argparse.SUPPRESS)

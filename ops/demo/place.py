@@ -61,10 +61,9 @@ def check_place(log: str, prefix: str | None = None) -> None:
         if not log.startswith(f"{SCHEME}://"):
             raise InvalidRequest(f"--log is {log!r}: give {FORMS}")
         parse_kafka_address(log)
+        check_name("--prefix", prefix or KAFKA)
     elif prefix is not None:
         raise InvalidRequest("--prefix goes with --log kafka://host:9092")
-    if prefix is not None:
-        check_name("--prefix", prefix)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import argparse
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from standfast.ops.demo.board import DAY_MS, HOUR_MS, PARTITIONS, TOPIC, VIEW_MS, BoardSettings
 from standfast.ops.demo.check import check
@@ -25,7 +26,6 @@ from standfast.ops.shared.output import Output
 from standfast.ops.shared.streams import say
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
-from standfast.stream.task.settings import Guarantee
 
 PREFIX = "standfast-demo"
 # The feeder is at most this part of all flights ahead of the committed ones; that, and the delays, make the grace.
@@ -40,7 +40,8 @@ def run_demo(args: argparse.Namespace, folder: Path, out: Output) -> Json:
     data, clock = read_flights(args.data, args.limit), SystemClock()
     place = place_for(args.log, args.prefix or PREFIX, folder, tell, light=True, keep=args.dir is not None)
     with place as used, closing(open_log(used.address)) as log:
-        settings, fed = settings_for(data, args.guarantee, used.prefix), data.document()
+        options = {"guarantee": args.guarantee, "prefix": used.prefix, "lease_ms": args.lease_ms}
+        settings, fed = settings_for(data, **options), data.document()
         started_ms = clock.monotonic_ms()
         tell(
             f"{fed['records']:,} flights of {data.source}, {fed['out_of_order']:,} out of order by schedule: "
@@ -74,7 +75,10 @@ def lead_for(flights: int) -> int:
     return min(max(flights // LEAD_PARTS, LEAD_RECORDS_MIN), LEAD_RECORDS_MAX)
 
 
-def settings_for(data: FlightData, guarantee: Guarantee = "exactly_once", prefix: str = "") -> BoardSettings:
-    """Grace with which no flight can be late, whatever the order of tasks; retention that holds every open window."""
+def settings_for(data: FlightData, **options: Any) -> BoardSettings:
+    """Grace with which no flight can be late, whatever the order of tasks; retention that holds every open window.
+
+    `options` are the other settings.
+    """
     grace_ms = grace_for(data.flights, lead_for(len(data.flights)), HOUR_MS)
-    return BoardSettings(grace_ms, max(RETENTION_MS[data.name], grace_ms + VIEW_MS), guarantee, prefix)
+    return BoardSettings(grace_ms, max(RETENTION_MS[data.name], grace_ms + VIEW_MS), **options)

@@ -29,7 +29,8 @@ RUN_S_MAX = 140
 
 
 def command(*arguments: str) -> list[str]:
-    own = ["--no-spark", "--json"]
+    # Longer than a busy machine may stall a process.
+    own = ["--lease-ms", "4000", "--no-spark", "--json"]
     return [sys.executable, "-m", "standfast.ops.cli", "demo", *arguments, *own]
 
 

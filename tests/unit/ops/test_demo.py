@@ -369,7 +369,7 @@ def test_process_that_ends_on_its_own_has_its_last_words(tmp_path: Path) -> None
     assert "'flights' does not exist" in (tmp_path / "worker-a.log").read_text()
 
 
-@pytest.mark.parametrize("words", [["--remove"], ["--json", "--metrics-port=0"], ["--lease-ms", "9"], ["--yes"]])
+@pytest.mark.parametrize("words", [["--remove"], ["--json", "--metrics-port=0"], ["--yes"]])
 def test_option_that_went_says_what_to_do_instead(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *words]) == 2
     assert " is gone: " in capsys.readouterr().err
