@@ -47,7 +47,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="restore")
     text = "restore a store from its changelog"
-    command = commands.add_parser("restore", help=text, description=f"Measure: {text}.")
+    command = commands.add_parser("restore", help=text, description=text)
     add_restore(command)
     prints(command, run_restore, "json", "wide")
 

@@ -49,20 +49,20 @@ class Course:
     feeder: Feeder
     view: LogView
     say: Callable[[str], None]
+    advance: Callable[[int], None]  # gets numbers of committed flights
     clock: Clock
     _live: dict[str, ChildProcess[Any]] = field(default_factory=dict)
     _ids: dict[str, str] = field(default_factory=dict)  # of the instances, by process
     _seen: Seen = field(init=False)
-    _advance: Callable[[int], None] = field(init=False)
     _committed: int = 0
     _boards: int = 0
 
-    def run(self, advance: Callable[[int], None]) -> Json:
-        """Run from the start of A to the clean stop of both; leaves no process behind, whatever happens.
+    def run(self) -> Json:
+        """Run from the start of A to the clean stop of both; parts of the demo's document.
 
-        Parts of the demo's document. `advance` gets numbers of committed flights.
+        Leaves no process behind, whatever happens.
         """
-        self._advance, total = advance, self.feeder.total
+        total = self.feeder.total
         try:
             self._look()
             self._start("a")
@@ -184,7 +184,7 @@ class Course:
         self._seen = self.view.placement()
         self._ids |= {one.tags["process"]: one.id for one in self._seen.instances if one.state == "live"}
         committed = sum(self.view.committed().values())
-        self._advance(committed - self._committed)
+        self.advance(committed - self._committed)
         self._committed = committed
         board = self.view.board()
         if board["flights"] * BOARDS // max(self.feeder.total, 1) > self._boards:
@@ -208,7 +208,7 @@ class Course:
             elif now_ms > deadline_ms:
                 raise Unavailable(
                     f"the demo made no progress for {duration_text(STALL_MS_MAX)} while it waited for {what}: "
-                    f"see the logs of its processes in {self.folder}"
+                    f"see the logs in {self.folder}"
                 )
             self.clock.sleep_ms(POLL_MS)
 

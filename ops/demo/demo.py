@@ -51,11 +51,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "embedded (a file, the default), kafka (a broker is fetched and started for it), or kafka://host:9092 (yours)"
     )
     add("--log", default="embedded", metavar="WHERE", help=where)
-    begin = "topics, group and transactional ids all begin with X- (default: standfast-demo)"
-    add("--prefix", metavar="X", help=f"on your own broker: {begin}")
-    again = "of the application (exactly_once); at least once may count flights again after the kill"
+    begin = "all names begin with X- (default: standfast-demo)"
+    add("--prefix", metavar="X", help=f"on your broker: {begin}")
+    again = "(exactly_once); at least once may count flights again after the kill"
     add("--guarantee", choices=("exactly_once", "at_least_once"), default="exactly_once", help=again)
-    lease = "milliseconds for which a killed process still counts as alive (1200); more on a busy machine"
+    lease = "milliseconds for which a killed process still counts as alive (1200)"
     add("--lease-ms", type=int, default=1_200, metavar="N", help=lease)
     add("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
     add("--no-spark", action="store_true", help="leave out the last step, on Spark")

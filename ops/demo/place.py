@@ -29,7 +29,7 @@ FORMS = "embedded (the default), kafka (a broker is started for it), or kafka://
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A log. `kafka` and `pid` are version and process id of a broker that was started for it.
+    """A log. `kafka` is the version of a broker that was started for it.
 
     Every name on a user's cluster begins with `prefix`.
     """
@@ -38,7 +38,6 @@ class Place:
     address: str
     prefix: str = ""
     kafka: str | None = None
-    pid: int | None = None
 
     def forget(self, beginning: str) -> None:
         """Delete the topics and groups on Kafka whose names begin so."""
@@ -83,7 +82,7 @@ def place_for(
         with Broker(folder / "kafka", light=light, say=say) as broker:
             running = broker.running
             say(f"Kafka {running.version} answers at {running.address}")
-            yield Place(KAFKA, f"{SCHEME}://{running.address}", kafka=running.version, pid=running.pid)
+            yield Place(KAFKA, f"{SCHEME}://{running.address}", kafka=running.version)
     else:
         # At once: a client of Kafka would only go on trying to connect.
         check_listening(parse_kafka_address(log).servers, "have a broker started: --log kafka")

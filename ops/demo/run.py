@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from standfast.ops.demo.board import DAY_MS, HOUR_MS, PARTITIONS, TOPIC, VIEW_MS, BoardSettings
 from standfast.ops.demo.check import check
@@ -40,8 +39,8 @@ def run_demo(args: argparse.Namespace, folder: Path, out: Output) -> Json:
     data, clock = read_flights(args.data, args.limit), SystemClock()
     place = place_for(args.log, args.prefix or PREFIX, folder, tell, light=True, keep=args.dir is not None)
     with place as used, closing(open_log(used.address)) as log:
-        options = {"guarantee": args.guarantee, "prefix": used.prefix, "lease_ms": args.lease_ms}
-        settings, fed = settings_for(data, **options), data.document()
+        given = {name: getattr(args, name) for name in ("guarantee", "lease_ms")}
+        settings, fed = replace(settings_for(data), prefix=used.prefix, **given), data.document()
         started_ms = clock.monotonic_ms()
         tell(
             f"{fed['records']:,} flights of {data.source}, {fed['out_of_order']:,} out of order by schedule: "
@@ -52,9 +51,9 @@ def run_demo(args: argparse.Namespace, folder: Path, out: Output) -> Json:
             closing(LogView(log, settings, clock)) as view,
             closing(Feeder(log, topic, PARTITIONS, data.flights, lead, view.settled)) as feeder,
         ):
-            course = Course(folder, used.address, settings, feeder, view, tell, clock)
             with out.progress("flights", feeder.total) as bar:
-                found = course.run(bar.advance)
+                course = Course(folder, used.address, settings, feeder, view, tell, bar.advance, clock)
+                found = course.run()
             tell("comparing every row with a plain computation from the file")
             found |= check(folder, log, view, data.flights, settings, clock)
         spark, hint = None, "leave --no-spark out"
@@ -75,10 +74,7 @@ def lead_for(flights: int) -> int:
     return min(max(flights // LEAD_PARTS, LEAD_RECORDS_MIN), LEAD_RECORDS_MAX)
 
 
-def settings_for(data: FlightData, **options: Any) -> BoardSettings:
-    """Grace with which no flight can be late, whatever the order of tasks; retention that holds every open window.
-
-    `options` are the other settings.
-    """
+def settings_for(data: FlightData) -> BoardSettings:
+    """Grace with which no flight can be late, whatever the order of tasks; retention that holds every open window."""
     grace_ms = grace_for(data.flights, lead_for(len(data.flights)), HOUR_MS)
-    return BoardSettings(grace_ms, max(RETENTION_MS[data.name], grace_ms + VIEW_MS), **options)
+    return BoardSettings(grace_ms, max(RETENTION_MS[data.name], grace_ms + VIEW_MS))

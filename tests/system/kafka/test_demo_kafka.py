@@ -67,7 +67,7 @@ def test_demo_on_somebodys_broker_equals_the_embedded_one_and_leaves_nothing(kaf
     takeover = kafka["takeover"]
     assert takeover["waiting"] > 0 and takeover["tasks"] > 0 and kafka["joined"]["tasks"] > 0
     log = kafka["log"]
-    assert (log["kind"], log["pid"]) == ("kafka", None) and log["prefix"].startswith(f"{prefix}-")
+    assert (log["kind"], log["kafka"]) == ("kafka", None) and log["prefix"].startswith(f"{prefix}-")
     assert left_on(kafka_address, prefix) == []
 
 
@@ -95,8 +95,7 @@ def test_demo_starts_a_broker_and_at_least_once_loses_nothing(kafka_files: None,
     assert found["board"]["flights"] >= found["committed"] == 200
     assert found["verify"]["unequal"] == 0 and found["cold_restore"]["equal"] is True
     assert found["log"]["kafka"]
-    assert identify(found["log"]["pid"]) is None, "its broker was stopped"
-    assert running_broker(kept / "kafka") is None
+    assert running_broker(kept / "kafka") is None, "its broker was stopped"
     assert (kept / "kafka/data").is_dir(), "what --dir names is kept, the broker's data too"
 
 
