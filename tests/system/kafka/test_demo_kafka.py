@@ -117,7 +117,7 @@ def test_demo_that_is_stopped_stops_its_broker_and_its_processes(
         deadline_ms = clock.monotonic_ms() + RUN_S_MAX * 1_000
         assert process.stderr is not None
         # In the middle of its start, or with all processes running.
-        word = "answers at" if number == signal.SIGTERM else "stands by"
+        word = "answers at" if number == signal.SIGTERM else "B joined"
         while word not in said:
             said = process.stderr.readline()
             assert said and clock.monotonic_ms() < deadline_ms
