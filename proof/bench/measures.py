@@ -98,7 +98,8 @@ class Bench(measures.Bench):
     def standby(self) -> tuple[list[Json], list[Json]]:
         """Speed of standbys, and the time until they run, beside an instance with an empty directory."""
         tasks = self.settings["tasks"]
-        self._run(replace(self.step, step="fill", versions=1), f"fill the changelogs of {tasks} tasks")
+        # In the order of their numbers, so that each task's keys are known.
+        self._run(replace(self.step, step="fill", versions=1, order="far"), f"fill the changelogs of {tasks} tasks")
         warm, cold = self._rounds(
             [
                 ("standbys take over", replace(self.step, step="standby")),

@@ -57,8 +57,7 @@ def test_demo_ends_with_all_stores_rebuilt_and_verified_on_spark(tmp_path: Path)
 def test_card_tells_of_the_run_and_of_what_turns_it_on(capsys: pytest.CaptureFixture[str]) -> None:
     report(good_result(spark=RUN), Output())
     told = capsys.readouterr().out
-    assert "4 stores of 1,000 changes inspected, rebuilt and verified in 9.50 s: 0 differences" in told
-    assert "Spark 4.0.0   200 rows equal; 16 of 16 rebuilt partitions have the digest of the live rows" in told
+    assert "Spark         4 stores rebuilt and verified in 9.50 s: 200 rows equal, 0 differences" in told
     report(good_result("pip install 'standfast[spark]'"), Output())
     told = capsys.readouterr().out
     assert "all stores rebuilt and verified on Spark: pip install 'standfast[spark]'" in told
