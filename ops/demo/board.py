@@ -167,8 +167,8 @@ def _add_board(app: App, settings: BoardSettings) -> None:
         def publish(self, now_ms: int) -> None:
             """Publish this task's part of the live board."""
             flights, appeared, retired = (self.counts[name] for name in ("flights", "appeared", "retired"))
-            live = {"flights": flights, "aircraft": appeared - retired, "retired": retired}
-            live["at"] = self.context.stream_time_ms
+            at_ms = self.context.stream_time_ms
+            live = {"flights": flights, "aircraft": appeared - retired, "retired": retired, "at": at_ms}
             self.context.forward(Record(self.context.task_id, live, now_ms))
 
 
