@@ -50,7 +50,7 @@ class Bench:
         return measures
 
     def _cases(self) -> dict[str, tuple[str, Step]]:
-        """What is restored, by name: distinct keys, and several versions a key."""
+        """The changelogs by name, in words and as a step: distinct keys, and several versions a key."""
         cases = {"restore_distinct": ("distinct keys", replace(self.step, versions=1))}
         if self.step.versions > 1:
             cases["restore_versions_near"] = (f"{self.step.versions} versions a key, near each other", self.step)

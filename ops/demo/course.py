@@ -4,8 +4,8 @@
     A  8 ─── 4 tasks ───── SIGKILL ····· comes back ── 4 ─────────────── stops
     B        4 ─────────────── takes over: 8 ───────── 4 ──────────────── 8 ──────── stops
 
-Rules of this file: it starts, feeds, kills and waits; correctness is decided by the modules that compare. What the
-processes do, it reads from the log alone. Every wait has a bound on how long nothing may move.
+Rules of this file: it starts, feeds, kills and waits; correctness is decided by the modules that compare. It
+reads from the log alone which process runs which task. Every wait has a bound on how long nothing may move.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Course:
         total, waiting = self.feeder.total, 0
         finals = len(self.view.finals())  # takes its time: A is killed right after a slice
         while not waiting and self.feeder.fed < total:
-            # Half of what may wait, so that A has work in hand that is lost.
+            # Half of the lead, so that A has work in hand that is lost.
             self.feeder.feed(-(-self.feeder.lead // 2), total)
             self.clock.sleep_ms(KILL_AFTER_MS)
             self._look()

@@ -71,7 +71,7 @@ def place_for(
 ) -> Iterator[Place]:
     """The place that `--log` names, for the time of the block. Raises StandfastError if there is none to be had.
 
-    `light` as in Broker. `keep`: what it made on a user's cluster stays.
+    `light` as in Broker. `keep`: topics and groups of a run stay on a user's cluster.
     """
     if log == EMBEDDED:
         yield Place(EMBEDDED, f"sqlite:///{quote(str(folder.absolute() / 'log.db'))}")
