@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast._version import __version__
 from standfast.ops.cli.arguments import prints
+from standfast.store.base.version import __version__
 
 if TYPE_CHECKING:
     from standfast.ops.demo.place import Place

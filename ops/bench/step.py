@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
@@ -33,8 +33,9 @@ from standfast.store.names import changelog_topic
 from standfast.store.process.child import ChildProcess, json_line, json_object
 from standfast.store.process.parent import Parent
 from standfast.store.specs import KeyValueStore
-from standfast.stream.session.session import Session
-from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES
+
+if TYPE_CHECKING:
+    from standfast.stream.session.session import Session
 
 APP = "bench"
 STORE = "store"
@@ -63,7 +64,7 @@ class Step:
     log: str = ""  # address of the log; without one, each run has an embedded one in its folder
     app: str = APP  # its topics begin with this
     workers: int | None = None  # threads of a bulk restore; 0: batches
-    restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
+    restore_memory_bytes: int = 512 << 20  # a session's default
     tasks: int = 1  # that share the records
 
     @property
@@ -119,6 +120,8 @@ def address_of(step: Step) -> str:
 
 def session_of(step: Step, state: str, **settings: Any) -> Session:
     """A session over the step's log that has no task yet; `state` names its folder in that of the step."""
+    from standfast.stream.session.session import Session  # here: the module of a command imports this one
+
     return Session(
         step.app,
         log=address_of(step),

@@ -23,8 +23,8 @@ from standfast.ops.demo.result import Json
 from standfast.ops.demo.view import LogView, board_line
 from standfast.ops.demo.worker import start
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import PLANNED
 from standfast.replication.placement.model import MoveKind
-from standfast.replication.placement.pauses import PLANNED
 from standfast.replication.placement.seen import Seen, SeenMove
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable

@@ -36,8 +36,8 @@ from standfast.ops.bench.bench import (
     show,
 )
 from standfast.ops.cli.arguments import prints
-from standfast.ops.cli.command_line import EXIT_USAGE, run
-from standfast.ops.cli.parser import CommandParser
+from standfast.ops.command.command_line import EXIT_USAGE, run
+from standfast.ops.command.parser import CommandParser
 from standfast.ops.config.config import parse_duration
 from standfast.ops.demo.place import EMBEDDED
 from standfast.ops.shared.output import Output

@@ -49,6 +49,7 @@ from standfast.store.task.commit_record import (
     encode_copying,
     encode_definitions,
     encode_ingesting,
+    read_record,
 )
 from standfast.store.task.heads import SegmentHeads
 from standfast.store.task.state_dir import check_marker, write_marker
@@ -561,9 +562,8 @@ class TaskStores:
         where = str(self.directory)
         # Any damage of the record is reported for the default family, which no restore of a store can mend.
         try:
-            raw_cut = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
             raw_stores = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
-            cut = CommitRecord.decode(raw_cut, where) if raw_cut is not None else CommitRecord()
+            cut = read_record(self.engine, where)
             self._stored = stored = decode_record(raw_stores, where) if raw_stores is not None else {}
             marked = decode_ingesting(self.engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
             if cut.task not in ("", self.task):

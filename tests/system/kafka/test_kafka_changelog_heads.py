@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.demo.flights import read_flights
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import TopicPolicy

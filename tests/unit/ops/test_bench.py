@@ -13,7 +13,7 @@ import pytest
 
 from standfast.ops.bench.measures import Bench
 from standfast.ops.bench.step import Step, key_numbers, key_of, values_of
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.demo.place import Place
 from standfast.ops.shared.output import Output
 from standfast.store.errors import InternalError

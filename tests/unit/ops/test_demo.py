@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.demo.board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, BoardSettings
 from standfast.ops.demo.check import compare_finals, compare_rows
 from standfast.ops.demo.demo import report, run

@@ -1,0 +1,1 @@
+"""What every room may need and no store is made of."""
