@@ -44,7 +44,7 @@ def read_log(step: Step) -> Measured:
 
 def read_bare(step: Step) -> Measured:
     """Consume the whole changelog, from the making of the client to the last record."""
-    from standfast.replication.kafka.bare import consume_bare
+    from bench.bare import consume_bare
 
     found: list[int] = []
     measured = timed(lambda: found.append(consume_bare(address_of(step), step.changelog, step.records)), step.records)

@@ -27,7 +27,6 @@ NAMED_ONLY = {
     "ops/sidecar/worker/reader.py": "of the next",
     "ops/sidecar/worker/worker.py": PROGRAM_OF_CHILD,
     "ops/tools/bound_exec.py": PROGRAM_OF_CHILD,
-    "replication/kafka/bare.py": "of the child process of a bench",
     "replication/lease/worker.py": PROGRAM_OF_CHILD,
 }
 
