@@ -145,7 +145,7 @@ def test_the_rule_sees_the_clients_of_every_file_that_has_some() -> None:
         if list(problems(path.name, bare)):
             seen.add(path.stem)
     assert seen >= {
-        *("admin", "bare", "bounds", "clients", "cluster", "consumer", "feed", "group", "log", "members_topic"),
+        *("admin", "bounds", "clients", "cluster", "consumer", "feed", "group", "log", "members_topic"),
         *("native_feed", "native_producer", "producer", "reader", "survey", "writer"),
     }
 

@@ -23,12 +23,10 @@ STARTS: tuple[str, ...] = ("standfast/__init__.py", "standfast/__main__.py", "re
 PROGRAM_OF_CHILD = "a program that a child process runs"
 # Modules that no import statement reaches from there -> why.
 NAMED_ONLY = {
-    "ops/bench/child.py": PROGRAM_OF_CHILD,
     "ops/cli/__main__.py": "for python -m standfast.ops.cli",
     "ops/sidecar/worker/reader.py": "of the next",
     "ops/sidecar/worker/worker.py": PROGRAM_OF_CHILD,
     "ops/tools/bound_exec.py": PROGRAM_OF_CHILD,
-    "replication/kafka/bare.py": "of the child process of a bench",
     "replication/lease/worker.py": PROGRAM_OF_CHILD,
 }
 

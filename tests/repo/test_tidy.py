@@ -153,7 +153,7 @@ LIBRARY_HOMES = {
     "h11": ("ops/http",),  # comes with uvicorn
     "uvloop": ("ops/sidecar",),
     "hiredis": ("ops/sidecar/resp",),
-    "rich": ("ops/shared", "ops/demo"),
+    "rich": ("ops/shared",),
     "jinja2": ("restore/report", "ops/page"),
     "sortedcontainers": ("store/buffer.py", "store/memory.py"),
     "msgpack": ("store/serde.py",),

@@ -221,9 +221,9 @@ def test_three_years_of_flights_beside_a_standby(
             at_ms = flight.departed + month * 31 * DAY_MS
             hour_ms = at_ms // HOUR_MS * HOUR_MS
             win.put(flight.origin, (win.fetch(flight.origin, hour_ms) or 0) + 1, hour_ms, at_ms)
-            ses.put(flight.tail, at_ms, at_ms + flight.delay % 60, flight.dest, at_ms)
+            ses.put(flight.tail, at_ms, at_ms + flight.delay % 60, flight.carrier, at_ms)
             if flight.delay > 60:
-                dup.put(flight.origin, flight.dest, hour_ms, at_ms)
+                dup.put(flight.origin, flight.carrier, hour_ms, at_ms)
             count += 1
             if count % 50 == 0:
                 task.commit({(f"{replays.app}-src", 0): count})
