@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from simulator.programs import BY_RECORD, GRACE_MS, LATEST, WINDOW_MS, Truth
@@ -55,8 +56,11 @@ class History:
         self.times: dict[tuple[str, int], dict[str, int]] = {}  # by source partition, as committed
         self.positions: dict[tuple[int, str, str], int] = {}  # machine, task, store -> the last one that is known
         self.given_up: set[int] = set()  # partitions whose rows went with a person's consent
-        self.gone: dict[TopicPartition, list[Change]] = {}  # of changelogs: records that people removed
+        # Of changelogs: records that people removed, and their deletes.
+        self.gone: dict[TopicPartition, list[Change]] = {}
         self.unfenced: set[int] = set()  # partitions whose former owner may still commit an offset, at least once
+        # At least once on a log like Kafka: partitions whose former owner appended behind the newer owner's records.
+        self.late: set[int] = set()
         self._truth = truth
         self._epochs: dict[str, int] = {}
         self._counts: dict[int, tuple[Counter[str], Counter[str]]] = {}  # by partition: plain ones, those of the log
@@ -73,7 +77,7 @@ class History:
         One that was taken over and does not know it yet reads old rows: whatever it writes is fenced. `owns`: whether
         the task is its own.
         """
-        if partition in self.given_up or (self._truth.deletes and not self.exact):
+        if partition in self.given_up | self.late or (self._truth.deletes and not self.exact):
             return  # a record that is processed again may meet the delete between
         right = self._truth.before(partition, number)
         if (before < right or (self.exact and before > right)) and owns():
@@ -129,7 +133,7 @@ class History:
 
         At least once a process that was taken over may still append counts to a log like Kafka: the largest one counts.
         """
-        if partition in self.given_up:
+        if partition in self.given_up | self.late:
             return
         plain, logged = self._counts.setdefault(partition, (Counter(), Counter()))
         touched: dict[str, None] = {}
@@ -157,7 +161,7 @@ class History:
     ) -> list[Alarm]:
         """As `fold_alarms`; a store has read what people removed later, or was built without it by consent."""
         gone, left = self.gone.get(at, []), list(changes)
-        found = list(fold_alarms(who, store, rows, [*gone, *left], end, program))
+        found = list(fold_alarms(who, store, rows, sorted({*gone, *left}, key=itemgetter(0)), end, program))
         if found and gone and at.partition in self.given_up:
             found = list(fold_alarms(who, store, rows, left, end, program))
         return found

@@ -184,6 +184,7 @@ class _Run:
             world.states_of = lambda machine: self.instances[machine.number].states()
             world.on_fault = self._on_fault
             log.on_write, log.on_claim = self.history.wrote, self._claimed
+            log.on_late = lambda name: self.history.late.add(int(name.rpartition("-")[2]))
             self.operators = Operators(
                 plan, world, self.hand, self.instances, self._restarts, self.history, self._until
             )
@@ -247,7 +248,11 @@ class _Run:
             return
         committed = self.hand.committed(IN)
         for at in self.hand.partitions(changelog_topic(APP, COUNTS)):
-            new = list(changes(self.log, at, self._logged.get(at.partition, 0)))
+            known = self._logged.get(at.partition, 0)
+            removed = [
+                one for one in self.history.gone.get(at, ()) if one[0] >= known
+            ]  # by people, since the last look
+            new = [*removed, *changes(self.log, at, known)]
             if new:
                 self._logged[at.partition] = new[-1][0] + 1
             self.history.processed(at.partition, offset_of(committed.get(TopicPartition(IN, at.partition))), new)
