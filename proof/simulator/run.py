@@ -153,7 +153,7 @@ class _Run:
         self.folder = folder
         self.world = World(plan.seed, plan.machines, plan.faults)
         self.truth = Truth(deletes=plan.program == DELETES)
-        self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
+        self.history = History(self.truth, plan.program, exact=plan.guarantee == "exactly_once")
         self._claims: dict[str, int] = {}  # id -> when its owner claimed it
         self._logged: dict[int, int] = {}  # partition of the counts -> how far their changelog was looked at
         self._rest_since = 0.0
@@ -438,7 +438,7 @@ class _Run:
         for instance in self.instances:
             for who, store, at, rows in instance.rows():
                 end = hand.log.partition(at).end
-                alarms += self.history.folded(who, store, rows, at, changes(hand.log, at), end, plan.program)
+                alarms += self.history.folded(who, store, rows, at, changes(hand.log, at), end)
 
 
 def _text(raw: bytes | None) -> str:

@@ -97,7 +97,7 @@ class Witness(sf.Listener):
             with self._world.look():
                 rows = rows_of(task, store)
             found = changes(self._log, changelog, ended=True)
-            for one in self._history.folded(who, store, rows, changelog, found, offset, self._plan.program):
+            for one in self._history.folded(who, store, rows, changelog, found, offset):
                 self._history.alarm(*one)
 
     def _runs(self, task: Any) -> None:
@@ -142,10 +142,9 @@ def offsets(log: SimLog, at: TopicPartition, *, ended: bool = False) -> list[int
     `ended`: with those of committed transactions whose ends have not come to the partition, so that their writer alone
     knows of them.
     """
-    found, late = log.partition(at), set[int]()
-    if ended:
-        late = {one.number for one in log.transactions if one.commits}
-        late |= {number for partition, number, _, _, commits in log.hanging if commits and partition is found}
+    found = log.partition(at)
+    late = {one.number for one in log.transactions if ended and one.commits}
+    late |= {number for _, number, _, _, commits in log.hanging if ended and commits}
     still = (first for number, first in found.open.items() if number not in late)
     return found.offsets[: found.index(min(still, default=found.end))]
 
