@@ -296,6 +296,24 @@ def test_expired_records_are_not_even_read(bench: Bench, many_runs: None) -> Non
     assert session.task(0).stores.cut.stores["win-x"].observed_ms == 3_999 * 6_000
 
 
+def test_nothing_is_skipped_where_the_log_finds_no_record_as_late_as_its_last_one(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a broker answers where people removed the head: its search ends with the segment of the begin."""
+    rows: Rows = [(f"k{number % 7}", number * 6_000, number * 6_000 + 100, f"v{number}") for number in range(400)]
+    (spec,) = logged(bench, "x", rows)
+    changelog = TopicPartition("app-win-x-changelog", 0)
+    info = bench.log.admin.describe_topic(changelog.topic)
+    assert info is not None
+    worker = Worker(
+        bench.log, Job(0, spec, changelog, info.topic_id, 0, 400, tmp_path, 1 << 20, 100), [].append, Flag()
+    )
+    first, _ = worker._survey(bench.log.reader())
+    assert 0 < first < 400
+    monkeypatch.setattr(type(bench.log.admin), "first_offsets", lambda admin, times: dict.fromkeys(times, 400))
+    assert worker._survey(bench.log.reader())[0] == 0
+
+
 def test_nothing_is_skipped_where_rows_are_ahead_of_their_records(bench: Bench, many_runs: None) -> None:
     rows: Rows = [(f"k{number % 7}", number * 6_000, 5, f"v{number}") for number in range(2_500)]
     stores = logged(bench, "x", rows)
