@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from support.prose import code_lines, comments_of, hidden, messages_of, prose_of, words
+from support.prose import code_lines, comments_of, docstrings_of, hidden, messages_of, pronouns, prose_of, words
 
 ROOT = Path(__file__).parents[2]
 # Phrases per 1,000 words of docstrings and comments, at most.
 ROOMS = ("standfast", "store", "replication", "restore", "stream", "ops")
 LIMITS = dict.fromkeys((*ROOMS, "docs"), 0.0) | {"tests": 0.3}
+# Pronouns per 100 words of docstrings, at most.
+PRONOUNS = {"standfast": 4.0, "store": 3.5, "replication": 4.0, "restore": 3.4, "stream": 3.8, "ops": 3.1}
 pytestmark = pytest.mark.xdist_group("sources")  # one process reads the sources once
 COMMENT_SHARE = 0.05  # comment lines beside lines of code, at least
 
@@ -29,6 +31,14 @@ def test_prose_of_a_room_hides_its_subject_no_more_often_than_before(room: str) 
     assert counted > 100
     rate = 1_000 * len(found) / counted
     assert rate <= LIMITS[room], f"{rate:.2f} per 1,000 words; name the subject in:\n" + "\n".join(found[-20:])
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_of_a_room_name_nouns_as_often_as_before(room: str) -> None:
+    sources = [path.read_text(encoding="utf-8") for path in sorted((ROOT / room).rglob("*.py"))]
+    texts = [text for source in sources for _, text in docstrings_of(source)]
+    assert sum(map(words, texts)) > 100
+    assert 100 * sum(map(pronouns, texts)) <= PRONOUNS[room] * sum(map(words, texts))
 
 
 @pytest.mark.parametrize("room", (*ROOMS, "docs"))

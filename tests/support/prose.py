@@ -2,6 +2,7 @@
 
     prose_of(text)  ──> (line, text) of each docstring and each run of comment lines
     messages_of(text) > (line, text) of each other string of several words: errors, log lines, help, pages
+    docstrings_of(text), pronouns(text)
     hidden(text)    ──> phrases such as "what is", "who has", "tells", "somebody", "anew"
 
 Rules of this file: it reads text and counts; the limits stand in tests/repo/test_prose.py.
@@ -29,16 +30,13 @@ HIDDEN = re.compile(
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pyright:|fmt:|ruff:|pragma|shellcheck|nosec)\b.*")
+PRONOUN = re.compile(r"\b(?:it|they|one|those|such|so)\b", re.IGNORECASE)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of each docstring and each run of comment lines; directives to tools are no prose."""
-    for node in nodes(source):
-        if isinstance(node, _DOCUMENTED):
-            text = ast.get_docstring(node, clean=True)
-            if text:
-                yield node.body[0].lineno, text
+    yield from docstrings_of(source)
     run: list[str] = []
     first = last = 0
     for line, text in comments_of(source):
@@ -51,6 +49,13 @@ def prose_of(source: str) -> Iterator[tuple[int, str]]:
         last = line
     if run:
         yield first, " ".join(run)
+
+
+def docstrings_of(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each docstring."""
+    for node in nodes(source):
+        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node, clean=True)):
+            yield node.body[0].lineno, text
 
 
 def comments_of(source: str) -> tuple[tuple[int, str], ...]:
@@ -149,6 +154,11 @@ def messages_of(source: str) -> Iterator[tuple[int, str]]:
 def hidden(text: str) -> list[str]:
     """The phrases in `text` that hide their subject."""
     return [found[0] for found in HIDDEN.finditer(" ".join(text.split()))]
+
+
+def pronouns(text: str) -> int:
+    """The number of pronouns, for each of which a noun might stand."""
+    return len(PRONOUN.findall(text))
 
 
 def words(text: str) -> int:
