@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash simulate soak soak-lease fuzz bench bench-compare bench-spark docs docs-pictures pins clean
+.PHONY: help demo check test-fast test test-slow coverage mutate house trips lint audit format crash simulate soak soak-lease fuzz bench bench-compare bench-spark docs docs-pictures pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -110,6 +110,9 @@ mutate: $(VENV)/.mutation ## SAMPLES=40 random faults in the pure modules, and w
 
 house: $(VENV)/.dev ## counts of the structure: lines, folders, functions, cycles
 	@$(BIN)/python .ci/house.py
+
+trips: $(VENV)/.dev ## calls, and files of the product, that one put, commit, record, assignment or restore takes
+	@PYTHONPATH=proof:tests $(BIN)/python -m trips
 
 lint: $(VENV)/.dev ## ruff, formatting, mypy strict, pyright
 	@echo "==> lint: ruff check"; $(BIN)/ruff check .

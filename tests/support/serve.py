@@ -47,14 +47,25 @@ class Sidecar:
         self.http: httpx.Client | None = None
         self.info: dict[str, Any] = {}
 
-    def start(self, environment: dict[str, str] | None = None, timeout_s: float = START_S) -> Sidecar:
-        """Start it and wait until it accepts calls."""
+    def start(
+        self,
+        environment: dict[str, str] | None = None,
+        timeout_s: float = START_S,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+    ) -> Sidecar:
+        """Start it and wait until it accepts calls; `stdin` and `stdout` as of Popen."""
         (self.run_dir / "INFO.json").unlink(missing_ok=True)
         if self.http is not None:
             self.http.close()
         with self.log_path.open("ab") as errors:
             self.process = subprocess.Popen(
-                self.command, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+                self.command,
+                stderr=errors,
+                stdin=stdin,
+                stdout=stdout,
+                env={**os.environ, **(environment or {})},
             )
         wait_for(self._is_up, timeout_s, self.told)
         self.info = json.loads((self.run_dir / "INFO.json").read_text())

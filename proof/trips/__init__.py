@@ -1,0 +1,1 @@
+"""Calls and files of the product that one operation touches."""
