@@ -8,6 +8,7 @@ Rules of this file: standard library only; it reads the checkout and judges noth
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,10 @@ from repo.test_tidy import ROOMS, Source  # noqa: E402
 from repo.test_tidy_folders import check_cycles, folder_graph  # noqa: E402
 
 from support.prose import code_lines, comments_of  # noqa: E402
+
+
+METHODS_MAX = 25
+KEYED = re.compile(r"(?:dict|set|list|deque|frozenset|Mapping|Collection|Sequence)\[TaskId\b")
 
 
 def sources() -> list[Source]:
@@ -49,6 +54,24 @@ def function_sizes(source: Source) -> list[int]:
     return [(node.end_lineno or node.lineno) - node.lineno + 1 for node in source.nodes if isinstance(node, kinds)]
 
 
+def keyed_by_task(source: Source) -> int:
+    """Attributes that hold something for several tasks: each is a place where a part of a task's life stands."""
+    fields = [one for one in source.nodes if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Attribute)]
+    return sum(KEYED.search(ast.unparse(one.annotation)) is not None for one in fields)
+
+
+def large_classes(source: Source) -> int:
+    """Classes of more than METHODS_MAX methods, without properties and special ones."""
+    classes = [one for one in source.nodes if isinstance(one, ast.ClassDef)]
+    return sum(sum(map(is_method, one.body)) > METHODS_MAX for one in classes)
+
+
+def is_method(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("__"):
+        return False
+    return not any(re.search(r"property|setter", ast.unparse(one)) for one in node.decorator_list)
+
+
 def figures() -> dict[str, object]:
     """Each figure by what it is of."""
     every = sources()
@@ -74,6 +97,8 @@ def figures() -> dict[str, object]:
         "files of product": f"{len(product)} in {len(folders)} folders",
         "fullest folder": f"{fullest}, {files} files",
         "longest file": f"{longest.path}, {lines_of(longest.text)} lines",
+        "classes": f"{sum(map(large_classes, product))} with more than {METHODS_MAX} methods",
+        "keyed by task": f"{sum(map(keyed_by_task, product))} attributes",
         "functions": f"{len(functions)}, p50 {int(quantiles(functions, n=100)[49])} lines, "
         f"p95 {int(quantiles(functions, n=100)[94])}, longest {max(functions)}",
         "modules with a header": f"{headers} of {modules}",
