@@ -23,7 +23,6 @@ from repo.test_tidy_folders import check_cycles, folder_graph  # noqa: E402
 
 from support.prose import code_lines, comments_of  # noqa: E402
 
-
 METHODS_MAX = 25
 KEYED = re.compile(r"(?:dict|set|list|deque|frozenset|Mapping|Collection|Sequence)\[TaskId\b")
 
