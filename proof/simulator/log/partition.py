@@ -227,7 +227,8 @@ class Partition:
 
     def clean_up(self, now_ms: int, end: int) -> int:
         """Compact below `end` as Kafka does; a tombstone goes `delete_retention_ms` after the first time."""
-        removed = self._keep_last(min(end, *self.open.values(), self.end))
+        end = min(end, *self.open.values(), self.end)  # no cleaner goes beyond the last stable offset
+        removed = self._keep_last(end)
         horizons, self.horizons = self.horizons, {}
         for at, value in zip(self.offsets[: self.index(end)], self.values, strict=False):
             if value is None:

@@ -278,3 +278,18 @@ def test_cleaner_keeps_a_tombstone_for_its_time_after_it_came(kafka: World) -> N
     assert partition.clean_up(kafka.clock.now_ms, 4) == 1
     assert kafka.values(board) == [b"c"]
     assert kafka.log.reader().bounds([board]) == {board: Bounds(0, 4)}
+
+
+def test_cleaner_stays_below_a_transaction_that_is_open(kafka: World) -> None:
+    kafka.log.admin.create_topic("board", 1, TopicPolicy(frozenset({"compact"}), delete_retention_ms=1_000))
+    board = TopicPartition("board", 0)
+    kafka.log.producer().append({board: out("a")})
+    partition = kafka.data.partition(board)
+    partition.open[7] = partition.end
+    kafka.log.producer().append({board: [Outgoing(b"k", None, 1_000)]})
+    assert partition.clean_up(kafka.clock.now_ms, 2) == 0
+    kafka.clock.advance(1_000)
+    assert partition.clean_up(kafka.clock.now_ms, 2) == 0, "its time begins with the first pass over it"
+    del partition.open[7]
+    assert partition.clean_up(kafka.clock.now_ms, 2) == 1
+    assert kafka.data.partition(board).values == [None]
