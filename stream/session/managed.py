@@ -278,7 +278,8 @@ class ManagedPlacement:
         instance, topic = self._instance, self._topic
         member = instance.membership.member
         replaces = self._programs.replaces(self.valid)
-        follows = leader is not None and leader != member and leader in members
+        waits = leader is not None and self._waits(members.get(leader), leader)
+        follows = leader is not None and leader != member and leader in members and not waits
         if leader is not None and follows and not replaces:
             if topic.leads:
                 self._told("lead_lost", "%s leads application %s now: this instance follows", leader)
@@ -287,7 +288,7 @@ class ManagedPlacement:
                 return
         try:
             led = topic.leads
-            if not topic.claim(if_free=not (replaces or follows)):
+            if not topic.claim(if_free=not (replaces or follows or waits)):
                 return
             if not led:
                 self._note_program(replaces=replaces)
@@ -310,6 +311,13 @@ class ManagedPlacement:
                 newer,
                 extra=as_event("lead_lost", app=self._instance.app),
             )
+
+    def _waits(self, traits: Traits | None, leader: str) -> bool:
+        """Whether a former leader started again with another program: it waits for this one, under the id that led."""
+        if traits is None or traits.program == self._programs.program:
+            return False
+        report = self._topic.state.report(leader)
+        return report is not None and bool(report.waits)
 
     def _takes_lead(self, leader: str, members: Members, now_ms: int) -> bool:
         """Whether a decision waits for a leader that does not look, and this instance is the one to take the lead."""

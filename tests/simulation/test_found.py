@@ -164,6 +164,26 @@ MOVE_TAKEN_BACK = Plan(
     ),
 )
 
+# A leader ends and comes back with another program, for which it waits, under the id that has led.
+LEADER_COMES_BACK_CHANGED = Plan(
+    seed=22699,
+    program="table",
+    style="embedded",
+    guarantee="exactly_once",
+    machines=2,
+    partitions=1,
+    keys=3,
+    records=20,
+    feed_ms=8_000,
+    idle_ms=250,
+    standbys=0,
+    lease_ms=1_500,
+    commit_interval_ms=200,
+    gate="all",
+    snapshots=False,
+    faults=(Fault(Kind.CHANGE, machine=0, at_ms=0, state="not open", for_ms=492),),
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -176,6 +196,7 @@ MOVE_TAKEN_BACK = Plan(
         GENERATION_WITHOUT_AN_ANSWER,
         STANDBY_WRITES_WITHOUT_AN_ANSWER,
         MOVE_TAKEN_BACK,
+        LEADER_COMES_BACK_CHANGED,
     ],
 )
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):

@@ -101,6 +101,22 @@ def test_replacing_instance_gets_all_tasks_and_no_record_is_lost_or_counted_twic
     )
 
 
+def test_leader_that_comes_back_with_another_program_leads_no_more_though_its_claim_stands(bench: Bench) -> None:
+    cluster = old_and(bench)
+    (leader,) = cluster.leader()
+    (other,) = {"old-1", "old-2"} - {leader}
+    cluster.stop(leader)
+    begin(cluster, leader, replace=False)  # at once, and under the same id: its lease goes on
+    cluster.rounds(3)
+    cluster.fill(10)
+    cluster.rounds()
+    assert held(cluster) == {leader: 0, other: TASKS}
+    assert cluster.leader() == [other]
+    assert "run another program" in cluster.live[leader].session.missing()[0]
+    cluster.live[other].loop.commit_all()
+    check_results(cluster, 2)
+
+
 def test_no_task_opens_before_every_old_instance_has_given_its_tasks_up_or_lost_its_lease(bench: Bench) -> None:
     cluster = old_and(bench)
     begin(cluster, "new", replace=True)
