@@ -1,15 +1,15 @@
-"""A task that a loop processes, with the records and commits that wait for it, and the wait for the first one.
+"""A task that a loop processes, with the records and commits that wait for it; whether the gate lets tasks process.
 
 Rules of this file: the loop's thread alone. It keeps facts and decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from standfast.replication.log import Record
-from standfast.replication.offsets import TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.names import few
 from standfast.stream.runtime.holds import Hold
@@ -59,6 +59,27 @@ def offsets_text(task: Task) -> str:
 def positions_text(positions: Mapping[TopicPartition, int]) -> str:
     """Positions as text."""
     return few(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))
+
+
+def gate_is_shut(
+    session: Session,
+    running: Mapping[TaskId, RunningTask],
+    open_tasks: Mapping[TaskId, Task],
+    committing: Container[TaskId],
+) -> bool:
+    """Whether a running task is not open: the restore gate is shut, with gate="all" for every task.
+
+    A task that has left or failed runs until its commit under way has ended, and says nothing about the gate.
+    """
+    shut = running.keys() - open_tasks.keys()
+    if not shut:
+        return False
+    held = session.held_tasks()
+    return any(
+        task_id not in committing
+        or (held.get(task_id) is (task := running[task_id].task) and task.state is TaskState.RUNNING)
+        for task_id in shut
+    )
 
 
 def wait_for_task(session: Session, clock: Clock, timeout_ms: int) -> None:

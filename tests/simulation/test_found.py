@@ -120,6 +120,26 @@ GENERATION_WITHOUT_AN_ANSWER = Plan(
     ),
 )
 
+# Commits of every task that runs are under way as an owner gives another task up, so that the gate is shut.
+EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS = Plan(
+    seed=10_087,
+    program="rekeyed",
+    style="kafka",
+    guarantee="at_least_once",
+    machines=2,
+    partitions=4,
+    keys=18,
+    records=320,
+    feed_ms=8_000,
+    idle_ms=100,
+    standbys=1,
+    lease_ms=600,
+    commit_interval_ms=200,
+    gate="all",
+    snapshots=False,
+    faults=(Fault(Kind.CHANGE, machine=0, at_ms=0, call="log.open_writer", for_ms=190),),
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -130,6 +150,7 @@ GENERATION_WITHOUT_AN_ANSWER = Plan(
         STANDBY_STOOD_STILL_FOR_DAYS,
         FAILED_TASK_GOES_ELSEWHERE,
         GENERATION_WITHOUT_AN_ANSWER,
+        EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS,
     ],
 )
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):

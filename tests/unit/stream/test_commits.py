@@ -171,6 +171,33 @@ def test_task_takes_no_record_while_its_commit_is_under_way_and_all_of_them_afte
 
 
 @pytest.mark.usefixtures("remote")
+def test_task_whose_commit_ends_in_the_middle_of_a_round_takes_no_record_while_the_gate_is_shut(bench: Bench) -> None:
+    create(bench, 3, "in")
+    seen = Seen()
+    given: Any = {"guarantee": "at_least_once", "commit_interval_ms": INTERVAL_MS, "stores": [COUNT]}
+    one = Running(bench, counting(seen), **given)
+    one.run()
+    one.commit()
+    for partition in range(2):
+        write(bench, "in", *keys(f"p{partition}-", 2), partition=partition)
+    one.run()
+    bench.clock.advance(INTERVAL_MS)
+    one.loop._commit_due()  # without threads each step of the loop makes one call of each commit
+    assert len(one.loop._commits) == 2
+    one.session.task(2).fail(ValueError("it fails"))
+    one.session.reopen(2)
+    assert not one.session.ready
+    for partition in range(2):
+        write(bench, "in", *keys("later-", 2), partition=partition)
+    assert [one.loop.poll_once() for _ in range(5)] == [0] * 5
+    bench.settle(one.session)
+    one.run()
+    assert [seen.of(f"0_{number}") for number in range(2)] == [
+        [f"p{number}-0", f"p{number}-1", "later-0", "later-1"] for number in range(2)
+    ]
+
+
+@pytest.mark.usefixtures("remote")
 def test_next_task_gets_nothing_before_the_transaction_that_wrote_it_has_committed(bench: Bench, slow: Any) -> None:
     create(bench, 1, "in", "out")
     seen = Seen()
