@@ -30,7 +30,9 @@ class RunningTask:
     next_commit_ms: int
     committing: bool = False  # a commit is due and waits for the results of calls
     due_ms: int = 0  # of the commit under way
-    last: bool = False  # the commit under way is the one before another instance gets the task
+    # Its last commit has begun, since another instance gets the task. From then on it takes nothing: if the move is
+    # taken back once this run has ended, the next run goes on from that commit, with the same stores.
+    last: bool = False
     hold: Hold = field(default_factory=Hold)  # for a checkpoint
     # Fetched during its commit, or beyond its limits: with partition, next offset, whether that is the end.
     later: list[tuple[TopicPartition, Sequence[Record], int, bool]] = field(default_factory=list)
@@ -39,6 +41,17 @@ class RunningTask:
     def asks(self) -> bool:
         """Whether the task asks for a commit before its interval is over."""
         return self.task.commit_requested or self.task.stores.buffer.full
+
+    @property
+    def rests(self) -> bool:
+        """Whether the task takes no records: it stands still for a checkpoint, or has begun its last commit."""
+        return self.last or self.hold.stands
+
+    def stays(self) -> bool:
+        """Whether the move to another instance was taken back, so that the last commit is not the last one."""
+        stays = self.last and not self.task.leaving
+        self.last = self.last and not stays
+        return stays
 
     def waiting(self, at: TopicPartition) -> int:
         """The number of records of an input that were fetched and not processed."""

@@ -140,6 +140,29 @@ EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS = Plan(
     faults=(Fault(Kind.CHANGE, machine=0, at_ms=0, call="log.open_writer", for_ms=190),),
 )
 
+# A task leaves, and the move is taken back once its run has ended: its last commit came before a record that it had taken.
+MOVE_TAKEN_BACK_AFTER_THE_LAST_COMMIT = Plan(
+    seed=7_019,
+    program="rekeyed",
+    style="kafka",
+    guarantee="exactly_once",
+    machines=3,
+    partitions=4,
+    keys=11,
+    records=170,
+    feed_ms=8_000,
+    idle_ms=100,
+    standbys=0,
+    lease_ms=600,
+    commit_interval_ms=1_000,
+    gate="task",
+    snapshots=False,
+    faults=(
+        Fault(Kind.KILL, machine=1, at_ms=2_666, call="group", skip=2, after=True, for_ms=3_412),
+        Fault(Kind.CHANGE, machine=0, at_ms=0, state="not open", after=True, for_ms=8_718),
+    ),
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -151,6 +174,7 @@ EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS = Plan(
         FAILED_TASK_GOES_ELSEWHERE,
         GENERATION_WITHOUT_AN_ANSWER,
         EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS,
+        MOVE_TAKEN_BACK_AFTER_THE_LAST_COMMIT,
     ],
 )
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):

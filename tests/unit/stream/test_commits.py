@@ -434,6 +434,43 @@ def test_task_that_another_instance_gets_leaves_after_the_commit_under_way(bench
 
 
 @pytest.mark.usefixtures("remote")
+def test_task_that_leaves_takes_no_record_after_its_last_commit_so_that_it_may_stay_after_all(bench: Bench) -> None:
+    create(bench, 2, "in")
+    seen = Seen()
+    one = Running(bench, counting(seen), stores=[COUNT])
+    write(bench, "in", *keys("a", 2))
+    one.run()
+    task = task_of(one)
+    task.leaving = True
+    write(bench, "in", *keys("b", 2))
+    one.loop.poll_once()  # its last commit begins, and ends after the turn of the other task
+    assert not len(one.loop._commits)
+    assert task.id in one.loop._running
+    one.loop.poll_once()
+    assert task.id not in one.loop._running
+    task.leaving = False  # as the next generation takes the move back
+    one.run()
+    one.loop.commit_all()
+    assert seen.keys == ["a0", "a1", "b0", "b1"]
+    assert one.rows("count") == dict.fromkeys(seen.keys, 1)
+
+
+@pytest.mark.usefixtures("remote")
+def test_task_that_stays_after_all_goes_on_after_the_commit_that_was_to_be_its_last(bench: Bench, slow: Any) -> None:
+    seen = Seen()
+    one, writer = committing(bench, slow, seen)
+    task = task_of(one)
+    task.leaving = True
+    write(bench, "in", *keys("later", 2))
+    one.loop.poll_once()
+    task.leaving = False
+    writer.go.set()
+    rounds(one, lambda: len(seen.keys) == 4)
+    one.loop.commit_all()
+    assert one.rows("count") == dict.fromkeys(seen.keys, 1)
+
+
+@pytest.mark.usefixtures("remote")
 def test_commit_that_takes_very_long_holds_the_loop_so_that_its_lease_shows_it(
     bench: Bench, slow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
