@@ -6,8 +6,11 @@
     hang, age     ──> the log's transactions end late; days pass
     a task refuses to open for CONSENT_MS ──> its instance starts again with the consent of a person
 
-Rules of this file: the world's own hand. Rows that a person gave up are judged by no plain computation any more, and
-those that the product gave up by itself are.
+A person accepts what was done to a topic, and an empty log beside rows that damage made unreadable: no such row can be
+one that the log lacks, which the product cannot know.
+
+Rules of this file: the world's own hand. Rows that a person gave up after a topic was cut or replaced are judged by no
+plain computation any more; all others are, those among them that the product gave up by itself.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from collections.abc import Callable, Sequence
 from simulator.checkers import History
 from simulator.faults import Fault, Kind
 from simulator.hand import APP, Hand, offset_of
-from simulator.instance import Instance
+from simulator.instance import CONSENT, LOG_EMPTY, Instance
 from simulator.plan import Plan
 from simulator.programs import COUNTS, IN, MORE
 from simulator.witness import changes
 from simulator.world import World
 from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import StateLost
 from standfast.store.names import changelog_topic
 
 CONSENT_MS = 3_000
@@ -55,6 +59,7 @@ class Operators:
         self._once_down: Callable[[], None] | None = None  # what to do once no process runs
         self._tampered = False  # with a topic
         self._refused: dict[int, float] = {}  # machine -> since when it refuses a task
+        self.damaged: set[tuple[int, str]] = set()  # machines and tasks whose rows are damaged
 
     @property
     def busy(self) -> bool:
@@ -100,7 +105,7 @@ class Operators:
                 which = "a changed" if instance.changed else "the first"
                 self._world.event(f"{instance.machine.name} is to run {which} program")
             self._restart(instance, fault.for_ms // len(self._instances))
-        for instance in self._instances if self._tampered else ():
+        for instance in self._instances:
             self._consent(instance)
 
     def _restart(self, instance: Instance, down_ms: float) -> None:
@@ -109,15 +114,41 @@ class Operators:
 
     def _consent(self, instance: Instance) -> None:
         number, now_ms = instance.machine.number, self._world.now_ms
-        refused = instance.refused()
+        refused = {
+            task.partition
+            for task, reason in instance.refused().items()
+            if self._tampered
+            or (self._damage_explains(number, str(task), reason) and self._has_empty_changelog(task.partition))
+        }
         if not refused or instance.stopping:
             self._refused.pop(number, None)
         elif now_ms - self._refused.setdefault(number, now_ms) >= CONSENT_MS:
             del self._refused[number]
             self._world.event(f"a person accepts losses of {instance.machine.name} in partitions {sorted(refused)}")
-            self._history.given_up.update(refused)
-            instance.accepts = True
+            if self._tampered:
+                self._history.given_up.update(refused)
+            instance.accepts = CONSENT if self._tampered else (LOG_EMPTY,)
             self._restart(instance, 0)
+
+    def _damage_explains(self, machine: int, task: str, reason: str) -> bool:
+        return reason == LOG_EMPTY and (machine, task) in self.damaged
+
+    def bears(self, instance: Instance, error: Exception) -> bool:
+        """Whether damage explains this end of a process, so that a person accepts the empty log for the next start."""
+        machine = instance.machine
+        if not isinstance(error, StateLost) or not any(
+            str(error).startswith(f"task {task}:") and self._damage_explains(machine.number, task, error.reason)
+            for _, task in self.damaged
+        ):
+            return False
+        self._world.event(f"{machine.name} ends with {error.reason}: a person accepts losses")
+        instance.accepts = (LOG_EMPTY,)
+        return True
+
+    def _has_empty_changelog(self, partition: int) -> bool:
+        log = self._hand.log
+        found = [TopicPartition(name, partition) for name in log.topics if name.endswith("-changelog")]
+        return any(next(changes(log, at), None) is None for at in found)
 
     def _changelogs(self) -> list[str]:
         """Those whose records no retention removes."""

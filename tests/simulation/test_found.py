@@ -140,7 +140,7 @@ EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS = Plan(
     faults=(Fault(Kind.CHANGE, machine=0, at_ms=0, call="log.open_writer", for_ms=190),),
 )
 
-# A task leaves, and the move is taken back once its run has ended: its last commit came before a record that it had taken.
+# A task took a record after its last commit, and stays after all: the move is taken back once its run has ended.
 MOVE_TAKEN_BACK_AFTER_THE_LAST_COMMIT = Plan(
     seed=7_019,
     program="rekeyed",
