@@ -128,12 +128,13 @@ class Instance:
 
     def refused(self) -> dict[Any, str]:
         """Tasks that wait for a person, since their rows may be the last copy, or the log lost some, and the reason."""
-        found = {task.id: task.error for task in tasks_of(self.app).values()}
-        return {
-            task: error.reason
-            for task, error in found.items()
-            if isinstance(error, sf.StateLost) and error.reason in CONSENT
-        }
+        lost = {task.id: task.error for task in tasks_of(self.app).values() if isinstance(task.error, sf.StateLost)}
+        return {task: error.reason for task, error in lost.items() if error.reason in CONSENT}
+
+    def accept(self, losses: Collection[str], where: str) -> None:
+        """A person accepts these losses, for the next start."""
+        self._world.event(f"a person accepts losses of {self.machine.name} in {where}")
+        self.accepts = losses
 
     def rebalance(self, *, expelled: bool) -> None:
         """Let the group of its own consumer begin a new generation, without this instance if it is `expelled`."""

@@ -16,6 +16,7 @@ plain computation any more; all others are, those among them that the product ga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from simulator.checkers import History
 from simulator.faults import Fault, Kind
@@ -26,7 +27,6 @@ from simulator.programs import COUNTS, IN, MORE
 from simulator.witness import changes
 from simulator.world import World
 from standfast.replication.offsets import TopicPartition
-from standfast.store.errors import StateLost
 from standfast.store.names import changelog_topic
 
 CONSENT_MS = 3_000
@@ -114,41 +114,29 @@ class Operators:
 
     def _consent(self, instance: Instance) -> None:
         number, now_ms = instance.machine.number, self._world.now_ms
-        refused = {
-            task.partition
-            for task, reason in instance.refused().items()
-            if self._tampered
-            or (self._damage_explains(number, str(task), reason) and self._has_empty_changelog(task.partition))
-        }
+        found = instance.refused().items()
+        refused = {task.partition for task, why in found if self._tampered or self._is_unwritten(number, task, why)}
         if not refused or instance.stopping:
             self._refused.pop(number, None)
         elif now_ms - self._refused.setdefault(number, now_ms) >= CONSENT_MS:
             del self._refused[number]
-            self._world.event(f"a person accepts losses of {instance.machine.name} in partitions {sorted(refused)}")
-            if self._tampered:
-                self._history.given_up.update(refused)
-            instance.accepts = CONSENT if self._tampered else (LOG_EMPTY,)
+            self._history.given_up.update(refused if self._tampered else ())
+            instance.accept(CONSENT if self._tampered else (LOG_EMPTY,), f"partitions {sorted(refused)}")
             self._restart(instance, 0)
 
-    def _damage_explains(self, machine: int, task: str, reason: str) -> bool:
-        return reason == LOG_EMPTY and (machine, task) in self.damaged
+    def _is_unwritten(self, machine: int, task: Any, reason: str) -> bool:
+        """Whether damage explains the refusal of a task, which has a changelog without a record."""
+        log, damaged = self._hand.log, (machine, str(task)) in self.damaged
+        at = [TopicPartition(name, task.partition) for name in log.topics if name.endswith("-changelog")]
+        return damaged and reason == LOG_EMPTY and any(next(changes(log, one), None) is None for one in at)
 
     def bears(self, instance: Instance, error: Exception) -> bool:
         """Whether damage explains this end of a process, so that a person accepts the empty log for the next start."""
-        machine = instance.machine
-        if not isinstance(error, StateLost) or not any(
-            str(error).startswith(f"task {task}:") and self._damage_explains(machine.number, task, error.reason)
-            for _, task in self.damaged
-        ):
-            return False
-        self._world.event(f"{machine.name} ends with {error.reason}: a person accepts losses")
-        instance.accepts = (LOG_EMPTY,)
-        return True
-
-    def _has_empty_changelog(self, partition: int) -> bool:
-        log = self._hand.log
-        found = [TopicPartition(name, partition) for name in log.topics if name.endswith("-changelog")]
-        return any(next(changes(log, at), None) is None for at in found)
+        number, reason = instance.machine.number, getattr(error, "reason", "")
+        damaged = any(machine == number and f"task {task}:" in str(error) for machine, task in self.damaged)
+        if damaged and reason == LOG_EMPTY:
+            instance.accept((LOG_EMPTY,), "a task with which its process ended")
+        return damaged and reason == LOG_EMPTY
 
     def _changelogs(self) -> list[str]:
         """Those whose records no retention removes."""

@@ -5,13 +5,14 @@ Rules of this file: the loop's thread alone. It keeps facts and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.names import few
+from standfast.stream.runtime.commits import Commits
 from standfast.stream.runtime.holds import Hold
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
@@ -78,7 +79,7 @@ def gate_is_shut(
     session: Session,
     running: Mapping[TaskId, RunningTask],
     open_tasks: Mapping[TaskId, Task],
-    committing: Container[TaskId],
+    committing: Commits,
 ) -> bool:
     """Whether a running task is not open: the restore gate is shut, with gate="all" for every task.
 
