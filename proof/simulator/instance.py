@@ -6,7 +6,7 @@ called by a clean stop alone, as by SIGTERM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
 CHECKPOINTS = sf.SnapshotPolicy(to="sim://world/state", keep=2, checkpoint_every_ms=3_000, checkpoint_pause_ms=2_000)
 
 
-CONSENT = ("log-empty", "history-missing")  # refused until a person accepts it
+LOG_EMPTY, HISTORY_MISSING = "log-empty", "history-missing"
+CONSENT = (LOG_EMPTY, HISTORY_MISSING)  # refused until a person accepts it
 
 
 class Broken(Exception):
@@ -61,7 +62,7 @@ class Instance:
         self.stopping = False
         self.changed = False  # whether the application here is a changed one
         self.replaces = False  # whether it takes over from instances of another program, at its next start
-        self.accepts = False  # whether a person has accepted the loss of rows, for its next start
+        self.accepts: Collection[str] = ()  # losses that a person has accepted, for its next start
         self._plan = plan
         self._world = world
         self._log = log
@@ -125,17 +126,22 @@ class Instance:
             for task in tasks_of(self.app).values()
         )
 
-    def refused(self) -> set[int]:
-        """Partitions of tasks that wait for a person, since their rows may be the last copy, or the log lost some."""
-        found = [(task.id.partition, task.error) for task in tasks_of(self.app).values()]
-        return {at for at, error in found if isinstance(error, sf.StateLost) and error.reason in CONSENT}
+    def refused(self) -> dict[Any, str]:
+        """Tasks that wait for a person, since their rows may be the last copy, or the log lost some, and the reason."""
+        lost = {task.id: task.error for task in tasks_of(self.app).values() if isinstance(task.error, sf.StateLost)}
+        return {task: error.reason for task, error in lost.items() if error.reason in CONSENT}
+
+    def accept(self, losses: Collection[str], where: str) -> None:
+        """A person accepts these losses, for the next start."""
+        self._world.event(f"a person accepts losses of {self.machine.name} in {where}")
+        self.accepts = losses
 
     def rebalance(self, *, expelled: bool) -> None:
         """Let the group of its own consumer begin a new generation, without this instance if it is `expelled`."""
 
     def _make(self) -> sf.App:
         plan, machine = self._plan, self.machine
-        accepts, replaces, self.accepts, self.replaces = self.accepts, self.replaces, False, False
+        accepts, replaces, self.accepts, self.replaces = self.accepts, self.replaces, (), False
         witness = Witness(self._world, machine, plan, self._log, self._history)
         app = sf.App(
             APP,
@@ -150,8 +156,8 @@ class Instance:
             restart=sf.FixedDelay(1_000_000, 200),
             clock=machine,
             snapshots=None if not plan.snapshots else CHECKPOINTS if plan.checkpoints else SNAPSHOTS,
-            accept_empty_log=accepts,
-            accept_missing_history=accepts,
+            accept_empty_log=LOG_EMPTY in accepts,
+            accept_missing_history=HISTORY_MISSING in accepts,
             replace=replaces,
             listeners=[witness, Failing(machine)],
         )

@@ -6,18 +6,22 @@
     hang, age     ──> the log's transactions end late; days pass
     a task refuses to open for CONSENT_MS ──> its instance starts again with the consent of a person
 
-Rules of this file: the world's own hand. Rows that a person gave up are judged by no plain computation any more, and
-those that the product gave up by itself are.
+A person accepts what was done to a topic, and an empty log beside rows that damage made unreadable: no such row can be
+one that the log lacks, which the product cannot know.
+
+Rules of this file: the world's own hand. Rows that a person gave up after a topic was cut or replaced are judged by no
+plain computation any more; all others are, those among them that the product gave up by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from simulator.checkers import History
 from simulator.faults import Fault, Kind
 from simulator.hand import APP, Hand, offset_of
-from simulator.instance import Instance
+from simulator.instance import CONSENT, LOG_EMPTY, Instance
 from simulator.plan import Plan
 from simulator.programs import COUNTS, IN, MORE
 from simulator.witness import changes
@@ -55,6 +59,7 @@ class Operators:
         self._once_down: Callable[[], None] | None = None  # what to do once no process runs
         self._tampered = False  # with a topic
         self._refused: dict[int, float] = {}  # machine -> since when it refuses a task
+        self.damaged: set[tuple[int, str]] = set()  # machines and tasks whose rows are damaged
 
     @property
     def busy(self) -> bool:
@@ -101,7 +106,7 @@ class Operators:
                 which = "a changed" if instance.changed else "the first"
                 self._world.event(f"{instance.machine.name} is to run {which} program")
             self._restart(instance, fault.for_ms // len(self._instances))
-        for instance in self._instances if self._tampered else ():
+        for instance in self._instances:
             self._consent(instance)
 
     def _restart(self, instance: Instance, down_ms: float) -> None:
@@ -110,15 +115,29 @@ class Operators:
 
     def _consent(self, instance: Instance) -> None:
         number, now_ms = instance.machine.number, self._world.now_ms
-        refused = instance.refused()
+        found = instance.refused().items()
+        refused = {task.partition for task, why in found if self._tampered or self._is_unwritten(number, task, why)}
         if not refused or instance.stopping:
             self._refused.pop(number, None)
         elif now_ms - self._refused.setdefault(number, now_ms) >= CONSENT_MS:
             del self._refused[number]
-            self._world.event(f"a person accepts losses of {instance.machine.name} in partitions {sorted(refused)}")
-            self._history.given_up.update(refused)
-            instance.accepts = True
+            self._history.given_up.update(refused if self._tampered else ())
+            instance.accept(CONSENT if self._tampered else (LOG_EMPTY,), f"partitions {sorted(refused)}")
             self._restart(instance, 0)
+
+    def _is_unwritten(self, machine: int, task: Any, reason: str) -> bool:
+        """Whether damage explains the refusal of a task, which has a changelog without a record."""
+        log, damaged = self._hand.log, (machine, str(task)) in self.damaged
+        at = [TopicPartition(name, task.partition) for name in log.topics if name.endswith("-changelog")]
+        return damaged and reason == LOG_EMPTY and any(next(changes(log, one), None) is None for one in at)
+
+    def bears(self, instance: Instance, error: Exception) -> bool:
+        """Whether damage explains this end of a process, so that a person accepts the empty log for the next start."""
+        number, reason = instance.machine.number, getattr(error, "reason", "")
+        damaged = any(machine == number and f"task {task}:" in str(error) for machine, task in self.damaged)
+        if damaged and reason == LOG_EMPTY:
+            instance.accept((LOG_EMPTY,), "a task with which its process ended")
+        return damaged and reason == LOG_EMPTY
 
     def _changelogs(self) -> list[str]:
         """Those whose records no retention removes."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import standfast as sf
 from simulator.faults import Kind
 from simulator.hand import APP
-from simulator.instance import SNAPSHOTS, Broken, Failing, Instance, raise_once
+from simulator.instance import LOG_EMPTY, SNAPSHOTS, Broken, Failing, Instance, raise_once
 from simulator.log.consumer import SimConsumer
 from simulator.programs import COUNTS, IN, OUT, stores_of
 from simulator.witness import Witness
@@ -76,6 +76,7 @@ class ConsumerInstance(Instance):
 
     def _session(self, witness: Witness) -> sf.Session:
         plan = self._plan
+        accepts, self.accepts = self.accepts, ()
         return sf.Session(
             APP,
             log=f"sim://{self._log.name}?style={self._log.style}",
@@ -89,6 +90,7 @@ class ConsumerInstance(Instance):
             gate=plan.gate,
             clock=self.machine,
             snapshots=SNAPSHOTS if plan.snapshots else None,
+            accept_empty_log=LOG_EMPTY in accepts,
             listeners=[witness, Failing(self.machine)],
         )
 

@@ -264,7 +264,7 @@ class _Run:
             machine.process = None
             self.disks[machine.number].end_process()
             self._damage(machine)
-            if process.error is not None:
+            if process.error is not None and not self.operators.bears(instance, process.error):
                 self._judge_error(repr(process), process.error)
             instance.app = None
             instance.stopping = False
@@ -287,7 +287,8 @@ class _Run:
         if fault.kind is Kind.POWER:
             disk.lose_power(self.world.draws, *about)
         elif fault.kind is Kind.DAMAGE:
-            damage_somewhere(disk, self.world.draws, *about)
+            if (path := damage_somewhere(disk, self.world.draws, *about)) is not None:
+                self.operators.damaged.add((machine.number, path.parent.name))
         elif fault.kind in (Kind.WIPE, Kind.BLIND):
             shutil.rmtree(disk.root, ignore_errors=True)
 

@@ -52,7 +52,7 @@ from standfast.stream.runtime.commits import Commits, groups_before
 from standfast.stream.runtime.guard import can_skip
 from standfast.stream.runtime.holds import Holds, Taken
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
-from standfast.stream.runtime.running import RunningTask, offsets_text, positions_text, wait_for_task
+from standfast.stream.runtime.running import RunningTask, gate_is_shut, offsets_text, positions_text, wait_for_task
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import SourceRuns
 from standfast.stream.runtime.starts import Starts
@@ -148,9 +148,7 @@ class Loop:
         self._follow_tasks(tasks)
         self._let_go()
         self._hold_back()
-        # A running task that is not open: the restore gate is shut, with gate="all" for every task.
-        shut = self._running.keys() - tasks.keys()
-        if self.paused or self._session.disk.full or any(task_id not in self._commits for task_id in shut):
+        if self.paused or self._session.disk.full or gate_is_shut(self._session, self._running, tasks, self._commits):
             self._rested = True
             # Records processed before stay uncommitted for at most their interval.
             self._commit_due()

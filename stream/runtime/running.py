@@ -1,4 +1,4 @@
-"""A task that a loop processes, with the records and commits that wait for it, and the wait for the first one.
+"""A task that a loop processes, with the records and commits that wait for it; whether the gate lets tasks process.
 
 Rules of this file: the loop's thread alone. It keeps facts and decides nothing.
 """
@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from standfast.replication.log import Record
-from standfast.replication.offsets import TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.names import few
+from standfast.stream.runtime.commits import Commits
 from standfast.stream.runtime.holds import Hold
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
@@ -30,7 +31,9 @@ class RunningTask:
     next_commit_ms: int
     committing: bool = False  # a commit is due and waits for the results of calls
     due_ms: int = 0  # of the commit under way
-    last: bool = False  # the commit under way is the one before another instance gets the task
+    # Its last commit has begun, since another instance gets the task. From then on it takes nothing: if the move is
+    # taken back once this run has ended, the next run goes on from that commit, with the same stores.
+    last: bool = False
     hold: Hold = field(default_factory=Hold)  # for a checkpoint
     # Fetched during its commit, or beyond its limits: with partition, next offset, whether that is the end.
     later: list[tuple[TopicPartition, Sequence[Record], int, bool]] = field(default_factory=list)
@@ -68,6 +71,27 @@ def offsets_text(task: Task) -> str:
 def positions_text(positions: Mapping[TopicPartition, int]) -> str:
     """Positions as text."""
     return few(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))
+
+
+def gate_is_shut(
+    session: Session,
+    running: Mapping[TaskId, RunningTask],
+    open_tasks: Mapping[TaskId, Task],
+    committing: Commits,
+) -> bool:
+    """Whether a running task is not open: the restore gate is shut, with gate="all" for every task.
+
+    A task that has left or failed runs until its commit under way has ended, and says nothing about the gate.
+    """
+    shut = running.keys() - open_tasks.keys()
+    if not shut:
+        return False
+    held = session.held_tasks()
+    return any(
+        task_id not in committing
+        or (held.get(task_id) is (task := running[task_id].task) and task.state is TaskState.RUNNING)
+        for task_id in shut
+    )
 
 
 def wait_for_task(session: Session, clock: Clock, timeout_ms: int) -> None:

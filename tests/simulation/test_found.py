@@ -184,6 +184,26 @@ LEADER_COMES_BACK_CHANGED = Plan(
     faults=(Fault(Kind.CHANGE, machine=0, at_ms=0, state="not open", for_ms=492),),
 )
 
+# Commits of every task that runs are under way as an owner gives another task up, so that the gate is shut.
+EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS = Plan(
+    seed=10_087,
+    program="rekeyed",
+    style="kafka",
+    guarantee="at_least_once",
+    machines=2,
+    partitions=4,
+    keys=18,
+    records=320,
+    feed_ms=8_000,
+    idle_ms=100,
+    standbys=1,
+    lease_ms=600,
+    commit_interval_ms=200,
+    gate="all",
+    snapshots=False,
+    faults=(Fault(Kind.CHANGE, machine=0, at_ms=0, call="log.open_writer", for_ms=190),),
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -197,6 +217,7 @@ LEADER_COMES_BACK_CHANGED = Plan(
         STANDBY_WRITES_WITHOUT_AN_ANSWER,
         MOVE_TAKEN_BACK,
         LEADER_COMES_BACK_CHANGED,
+        EVERY_TASK_COMMITS_AS_THE_GATE_SHUTS,
     ],
 )
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):

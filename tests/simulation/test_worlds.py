@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from simulator.plan import draw_plan
+from simulator.run import run
+
 PROOF = Path(__file__).resolve().parents[2] / "proof"
 SEEDS = 500
 SOME = (3, 4, 6)  # the last one under a consumer of its own
@@ -43,6 +46,14 @@ def test_no_promise_is_broken_in_ten_thousand_worlds(tmp_path: Path):
     seeds = int(os.environ.get("STANDFAST_SIMULATED_WORLDS", "10000"))
     simulate("--seeds", str(seeds), "--from", str(SEEDS), "--jobs", "2", "--json", str(tmp_path / "found"))
     assert json.loads((tmp_path / "found").read_text())["failed"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [6527, 4670])  # an application, and a consumer of its own
+def test_a_person_accepts_an_empty_log_beside_rows_that_damage_made_unreadable(seed: int):
+    outcome = run(draw_plan(seed))
+    assert outcome.alarms == []
+    assert any("a person accepts losses" in event for event in outcome.events)
 
 
 @pytest.mark.slow

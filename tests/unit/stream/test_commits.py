@@ -171,6 +171,33 @@ def test_task_takes_no_record_while_its_commit_is_under_way_and_all_of_them_afte
 
 
 @pytest.mark.usefixtures("remote")
+def test_task_whose_commit_ends_in_the_middle_of_a_round_takes_no_record_while_the_gate_is_shut(bench: Bench) -> None:
+    create(bench, 3, "in")
+    seen = Seen()
+    given: Any = {"guarantee": "at_least_once", "commit_interval_ms": INTERVAL_MS, "stores": [COUNT]}
+    one = Running(bench, counting(seen), **given)
+    one.run()
+    one.commit()
+    for partition in range(2):
+        write(bench, "in", *keys(f"p{partition}-", 2), partition=partition)
+    one.run()
+    bench.clock.advance(INTERVAL_MS)
+    one.loop._commit_due()  # without threads each step of the loop makes one call of each commit
+    assert len(one.loop._commits) == 2
+    one.session.task(2).fail(ValueError("it fails"))
+    one.session.reopen(2)
+    assert not one.session.ready
+    for partition in range(2):
+        write(bench, "in", *keys("later-", 2), partition=partition)
+    assert [one.loop.poll_once() for _ in range(5)] == [0] * 5
+    bench.settle(one.session)
+    one.run()
+    assert [seen.of(f"0_{number}") for number in range(2)] == [
+        [f"p{number}-0", f"p{number}-1", "later-0", "later-1"] for number in range(2)
+    ]
+
+
+@pytest.mark.usefixtures("remote")
 def test_next_task_gets_nothing_before_the_transaction_that_wrote_it_has_committed(bench: Bench, slow: Any) -> None:
     create(bench, 1, "in", "out")
     seen = Seen()
@@ -403,6 +430,43 @@ def test_task_that_another_instance_gets_leaves_after_the_commit_under_way(bench
     writer.go.set()
     rounds(one, lambda: task.id not in one.loop._running)
     assert task.source_offsets()[TopicPartition("in", 0)] >= 2
+    assert one.rows("count") == dict.fromkeys(seen.keys, 1)
+
+
+@pytest.mark.usefixtures("remote")
+def test_task_that_leaves_takes_no_record_after_its_last_commit_so_that_it_may_stay_after_all(bench: Bench) -> None:
+    create(bench, 2, "in")
+    seen = Seen()
+    one = Running(bench, counting(seen), stores=[COUNT])
+    write(bench, "in", *keys("a", 2))
+    one.run()
+    task = task_of(one)
+    task.leaving = True
+    write(bench, "in", *keys("b", 2))
+    one.loop.poll_once()  # its last commit begins, and ends after the turn of the other task
+    assert not len(one.loop._commits)
+    assert task.id in one.loop._running
+    one.loop.poll_once()
+    assert task.id not in one.loop._running
+    task.leaving = False  # as the next generation takes the move back
+    one.run()
+    one.loop.commit_all()
+    assert seen.keys == ["a0", "a1", "b0", "b1"]
+    assert one.rows("count") == dict.fromkeys(seen.keys, 1)
+
+
+@pytest.mark.usefixtures("remote")
+def test_task_that_stays_after_all_goes_on_after_the_commit_that_was_to_be_its_last(bench: Bench, slow: Any) -> None:
+    seen = Seen()
+    one, writer = committing(bench, slow, seen)
+    task = task_of(one)
+    task.leaving = True
+    write(bench, "in", *keys("later", 2))
+    one.loop.poll_once()
+    task.leaving = False
+    writer.go.set()
+    rounds(one, lambda: len(seen.keys) == 4)
+    one.loop.commit_all()
     assert one.rows("count") == dict.fromkeys(seen.keys, 1)
 
 
