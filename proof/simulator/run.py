@@ -360,6 +360,7 @@ class _Run:
             return
         placements = self.log.find(PLACEMENTS)
         withheld = placements is not None and placements.visible(self.world.monotonic_ms()) < placements.end
+        withheld = withheld or self.log.outage([PLACEMENTS]) is not None
         knows = machine.looked_ms > max(since_ms, lease.since_ms) and not withheld
         if knows and any(one.owns(before.member_id, name) for one in self.instances):
             self.history.alarm("claims", f"{self.world.who()} takes {name} from {before.member_id}, which processes it")

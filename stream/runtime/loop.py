@@ -266,6 +266,7 @@ class Loop:
                 running.last = not running.committing
             if running.last and self._running.get(task_id) is running and task_id not in self._commits:
                 self._leave(task_id)
+                running.task.discard()  # writes of a processor's `close`, which belong to no commit, if the task stays
                 self._session.follow_now()  # closed and reported now, since its next owner waits for that
 
     def _hold_back(self) -> None:

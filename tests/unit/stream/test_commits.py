@@ -455,6 +455,33 @@ def test_task_that_leaves_takes_no_record_after_its_last_commit_so_that_it_may_s
     assert one.rows("count") == dict.fromkeys(seen.keys, 1)
 
 
+def test_writes_of_a_closing_processor_are_in_no_later_run_of_a_task_that_stays(bench: Bench) -> None:
+    class Closing(sf.Processor):
+        def init(self, context: Any) -> None:
+            self.store = context.store("count")
+
+        def process(self, record: sf.Record) -> None:
+            self.store.put(record.key, 1)
+
+        def close(self) -> None:
+            self.store.put("closed", 1)
+
+    create(bench, 1, "in")
+    one = Running(bench, lambda app: app.source("in", key=TEXT, value=JSON)(Closing), stores=[COUNT])
+    write(bench, "in", *keys("a", 1))
+    one.run()
+    task = task_of(one)
+    task.leaving = True
+    for _ in range(3):
+        one.loop.poll_once()
+    assert task.id not in one.loop._running
+    task.leaving = False
+    write(bench, "in", *keys("b", 1))
+    one.run()
+    one.loop.commit_all()
+    assert one.rows("count") == {"a0": 1, "b0": 1}
+
+
 @pytest.mark.usefixtures("remote")
 def test_task_that_stays_after_all_goes_on_after_the_commit_that_was_to_be_its_last(bench: Bench, slow: Any) -> None:
     seen = Seen()
