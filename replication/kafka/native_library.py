@@ -1,11 +1,10 @@
-"""The compiled reader: whether it can be used here, and why not.
+"""The compiled clients of Kafka: whether they can be used here, and why not.
 
-    compiled()      the module alone, whose fold needs no librdkafka, or the reason against it; looked up once
-    native()        the module with librdkafka found, or the reason against it
+    native()        the compiled module with librdkafka found, or the reason against it
     refused_by      the reason in a log's own settings
 
 The module uses the librdkafka that the confluent_kafka package has loaded, by its path in the process's own memory map,
-wherever it came from: there is never a second copy. Without the module everything works, in Python and slower.
+wherever it came from: there is never a second copy. `store/native/library.py` finds the module itself.
 
 Rules of this file: it opens no client. A reason is a sentence without a full stop, for `standfast doctor` and
 `standfast --version`.
@@ -13,42 +12,16 @@ Rules of this file: it opens no client. A reason is a sentence without a full st
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from standfast.replication.kafka.callbacks import ERROR
-from standfast.store import serde
-from standfast.store.outside import environment
+from standfast.store.native.library import Native, compiled
 
-SWITCH = "STANDFAST_NATIVE"
-MODULE = "standfast.replication.kafka._native"
 MAPS = Path("/proc/self/maps")
 LIBRARY = "librdkafka"
-
-
-class Native(NamedTuple):
-    """`module` is None if the compiled reader cannot be used, and `reason` says why; else `version` of librdkafka."""
-
-    module: Any
-    version: str = ""
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """One line about the path in use."""
-        if self.module is None:
-            return f"Python, since {self.reason}"
-        return f"compiled, on librdkafka {self.version}"
-
-
-def compiled() -> Native:
-    """The compiled module, without a look for librdkafka, or the reason against it."""
-    found = Native(None, reason=f"{SWITCH}=0 is set") if environment().get(SWITCH) == "0" else _module()
-    serde.quicken(found.module)
-    return found
 
 
 def native() -> Native:
@@ -62,18 +35,6 @@ def refused_by(functions: frozenset[str]) -> str:
     # `error_cb` is called between two batches; the others would be called in threads that Python does not know.
     others = sorted(functions - {ERROR})
     return f"kafka={{{others[0]!r}: ...}} is a function of Python, which only its own client calls" if others else ""
-
-
-@cache
-def _module() -> Native:
-    if sys.platform != "linux":
-        return Native(None, reason=f"the compiled reader is for Linux, and this is {sys.platform}")
-    if sys.implementation.name != "cpython" or "t" in sys.abiflags:
-        return Native(None, reason="the compiled reader needs CPython with its interpreter lock")
-    try:
-        return Native(import_module(MODULE))
-    except ImportError as error:
-        return Native(None, reason=f"the compiled reader is not installed ({error}): install gcc, then standfast again")
 
 
 @cache

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span
-from standfast.replication.kafka.native_library import compiled
 from standfast.replication.log import Record
 from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import Corruption, InternalError
 from standfast.store.memory import MemoryEngine
+from standfast.store.native.library import compiled
 from standfast.store.rocks.errors import translate
 from standfast.store.rocks.sst import (
     BLOCK_BYTES,

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import LOST_END, Group, Log, OffsetsOpen, TopicInfo, TransactionOpen
@@ -66,6 +65,7 @@ from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Standf
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
+from standfast.store.native.library import compiled
 from standfast.store.process.threads import Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened

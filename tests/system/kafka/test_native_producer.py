@@ -23,7 +23,7 @@ from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.callbacks import Callbacks
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
-from standfast.replication.kafka.native_library import SWITCH, native
+from standfast.replication.kafka.native_library import native
 from standfast.replication.kafka.native_producer import NativeProducer
 from standfast.replication.kafka.producer import Producer, PythonProducer
 from standfast.replication.kafka.records import Columns
@@ -31,6 +31,7 @@ from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import CommitUnknown, Fenced, InvalidRequest, StandfastError, Unavailable
+from standfast.store.native.library import SWITCH
 from standfast.store.value_timestamp import TIMESTAMP, RowChanges
 from support.kafka import every_shape, left_by_opens
 

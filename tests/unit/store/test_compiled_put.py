@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
 from standfast.store.buffer import ENTRY_BYTES, WriteBuffer
 from standfast.store.errors import Backpressure, Closed, Fenced, InvalidRequest, TooLarge, Unavailable
 from standfast.store.memory import MemoryEngine
+from standfast.store.native.library import compiled
 from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import KeyValueStore
 from standfast.store.timestamps import TIMESTAMP_MAX_MS

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
 from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import Backpressure, InvalidRequest, TooLarge
 from standfast.store.memory import MemoryEngine
+from standfast.store.native.library import compiled
 from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import KeyValueStore
 from standfast.store.types.keyvalue import KeyValueState

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
 from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.native.library import compiled
 from standfast.store.serde import Serde
 
 BUILT_IN = [serde.bytes, serde.string, serde.int64, serde.float64, serde.json, serde.msgpack]

@@ -262,7 +262,7 @@ static PyType_Slot put_slots[] = {
 };
 
 static PyType_Spec put_spec = {
-    "standfast.replication.kafka._native.Put", sizeof(Put), 0,
+    "standfast.store.native._native.Put", sizeof(Put), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, put_slots,
 };
 

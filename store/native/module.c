@@ -1,4 +1,4 @@
-/* The table of the module `standfast.replication.kafka._native`.
+/* The table of the module `standfast.store.native._native`.
  *
  * Rules of this file: names and their homes; one interpreter a process (single-phase initialisation says so). */
 #include "native.h"
@@ -50,7 +50,7 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    native_error = PyErr_NewException("standfast.replication.kafka._native.Error", NULL, NULL);
+    native_error = PyErr_NewException("standfast.store.native._native.Error", NULL, NULL);
     if (native_error == NULL || PyModule_AddObjectRef(module, "Error", native_error) < 0 || init_client(module) < 0 ||
         init_producer(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0 ||
         init_spill(module) < 0 || init_put() < 0) {
