@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = "store/native"
-NAMES = ("client", "fold", "handle", "json_form", "merge", "module", "pieces", "producer", "put", "spill", "sst")
+NAMES = ("buffer", "client", "fold", "handle", "json_form", "merge", "module", "pieces", "producer", "spill", "sst")
 # Checked copies, canaries on the stack, and addresses of functions that nothing can overwrite once they are found.
 HARDENED = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong"]
 FIXED = ["-Wl,-z,relro,-z,now"]

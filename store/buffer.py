@@ -1,7 +1,7 @@
 """The write buffer: a task's record cache and uncommitted transaction in one, one per task.
 
-    store.put ──> rows     family -> key -> row | None      merged into the task's own reads
-              └─> changes  store  -> log key -> change      written to the changelog by the commit; those of a `headed`
+    writer.put ─> rows     family -> key -> row | None      merged into the task's own reads
+              └─> changes  store  -> log key -> change      written to the changelog by the commit; those of a HEADED
                                                             store are its rows, so that a put is one entry
     task.send ──> outputs  target -> records                written by the commit, too
     take      ──> taken    rows, changes and outputs of the commit under way, in one step; later writes are of the next
@@ -14,12 +14,14 @@
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
+There are two buffers with one behaviour: `WriteBuffer` here, and the compiled one (store/native/twins.py). `Buffer` is
+what both have in common. Rows and changes enter in one place of each: `StoreWriter.enter`, and `enter` in buffer.c.
+
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes the taken part
 there, and a discard forgets the rest. Each write is wholly in one part or wholly in the next. It enters under `latch`,
-or by way of `hot`, whose rows are entries of one step, and which `take` empties first: compiled code looks and enters
-in one step of the interpreter, and Python looks again after the entry. Since such a write also adds to `size_bytes`,
-each adds in one step, without a call between reading and setting it. `settle` and `put_back` need no latch, because a
-thread that keeps it may wait for the commit under way.
+or in one step of the interpreter while the buffer is `open`, as the compiled writer does. Since such a write also adds
+to `size_bytes`, each adds in one step, without a call between reading and setting it. `settle` and `put_back` need no
+latch, because a thread that keeps it may wait for the commit under way.
 
 The buffer is bounded in bytes, the taken part included: at `bound_bytes` it is `full` (the loop commits after the
 current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
@@ -33,17 +35,19 @@ rest of their work.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from sortedcontainers import SortedList
 
+from standfast.store.arguments import INT64_MAX
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError, InvalidRequest
-from standfast.store.value_timestamp import TIMESTAMP_BYTES, Change, RowChanges, unpack
+from standfast.store.timestamps import TIMESTAMP_MAX_MS
+from standfast.store.value_timestamp import TIMESTAMP, TIMESTAMP_BYTES, Change, RowChanges, changes_bytes
 
 # CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
 ROW_OVERHEAD_BYTES = 100
@@ -53,9 +57,48 @@ ENTRY_OVERHEAD_BYTES = ENTRY_BYTES + TIMESTAMP_BYTES
 BOUND_DEFAULT_BYTES = 10 << 20
 
 
-_ABSENT = object()
+_pack = TIMESTAMP.pack
 
-Rows = dict[str, dict[bytes, bytes | None]]
+# How a store's changes enter: not at all, each of them, the last of each key, or that as the rows themselves.
+UNLOGGED, EACH, LATEST, HEADED = range(4)
+
+Rows: TypeAlias = dict[str, dict[bytes, bytes | None]]
+Encode: TypeAlias = Callable[[Any], bytes]
+Refuse: TypeAlias = Callable[[Exception | None], bytes]
+Put: TypeAlias = Callable[[Any, Any, Any], None]
+Check: TypeAlias = Callable[[bytes, bytes | None, int], None]
+# What undoes a change: a call, or a mapping, a key and the former value; without a value the key goes.
+Undo: TypeAlias = Callable[[], None] | tuple[Any, ...]
+
+
+class Writer(Protocol):
+    """Puts of one store into a buffer; one for each store.
+
+    `check` is called where a write is over `most_bytes` (key and value), `least_ms` or the buffer's `stop_bytes`: it
+    raises, or lets the write pass. Keys and values are bytes; of a subclass of bytes a copy enters, and any other type
+    is a TypeError. `puts` and `deletes` count rows.
+    """
+
+    mode: int
+    stamped: bool  # a row is the timestamp and the value, else the value
+    most_bytes: int
+    least_ms: int
+    puts: int
+    deletes: int
+
+    def put(self, family: str, key: bytes, value: bytes | None, timestamp: int, /) -> None:
+        """Set the value of a key, None: delete it, in one step; the changelog's key is the row's."""
+        ...
+
+    def put_all(self, family: str, pairs: Iterable[tuple[bytes, bytes | None]], timestamp: int, /) -> None:
+        """`put` of several, in their order; if any of them is refused, none is set."""
+        ...
+
+    def enter(
+        self, family: str, rows: dict[bytes, bytes | None], key: bytes, value: bytes | None, timestamp: int, /
+    ) -> None:
+        """The rows of one write, as they are, and its change, in one step. The caller has checked it."""
+        ...
 
 
 class Part:
@@ -63,10 +106,13 @@ class Part:
 
     __slots__ = ("changes", "delete_times", "indexes", "output_bytes", "outputs", "refused", "rows", "size_bytes")
 
-    def __init__(self, buffer: WriteBuffer) -> None:
-        self.rows, self.changes, self.delete_times = buffer.rows, buffer.changes, buffer.delete_times
-        self.indexes = buffer.indexes
-        self.outputs, self.output_bytes, self.size_bytes = buffer.outputs, buffer.output_bytes, buffer.size_bytes
+    def __init__(
+        self, rows: Rows, changes: dict[str, dict[Any, Any]], delete_times: dict[str, dict[bytes, int]]
+    ) -> None:
+        self.rows, self.changes, self.delete_times = rows, changes, delete_times
+        self.indexes: dict[str, SortedList[bytes]] = {}
+        self.outputs: dict[Any, list[Any]] = {}
+        self.output_bytes = self.size_bytes = 0
         self.refused = False  # its commit changed nothing, and the next one takes it again
 
     def logged(self) -> dict[str, Sequence[Change]]:
@@ -74,21 +120,49 @@ class Part:
         return _logged(self.changes, self.delete_times)
 
 
-class WriteBuffer:
-    """Rows, changes and outputs of one task since its last commit."""
+SLOTS = (
+    "__weakref__", "_credit_bytes", "_disk", "_marks", "_recent_bytes", "_refuse_bytes", "bound_bytes", "in_savepoint",
+    "indexes", "keep_bytes", "output_bytes", "outputs", "read_families", "recent", "taken",
+)  # fmt: skip
 
-    __slots__ = (
-        "__weakref__", "_credit_bytes", "_disk", "_journal", "_marks", "_recent_bytes", "_refuse_bytes",
-        "bound_bytes", "changes", "delete_times", "hot", "in_savepoint", "indexes", "keep_bytes", "latch",
-        "output_bytes", "outputs", "read_families", "recent", "rows", "size_bytes", "stop_bytes", "taken",
-    )  # fmt: skip
+
+class Buffer:
+    """Rows, changes and outputs of one task since its last commit: all but the entry of a write."""
+
+    __slots__ = ()
+
+    rows: Rows
+    changes: dict[str, dict[Any, Any]]  # those of a HEADED store are the dictionary of its family's rows itself
+    delete_times: dict[str, dict[bytes, int]]  # of HEADED stores: of keys whose last change may have been a delete
+    journal: list[Undo] | None  # what undoes each change since the outermost savepoint
+    latch: threading.RLock
+    size_bytes: int  # without the taken part
+    stop_bytes: int
+    open: bool  # whether a write of one step needs no latch
+
+    @abstractmethod
+    def writer(self, store: str, check: Check) -> Writer:
+        """The writer of a store, of which a buffer has one."""
+
+    @staticmethod
+    @abstractmethod
+    def encoder(serialize: Encode, refuse: Refuse, plain: bool) -> Encode:
+        """A function for the bytes of a key or a value.
+
+        `refuse` answers, or raises, where `serialize` raised an error, and for None, without an error. `plain`: the
+        serde is that of bytes.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def putter(writer: Writer, family: str, key: Encode, value: Encode, time: Callable[[Any], int]) -> Put:
+        """`put` of a writer as a function of a key, a value or None, and a time, each by the function for it."""
 
     def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES, disk: DiskGuard | None = None) -> None:
         # Held for one write, for as long as a savepoint is open, and by `take`. Reentrant: a signal handler may close
         # the task in the middle of a write.
         self.latch = threading.RLock()
         self.bound_bytes = bound_bytes
-        self.size_bytes = 0  # without the taken part
         self.taken: Part | None = None
         self._disk: DiskGuard | None = None
         self._credit_bytes = 0  # the size up to which the guard lets the buffer grow
@@ -97,21 +171,16 @@ class WriteBuffer:
             # No credit yet: the first write asks the guard, so that a buffer that is never written claims nothing.
             self._disk, self.stop_bytes = disk, 0
             disk.watch(self)
-        self.rows: Rows = {}
-        # A store with `delete_times` is headed: its changes are the dictionary of its family's rows itself.
-        self.changes: dict[str, dict[Any, Any]] = {}
-        self.delete_times: dict[str, dict[bytes, int]] = {}  # of keys whose last change may have been a delete
-        self.hot: Rows = {}  # rows of headed stores; empty while a savepoint is open
-        self.outputs: dict[Any, list[Any]] = {}  # records by target, which the task knows
-        self.output_bytes = 0  # of `size_bytes`
         self.keep_bytes = 0  # the most for recent rows
         self.recent: Rows = {}
         self._recent_bytes = 0  # at most; a row that several commits wrote is counted with each
         self.read_families: set[str] = set()  # those of which a row was looked for in the database
-        self.indexes: dict[str, SortedList[bytes]] = {}
-        self._journal: list[Callable[[], None]] | None = None  # how to undo each change since the outermost savepoint
         self._marks: list[tuple[int, int]] = []  # of each open savepoint: entries of the journal and size before it
-        self.in_savepoint = False  # while True, code that changes state of a record must also say how to undo it
+        self.in_savepoint: bool  # while True, code that changes state of a record must also say how to undo it
+        self.indexes: dict[str, SortedList[bytes]]
+        self.outputs: dict[Any, list[Any]]  # records by target, which the task knows
+        self.output_bytes: int  # of `size_bytes`
+        self._forget_writes()
 
     @property
     def full(self) -> bool:
@@ -140,7 +209,7 @@ class WriteBuffer:
             self._refuse_bytes = limit
             self._set_stop()
 
-    def check_room(self, added_bytes: int, *, deletes: bool = False) -> None:
+    def check_room(self, added_bytes: int, deletes: bool = False) -> None:
         """Raise Backpressure if `added_bytes` more would pass the hard bound; an empty buffer takes any one write.
 
         Raises DiskFull if the disk has no space for them; `deletes` may go on below the floor, since they make room.
@@ -164,14 +233,6 @@ class WriteBuffer:
             disk.check_reserve(size, "a delete")
             return  # the delete gets no credit: the next put would use it
         self._set_stop()
-
-    def makes_room(self, added_bytes: int) -> bool:
-        """Whether `added_bytes` more may be written; asks the guard for credit, and raises nothing."""
-        try:
-            self.check_room(added_bytes)
-        except (Backpressure, DiskFull):
-            return False
-        return self.size_bytes + added_bytes <= self.stop_bytes
 
     def check_open(self) -> None:
         """Raise DiskFull while the guard refuses new writes."""
@@ -208,160 +269,31 @@ class WriteBuffer:
         self._set_stop()
 
     def _set_stop(self) -> None:
-        stop_bytes = self._refuse_bytes if self._disk is None else min(self._refuse_bytes, self._credit_bytes)
+        stop_bytes = min(self._refuse_bytes, INT64_MAX if self._disk is None else self._credit_bytes)
         taken = self.taken
         self.stop_bytes = stop_bytes if taken is None else stop_bytes - taken.size_bytes  # writers add to `size_bytes`
 
-    def put(self, family: str, key: bytes, row: bytes | None) -> None:
-        """Buffer one row; None deletes."""
-        rows = self.rows.get(family)
-        if rows is None:
-            rows = self._new_rows(family)
-        if self._journal is not None:
-            self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
-        old = rows.get(key, rows)
-        if old is rows:
-            added = ROW_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
-        else:
-            added = (len(row) if row is not None else 0) - (len(old) if isinstance(old, bytes) else 0)
-        self.size_bytes += added
-        rows[key] = row
+    def place(self, store: str, family: str, mode: int) -> None:
+        """Make room for the rows of a family, and for changes of its store. The caller has the latch.
 
-    def log(self, store: str, key: bytes, value: bytes | None, timestamp: int, *, latest_only: bool) -> None:
-        """Buffer one change; with `latest_only` a key changed several times before the commit is logged once."""
-        changes = self.changes.get(store)
-        if changes is None:
-            self.remember(self.changes, store)
-            changes = self.changes[store] = {}
-        slot: object = key if latest_only else len(changes)
-        if self._journal is not None:
-            self.remember(changes, slot)
-        replaced = changes.get(slot)
-        added = len(value) if value is not None else 0
-        if replaced is None:
-            added += CHANGE_OVERHEAD_BYTES + len(key)
-        elif replaced[1] is not None:
-            added -= len(replaced[1])
-        changes[slot] = (key, value, timestamp, ())
-        self.size_bytes += added
-
-    def write(
-        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
-    ) -> None:
-        """`put` and `log` of the latest change only, in one step: the path of most puts of a cached, logged store.
-
-        Row and change have the same key, so one look-up shows whether both replace earlier ones.
+        The rows of a HEADED store say its changes, as long as all of them lie in one family: the order of several
+        families' rows only a list of changes has.
         """
-        try:
-            rows, changes = self.rows[family], self.changes[store]
-        except KeyError:
-            self.enter(family, {key: row}, store, key, value, timestamp, latest_only=True)
-            return
-        if self._journal is not None:
-            self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
-            self.remember(changes, key)
-        change = changes.get(key)  # None beside a row that `enter_again` has entered first
-        if key in rows and change is not None:
-            old = rows[key]
-            added = 0 if old is None else -len(old) - len(change[1] or b"")
-        else:
-            added = ENTRY_BYTES + 2 * len(key)
-        rows[key] = row
-        changes[key] = (key, value, timestamp, ())
-        if row is not None and value is not None:
-            added += len(row) + len(value)
-        self.size_bytes += added
-
-    def write_each(
-        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
-    ) -> None:
-        """`put` and `log` of every change, in one step."""
-        self.enter(family, {key: row}, store, key, value, timestamp, latest_only=False)
-
-    def enter(
-        self,
-        family: str,
-        entered: Mapping[bytes, bytes | None],
-        store: str,
-        key: bytes,
-        value: bytes | None,
-        timestamp: int,
-        *,
-        latest_only: bool,
-    ) -> None:
-        """Rows and the change of one write, in one step: an exception of a signal handler leaves both or neither."""
         rows, changes = self.rows.get(family), self.changes.get(store)
         if rows is None:
-            rows = self._new_rows(family)
-        if changes is None:
+            self.remember(self.rows, family)
+            rows = self.rows[family] = {}
+        if mode == HEADED and changes is None:
+            for kept in (self.changes, self.delete_times):
+                self.remember(kept, store)
+            self.changes[store], self.delete_times[store] = rows, {}
+        elif mode == HEADED and changes is not rows and store in self.delete_times:
+            for kept in (self.changes, self.delete_times):
+                self.remember(kept, store)
+            self.changes[store] = _listed(self.changes[store], self.delete_times.pop(store))
+        elif mode != UNLOGGED and changes is None:
             self.remember(self.changes, store)
-            changes = self.changes[store] = {}
-        slot: object = key if latest_only else len(changes)
-        if self._journal is not None:
-            self._journal += [partial(self._undo_row, family, one, rows.get(one, _ABSENT)) for one in entered]
-            self.remember(changes, slot)
-        replaced, added = changes.get(slot), 0
-        for one, row in entered.items():
-            old = rows.get(one, rows)
-            added += (ROW_OVERHEAD_BYTES + len(one) if old is rows else -len(old or b"")) + len(row or b"")
-        added += CHANGE_OVERHEAD_BYTES + len(key) if replaced is None else -len(replaced[1] or b"")
-        added += len(value or b"")
-        # No call from here on: a call is followed by a look for signals.
-        rows |= entered
-        changes[slot] = (key, value, timestamp, ())
-        self.size_bytes += added
-
-    def write_unlogged(
-        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
-    ) -> None:
-        """`put`."""
-        self.put(family, key, row)
-
-    def write_headed(
-        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
-    ) -> None:
-        """`write` into a store whose rows are timestamp and value: the row says its change, as long as all of them lie
-        in one family.
-
-        Only a delete has its timestamp beside it.
-        """
-        rows = self.hot.get(family)
-        if rows is None:
-            rows = self._headed_rows(family, store)
-            if rows is None:
-                self.write(family, key, row, store, value, timestamp)
-                return
-            if self._journal is not None:
-                self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
-        size = 0 if row is None else 2 * len(row) - TIMESTAMP_BYTES
-        if key in rows:
-            old = rows[key]
-            if old is not None:
-                size -= 2 * len(old) - TIMESTAMP_BYTES
-        else:
-            size += ENTRY_BYTES + 2 * len(key)
-        if row is None:  # its time first, without which a delete cannot be logged
-            self.remember(self.delete_times[store], key)
-            self.delete_times[store][key] = timestamp
-        self.size_bytes += size
-        rows[key] = row
-
-    def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes) -> None:
-        """`write_headed` for several pairs, each row being the prefix and the value: a third of their time."""
-        rows = self.hot.get(family)
-        if rows is None:
-            for key, value in pairs:
-                self.write_headed(family, key, prefix + value, family, value, 0)
-            return
-        added = 0
-        for key, value in pairs:
-            if key not in rows:
-                added += ENTRY_OVERHEAD_BYTES + 2 * (len(key) + len(value))
-            else:
-                old = rows[key]
-                added += TIMESTAMP_BYTES + 2 * len(value) - (0 if old is None else 2 * len(old) - TIMESTAMP_BYTES)
-            rows[key] = prefix + value
-        self.size_bytes += added
+            self.changes[store] = {}
 
     def taken_rows(self, family: str) -> dict[bytes, bytes | None] | None:
         """Rows of a family in the taken part; None if there are none."""
@@ -392,22 +324,20 @@ class WriteBuffer:
         savepoints of this thread end. InternalError while a commit is under way.
         """
         with self.latch:
-            hot, self.hot = self.hot, {}  # before anything else: by it puts enter without the latch
-            # Copies, each made in one step of the interpreter: a put of Python may have looked at `hot` before, and
-            # enters the old dictionary, but then it looks again.
-            for family, rows in list(hot.items()):
-                self.rows[family] = own = rows.copy()
-                for store in self.delete_times:
-                    if self.changes[store] is rows:
-                        self.changes[store] = own
-            part = Part(self)
-            if self.taken is not None:
-                if not self.taken.refused:
-                    raise InternalError("a commit took the buffer already, and has not ended")
-                part = _merged(self.taken, part)
-            self.taken = part  # before the rows go: a reader looks here after it has looked there
-            self._forget_writes()
-            self._set_stop()
+            if self.taken is not None and not self.taken.refused:
+                raise InternalError("a commit took the buffer already, and has not ended")
+            self.open = False  # from here on a compiled put waits for the latch
+            try:
+                part = Part(self.rows, self.changes, self.delete_times)
+                part.indexes, part.outputs = self.indexes, self.outputs
+                part.output_bytes, part.size_bytes = self.output_bytes, self.size_bytes
+                if self.taken is not None:
+                    part = _merged(self.taken, part)
+                self.taken = part  # before the rows go: a reader looks here after it has looked there
+                self._forget_writes()
+                self._set_stop()
+            finally:
+                self.open = self.journal is None
         return part
 
     def put_back(self) -> None:
@@ -417,10 +347,10 @@ class WriteBuffer:
 
     def begin(self) -> None:
         """Open a savepoint, nested in the open one if there is one."""
-        if self._journal is None:
-            self._journal = []
-            self.hot = {}  # writes must enter the journal
-        self._marks.append((len(self._journal), self.size_bytes))
+        self.open = False  # writes must enter the journal, and other threads' writes wait
+        if self.journal is None:
+            self.journal = []
+        self._marks.append((len(self.journal), self.size_bytes))
         self.in_savepoint = True
 
     def rollback(self) -> None:
@@ -429,37 +359,39 @@ class WriteBuffer:
         InternalError if none is open.
         """
         journal, length, size_bytes = self._ended()
-        self._journal = None  # undoing a change must not enter the journal as a change
+        self.indexes = {}
         for undo in reversed(journal[length:]):
-            undo()
+            if not isinstance(undo, tuple):
+                undo()
+            elif len(undo) == 2:
+                undo[0].pop(undo[1], None)
+            else:
+                undo[0][undo[1]] = undo[2]
         self.size_bytes = size_bytes
-        if self._marks:
-            del journal[length:]
-            self._journal = journal
+        del journal[length:]
+        self._end_savepoint()
 
     def release(self) -> None:
         """End the last savepoint; its changes stay, for an outer one to undo. InternalError if none is open."""
         self._ended()
-        if not self._marks:
-            self._journal = None
+        self._end_savepoint()
 
     def remember(self, mapping: MutableMapping[Any, Any], key: object) -> None:
         """Save `mapping[key]`, or its absence, for a rollback to restore; call this before changing it.
 
         Does nothing while no savepoint is open. A key that is removed and then restored becomes the mapping's last.
         """
-        if self._journal is not None:
-            self._journal.append(partial(_restore, mapping, key, mapping.get(key, _ABSENT)))
+        if self.journal is not None:
+            self.journal.append((mapping, key, mapping[key]) if key in mapping else (mapping, key))
 
     def on_rollback(self, undo: Callable[[], None]) -> None:
         """Have a rollback call `undo`, before it undoes earlier changes. Does nothing without a savepoint."""
-        if self._journal is not None:
-            self._journal.append(undo)
+        if self.journal is not None:
+            self.journal.append(undo)
 
     def drop_family(self, family: str) -> None:
         """Forget buffered rows of an expired family; its changes are still logged."""
         self.rows.pop(family, None)
-        self.hot.pop(family, None)
         self.recent.pop(family, None)
         self.read_families.discard(family)
         self.indexes.pop(family, None)
@@ -498,71 +430,217 @@ class WriteBuffer:
         self.discard()
 
     def _forget_writes(self) -> None:
-        self._journal = None
+        self.open = False
+        self.journal = None
         self._marks.clear()
         self.in_savepoint = False
-        self.hot = {}
-        self.rows = {}
-        self.changes = {}
-        self.delete_times = {}
+        self.rows, self.changes, self.delete_times = {}, {}, {}
         self.indexes = {}
         self.outputs = {}
         self.size_bytes = self.output_bytes = 0
+        self.open = True
 
     def _end_credit(self) -> None:
         # Credit counts as claimed room; a task that goes quiet after a commit must not keep it from the others.
         self._credit_bytes = 0
         self._set_stop()
 
-    def _new_rows(self, family: str) -> dict[bytes, bytes | None]:
-        self.on_rollback(partial(self.drop_family, family))
-        rows: dict[bytes, bytes | None] = {}
-        self.rows[family] = rows
-        return rows
-
-    def _headed_rows(self, family: str, store: str) -> dict[bytes, bytes | None] | None:
-        """The rows of a family as the changes of its store; None once these are of several families, whose order only
-        a list of changes has.
-        """
-        changes, rows = self.changes.get(store), self.rows.get(family)
-        if changes is None:
-            if rows is None:
-                rows = self._new_rows(family)
-            for kept in (self.changes, self.delete_times):
-                self.remember(kept, store)
-            self.changes[store], self.delete_times[store] = rows, {}
-        elif rows is None or changes is not rows:
-            if store in self.delete_times:
-                self._list_changes(store)
-            return None
-        if self._journal is None:
-            self.hot[family] = rows
-        return rows
-
-    def _list_changes(self, store: str) -> None:
-        """Let a headed store have changes beside its rows from now on."""
-        rows = self.changes[store]
-        for kept in (self.changes, self.delete_times):
-            self.remember(kept, store)
-        self.changes[store] = {change[0]: change for change in RowChanges(rows, self.delete_times.pop(store))}
-        self.hot = {family: hot for family, hot in self.hot.items() if hot is not rows}
-
-    def _undo_row(self, family: str, key: bytes, old: Any) -> None:
-        rows = self.rows[family]
-        if old is not _ABSENT:
-            rows[key] = old
-            return
-        del rows[key]
-        index = self.indexes.get(family)
-        if index is not None:
-            index.discard(key)
-
-    def _ended(self) -> tuple[list[Callable[[], None]], int, int]:
-        if self._journal is None:
+    def _ended(self) -> tuple[list[Undo], int, int]:
+        if self.journal is None:
             raise InternalError("no savepoint of the write buffer is open")
         length, size_bytes = self._marks.pop()
         self.in_savepoint = bool(self._marks)
-        return self._journal, length, size_bytes
+        return self.journal, length, size_bytes
+
+    def _end_savepoint(self) -> None:
+        if not self._marks:
+            self.journal = None
+            self.open = True
+
+
+class WriteBuffer(Buffer):
+    """The buffer in Python."""
+
+    __slots__ = (*SLOTS, "changes", "delete_times", "journal", "latch", "open", "rows", "size_bytes", "stop_bytes")
+
+    def writer(self, store: str, check: Check) -> Writer:
+        """See Buffer."""
+        return StoreWriter(self, store, check)
+
+    @staticmethod
+    def encoder(serialize: Encode, refuse: Refuse, plain: bool) -> Encode:
+        """See Buffer."""
+
+        def encode(given: Any) -> bytes:
+            if given.__class__ is bytes and plain:
+                return given  # type: ignore[no-any-return]
+            if given is None:
+                return refuse(None)
+            try:
+                return serialize(given)
+            except Exception as error:  # noqa: BLE001 - a user's serde may raise any error
+                return refuse(error)
+
+        return encode
+
+    @staticmethod
+    def putter(writer: Writer, family: str, key: Encode, value: Encode, time: Callable[[Any], int]) -> Put:
+        """See Buffer."""
+
+        enter = writer.put
+
+        def put(given: Any, set_to: Any, at: Any) -> None:
+            enter(
+                family,
+                key(given),
+                None if set_to is None else value(set_to),
+                at if type(at) is int and 0 <= at <= INT64_MAX else time(at),
+            )
+
+        return put
+
+
+class StoreWriter:
+    """See Writer: the one for a WriteBuffer."""
+
+    __slots__ = ("_buffer", "_check", "_name", "deletes", "least_ms", "mode", "most_bytes", "puts", "stamped")
+
+    def __init__(self, buffer: WriteBuffer, name: str, check: Check) -> None:
+        self._buffer, self._name, self._check = buffer, name, check
+        self.mode, self.stamped = UNLOGGED, False
+        self.most_bytes = -1
+        self.least_ms = self.puts = self.deletes = 0
+
+    def put(self, family: str, key: bytes, value: bytes | None, timestamp: int, /) -> None:
+        """See Writer."""
+        if type(key) is not bytes or (type(value) is not bytes and value is not None):
+            key, value = _plain(key), _plain_or_none(value)
+        size = len(key) if value is None else len(key) + len(value)
+        buffer = self._buffer
+        if (
+            size > self.most_bytes
+            or buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes
+            or timestamp.__class__ is not int
+            or not self.least_ms <= timestamp <= TIMESTAMP_MAX_MS
+        ):
+            self._check(key, value, timestamp)
+        row = _pack(timestamp) + value if self.stamped and value is not None else value
+        with buffer.latch:
+            self._enter(family, key, row, value, timestamp)
+
+    def put_all(self, family: str, pairs: Iterable[tuple[bytes, bytes | None]], timestamp: int, /) -> None:
+        """See Writer."""
+        pairs = [(_plain(key), _plain_or_none(value)) for key, value in pairs]
+        sizes = [len(key) if value is None else len(key) + len(value) for key, value in pairs]
+        most, buffer = 2 * sum(sizes) + len(sizes) * ENTRY_OVERHEAD_BYTES, self._buffer
+        with buffer.latch:
+            if (
+                max(sizes, default=0) > self.most_bytes
+                or buffer.size_bytes + most > buffer.stop_bytes
+                or timestamp.__class__ is not int
+                or not self.least_ms <= timestamp <= TIMESTAMP_MAX_MS
+            ):
+                for key, value in pairs:
+                    self._check(key, value, timestamp)
+                buffer.check_room(most, all(value is None for _, value in pairs))
+            head = _pack(timestamp) if self.stamped else b""
+            for key, value in pairs:
+                self._enter(family, key, None if value is None else head + value, value, timestamp)
+
+    def enter(
+        self, family: str, rows: dict[bytes, bytes | None], key: bytes, value: bytes | None, timestamp: int, /
+    ) -> None:
+        """See Writer."""
+        if not all(type(one) is bytes and (row is None or type(row) is bytes) for one, row in rows.items()):
+            raise TypeError("rows are bytes, by bytes")
+        with self._buffer.latch:
+            self._enter(family, _plain(key), None, _plain_or_none(value), timestamp, rows)
+
+    def _enter(
+        self,
+        family: str,
+        key: bytes,
+        row: bytes | None,
+        value: bytes | None,
+        timestamp: int,
+        entered: dict[bytes, bytes | None] | None = None,
+    ) -> None:
+        """The one place where rows and changes enter, and are counted: those of `entered`, or the one of the key.
+
+        In one step: an exception of a signal handler leaves both or neither. The caller has the latch.
+        """
+        buffer, name, mode = self._buffer, self._name, self.mode
+        rows, changes = buffer.rows.get(family), buffer.changes.get(name)
+        if rows is None or (mode and (changes is None or (mode == HEADED and changes is not rows))):
+            buffer.place(name, family, mode)
+            rows, changes = buffer.rows[family], buffer.changes.get(name)
+        headed = changes is rows
+        if headed and row is not None and buffer.journal is None:  # nearly every write: in few steps what follows does
+            old = rows.get(key, b"")
+            if old:
+                added = 2 * (len(row) - len(old))
+            elif key in rows:
+                added = 2 * len(row) - TIMESTAMP_BYTES
+            else:
+                added = ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
+            rows[key] = row
+            buffer.size_bytes += added
+            self.puts += 1
+            return
+        if not mode:
+            changes = None
+        if entered is None:
+            entered = {key: row}
+        slot: object = len(changes) if mode == EACH and changes is not None else key
+        if buffer.journal is not None:
+            for one in entered:
+                buffer.remember(rows, one)
+            if headed:
+                buffer.remember(buffer.delete_times[name], key)
+            elif changes is not None:
+                buffer.remember(changes, slot)
+        added = deletes = 0
+        for one, row in entered.items():
+            old = rows.get(one, b"")
+            if row is None:
+                deletes += 1
+            else:
+                added += len(row)
+            if old:
+                added -= len(old)
+            elif one not in rows:
+                added += ROW_OVERHEAD_BYTES + len(one)
+        if changes is not None:
+            if slot not in changes:
+                added += CHANGE_OVERHEAD_BYTES + len(key)
+            elif headed:
+                added -= len(old) - TIMESTAMP_BYTES if old else 0
+            else:
+                added -= len(changes[slot][1] or b"")
+            added += len(value) if value is not None else 0
+        puts = len(entered) - deletes
+        times = buffer.delete_times[name] if headed and value is None else None
+        # No call from here on: a call is followed by a look for signals.
+        if times is not None:  # its time first, without which a delete cannot be logged
+            times[key] = timestamp
+        rows |= entered
+        if changes is not None and not headed:
+            changes[slot] = (key, value, timestamp, ())
+        buffer.size_bytes += added
+        self.puts += puts
+        self.deletes += deletes
+
+
+def _plain(raw: bytes) -> bytes:
+    if type(raw) is bytes:
+        return raw
+    if not isinstance(raw, bytes):
+        raise TypeError(f"keys and values of a store are bytes, not {type(raw).__name__}")
+    return bytes(memoryview(raw))  # no method of its class
+
+
+def _plain_or_none(raw: bytes | None) -> bytes | None:
+    return None if raw is None else _plain(raw)
 
 
 def _logged(changes: Mapping[str, Mapping[Any, Any]], delete_times: Mapping[str, Any]) -> dict[str, Sequence[Change]]:
@@ -598,33 +676,50 @@ def _within(
 
 def _merged(older: Part, newer: Part) -> Part:
     """Both parts as one: the newer row of a key counts, in the order of first writes."""
-    both = WriteBuffer()
+    both = Part({}, {}, {})
     for part in (older, newer):
-        for listed in [name for name in part.changes if name in both.delete_times and name not in part.delete_times]:
-            both._list_changes(listed)  # before its rows of one family only get company
         for family, rows in part.rows.items():
-            store = next((name for name in part.delete_times if part.changes[name] is rows), None)
-            for key, row in rows.items():
-                if store is None:
-                    both.put(family, key, row)
-                    continue
-                timestamp, value = (part.delete_times[store][key], None) if row is None else unpack(row)
-                both.write_headed(family, key, row, store, value, timestamp)
-        for store, changes in part.changes.items():
-            for slot, (key, value, timestamp, _) in () if store in part.delete_times else changes.items():
-                both.log(store, key, value, timestamp, latest_only=isinstance(slot, bytes))
+            both.rows.setdefault(family, {}).update(rows)
         for target, records in part.outputs.items():
             both.outputs.setdefault(target, []).extend(records)
-    both.output_bytes = older.output_bytes + newer.output_bytes
-    both.size_bytes += both.output_bytes
-    return Part(both)
+        both.output_bytes += part.output_bytes
+    for store in older.changes | newer.changes:
+        parts = [part for part in (older, newer) if store in part.changes]
+        families = {
+            next((name for name, rows in part.rows.items() if part.changes[store] is rows), None) for part in parts
+        }
+        family = families.pop()
+        if not families and family is not None:  # the rows of one family are the changes of both parts
+            both.changes[store] = both.rows[family]
+            both.delete_times[store] = {at: time for part in parts for at, time in part.delete_times[store].items()}
+            continue
+        # The changes of rows in two families, or of a store whose changes are no rows.
+        listed = [
+            _listed(part.changes[store], part.delete_times[store])
+            if store in part.delete_times
+            else part.changes[store]
+            for part in parts
+        ]
+        each = any(isinstance(slot, int) for changes in listed for slot in changes)
+        both.changes[store] = (
+            dict(enumerate(change for changes in listed for change in changes.values()))
+            if each
+            else {slot: change for changes in listed for slot, change in changes.items()}
+        )
+    both.size_bytes = both.output_bytes + content_bytes(both)
+    return both
 
 
-def _restore(mapping: MutableMapping[Any, Any], key: object, old: object) -> None:
-    if old is _ABSENT:
-        mapping.pop(key, None)
-    else:
-        mapping[key] = old
+def content_bytes(part: Part | Buffer) -> int:
+    """The bytes that rows and changes count."""
+    logged = _logged(part.changes, part.delete_times).values()
+    rows = [row for rows in part.rows.values() for row in rows.items()]
+    size = sum(ROW_OVERHEAD_BYTES + len(key) + len(row or b"") for key, row in rows)
+    return size + sum(CHANGE_OVERHEAD_BYTES * len(changes) + changes_bytes(changes) for changes in logged)
+
+
+def _listed(rows: Mapping[bytes, bytes | None], delete_times: Mapping[bytes, int]) -> dict[bytes, Change]:
+    return {change[0]: change for change in RowChanges(rows, delete_times)}
 
 
 def merge_pending(stored: Iterator[Row], pending: list[tuple[bytes, bytes | None]], *, reverse: bool) -> Iterator[Row]:

@@ -137,6 +137,11 @@ def quick(serialize: Callable[[Any], Raw]) -> Callable[[Any], Raw]:
     return QUICK_BYTES if serialize is _bytes_to_raw else serialize
 
 
+def is_plain(serialize: Callable[[Any], Raw]) -> bool:
+    """Whether a serde writes bytes as they are."""
+    return serialize is _bytes_to_raw
+
+
 def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction, error: Exception) -> StandfastError:
     """The error to raise for `error` of a serde: InvalidRequest for serialize, Corruption for deserialize.
 
@@ -177,7 +182,9 @@ def beyond_record(error: Exception, what: str) -> StandfastError | None:
 def _bytes_to_raw(value: Raw | bytearray | memoryview) -> Raw:
     if type(value) is Raw:
         return value
-    if isinstance(value, (Raw, bytearray, memoryview)):
+    if isinstance(value, Raw):
+        return Raw.__bytes__(value)  # whatever its class makes of it
+    if isinstance(value, (bytearray, memoryview)):
         return Raw(value)
     raise TypeError(f"it takes bytes, not {type(value).__name__}")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from standfast.store import files
-from standfast.store.buffer import BOUND_DEFAULT_BYTES, Part, WriteBuffer
+from standfast.store.buffer import BOUND_DEFAULT_BYTES, Buffer, Part
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
@@ -31,6 +31,7 @@ from standfast.store.file_errors import NoRoom, told
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.names import few
+from standfast.store.native.twins import buffer_type
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.open_engine import open_engine
@@ -104,7 +105,7 @@ class TaskStores:
         self.task = task
         self.specs = {spec.name: spec for spec in specs}
         self._heads = SegmentHeads(specs)
-        self.buffer = WriteBuffer(buffer_bytes, disk)
+        self.buffer = buffer_type()(buffer_bytes, disk)
         self._disk = disk
         self.poisoned: BaseException | None = None
         self.damaged: Corruption | None = None
@@ -173,7 +174,7 @@ class TaskStores:
     def committed_view(self, name: str) -> Any:
         """A read-only view of a store's committed rows; other threads may use it. Closed with the task."""
         self.store(name)
-        view = self._open_store(self.specs[name], WriteBuffer(0), read_only=True)
+        view = self._open_store(self.specs[name], type(self.buffer)(0), read_only=True)
         self._views.add(view.rows)
         return view
 
@@ -685,7 +686,7 @@ class TaskStores:
             return True
         return False
 
-    def _open_store(self, spec: StoreSpec, buffer: WriteBuffer, *, read_only: bool = False) -> AnyStore:
+    def _open_store(self, spec: StoreSpec, buffer: Buffer, *, read_only: bool = False) -> AnyStore:
         times = self.cut.stores.get(spec.name, StoreTimes())
         rows = StoreRows(
             name=spec.name,

@@ -125,7 +125,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
             rows.counters.late_dropped += 1
             return False
         with rows.buffer.latch:  # the row and the time that it moves go with one commit
-            rows.write(family, row_key, raw, raw, timestamp)
+            rows.writer.put(family, row_key, raw, timestamp)
             rows.observe(end)
         return True
 

@@ -153,7 +153,7 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
             if valid_to == PUT_NOT_VALID:
                 self.rows.counters.late_dropped += 1
             else:
-                self.rows.put(self.name, space.rows, raw_key, raw, stamp)
+                self.rows.writer.enter(self.name, space.rows, raw_key, raw, stamp)
             return valid_to
 
     def delete(self, key: K, timestamp: int | None = None) -> VersionedRecord[V] | None:

@@ -65,7 +65,6 @@ from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Standf
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
-from standfast.store.native.library import compiled
 from standfast.store.process.threads import Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened
@@ -557,9 +556,6 @@ class TaskOpener:
             )
         if is_new and made.cut.commit >= 0 and not careful:
             made.apply({}, replace(made.cut, commit=-1))  # a snapshot has the rows of its time, whatever came after
-        module = compiled().module
-        for store in made.stores.values() if module is not None else ():
-            store.quicken(module)
         return made
 
     def _topic_infos(self, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:

@@ -393,10 +393,10 @@ def test_call_of_the_machine_that_fails_is_an_error_that_loses_no_row_and_no_mem
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_puts_right_and_wrong_are_those_of_the_python_method_and_lose_no_reference(
+def test_programs_have_one_outcome_on_both_buffers_and_lose_no_reference(
     failing_module: Path, repo_root: Path, seed: int
 ) -> None:
-    checked(str(repo_root / "tests/support/native_puts_child.py"), str(failing_module), str(seed))
+    checked(str(repo_root / "tests/support/native_buffers_child.py"), str(failing_module), str(seed))
 
 
 def test_big_endian_machine_gets_no_module_with_wrong_numbers(repo_root: Path) -> None:
