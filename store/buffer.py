@@ -14,8 +14,8 @@
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
-There are two buffers with one behaviour: `WriteBuffer` here, and the compiled one (store/native/twins.py). `Buffer` is
-what both have in common. Rows and changes enter in one place of each: `StoreWriter.enter`, and `enter` in buffer.c.
+There are two buffers with one behaviour: `WriteBuffer` (write_buffer.py), and the compiled one (native/twins.py).
+`Buffer` is what both have in common. In each of them rows and changes enter in one place.
 
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes the taken part
 there, and a discard forgets the rest. Each write is wholly in one part or wholly in the next. It enters under `latch`,
@@ -36,33 +36,24 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 from sortedcontainers import SortedList
 
 from standfast.store.arguments import INT64_MAX
+from standfast.store.buffer_part import Part, Rows, listed, logged, merged
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError, InvalidRequest
-from standfast.store.timestamps import TIMESTAMP_MAX_MS
-from standfast.store.value_timestamp import TIMESTAMP, TIMESTAMP_BYTES, Change, RowChanges, changes_bytes
+from standfast.store.value_timestamp import Change
 
-# CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
-ROW_OVERHEAD_BYTES = 100
-CHANGE_OVERHEAD_BYTES = 100
-ENTRY_BYTES = ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES
-ENTRY_OVERHEAD_BYTES = ENTRY_BYTES + TIMESTAMP_BYTES
 BOUND_DEFAULT_BYTES = 10 << 20
-
-
-_pack = TIMESTAMP.pack
 
 # How a store's changes enter: not at all, each of them, the last of each key, or that as the rows themselves.
 UNLOGGED, EACH, LATEST, HEADED = range(4)
 
-Rows: TypeAlias = dict[str, dict[bytes, bytes | None]]
 Encode: TypeAlias = Callable[[Any], bytes]
 Refuse: TypeAlias = Callable[[Exception | None], bytes]
 Put: TypeAlias = Callable[[Any, Any, Any], None]
@@ -99,25 +90,6 @@ class Writer(Protocol):
     ) -> None:
         """The rows of one write, as they are, and its change, in one step. The caller has checked it."""
         ...
-
-
-class Part:
-    """The rows, changes and outputs that one commit took from the buffer; no write enters them any more."""
-
-    __slots__ = ("changes", "delete_times", "indexes", "output_bytes", "outputs", "refused", "rows", "size_bytes")
-
-    def __init__(
-        self, rows: Rows, changes: dict[str, dict[Any, Any]], delete_times: dict[str, dict[bytes, int]]
-    ) -> None:
-        self.rows, self.changes, self.delete_times = rows, changes, delete_times
-        self.indexes: dict[str, SortedList[bytes]] = {}
-        self.outputs: dict[Any, list[Any]] = {}
-        self.output_bytes = self.size_bytes = 0
-        self.refused = False  # its commit changed nothing, and the next one takes it again
-
-    def logged(self) -> dict[str, Sequence[Change]]:
-        """Changes by store, in the order in which their keys were first written."""
-        return _logged(self.changes, self.delete_times)
 
 
 SLOTS = (
@@ -290,7 +262,7 @@ class Buffer:
         elif mode == HEADED and changes is not rows and store in self.delete_times:
             for kept in (self.changes, self.delete_times):
                 self.remember(kept, store)
-            self.changes[store] = _listed(self.changes[store], self.delete_times.pop(store))
+            self.changes[store] = listed(self.changes[store], self.delete_times.pop(store))
         elif mode != UNLOGGED and changes is None:
             self.remember(self.changes, store)
             self.changes[store] = {}
@@ -315,7 +287,7 @@ class Buffer:
 
     def take_changes(self) -> dict[str, Sequence[Change]]:
         """Changes by store, in the order in which their keys were first written, without those of a taken part."""
-        return _logged(self.changes, self.delete_times)
+        return logged(self.changes, self.delete_times)
 
     def take(self) -> Part:
         """Take all rows, changes and outputs for a commit, those of a refused one under the others.
@@ -332,7 +304,7 @@ class Buffer:
                 part.indexes, part.outputs = self.indexes, self.outputs
                 part.output_bytes, part.size_bytes = self.output_bytes, self.size_bytes
                 if self.taken is not None:
-                    part = _merged(self.taken, part)
+                    part = merged(self.taken, part)
                 self.taken = part  # before the rows go: a reader looks here after it has looked there
                 self._forget_writes()
                 self._set_stop()
@@ -458,198 +430,6 @@ class Buffer:
             self.open = True
 
 
-class WriteBuffer(Buffer):
-    """The buffer in Python."""
-
-    __slots__ = (*SLOTS, "changes", "delete_times", "journal", "latch", "open", "rows", "size_bytes", "stop_bytes")
-
-    def writer(self, store: str, check: Check) -> Writer:
-        """See Buffer."""
-        return StoreWriter(self, store, check)
-
-    @staticmethod
-    def encoder(serialize: Encode, refuse: Refuse, plain: bool) -> Encode:
-        """See Buffer."""
-
-        def encode(given: Any) -> bytes:
-            if given.__class__ is bytes and plain:
-                return given  # type: ignore[no-any-return]
-            if given is None:
-                return refuse(None)
-            try:
-                return serialize(given)
-            except Exception as error:  # noqa: BLE001 - a user's serde may raise any error
-                return refuse(error)
-
-        return encode
-
-    @staticmethod
-    def putter(writer: Writer, family: str, key: Encode, value: Encode, time: Callable[[Any], int]) -> Put:
-        """See Buffer."""
-
-        enter = writer.put
-
-        def put(given: Any, set_to: Any, at: Any) -> None:
-            enter(
-                family,
-                key(given),
-                None if set_to is None else value(set_to),
-                at if type(at) is int and 0 <= at <= INT64_MAX else time(at),
-            )
-
-        return put
-
-
-class StoreWriter:
-    """See Writer: the one for a WriteBuffer."""
-
-    __slots__ = ("_buffer", "_check", "_name", "deletes", "least_ms", "mode", "most_bytes", "puts", "stamped")
-
-    def __init__(self, buffer: WriteBuffer, name: str, check: Check) -> None:
-        self._buffer, self._name, self._check = buffer, name, check
-        self.mode, self.stamped = UNLOGGED, False
-        self.most_bytes = -1
-        self.least_ms = self.puts = self.deletes = 0
-
-    def put(self, family: str, key: bytes, value: bytes | None, timestamp: int, /) -> None:
-        """See Writer."""
-        if type(key) is not bytes or (type(value) is not bytes and value is not None):
-            key, value = _plain(key), _plain_or_none(value)
-        size = len(key) if value is None else len(key) + len(value)
-        buffer = self._buffer
-        if (
-            size > self.most_bytes
-            or buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes
-            or timestamp.__class__ is not int
-            or not self.least_ms <= timestamp <= TIMESTAMP_MAX_MS
-        ):
-            self._check(key, value, timestamp)
-        row = _pack(timestamp) + value if self.stamped and value is not None else value
-        with buffer.latch:
-            self._enter(family, key, row, value, timestamp)
-
-    def put_all(self, family: str, pairs: Iterable[tuple[bytes, bytes | None]], timestamp: int, /) -> None:
-        """See Writer."""
-        pairs = [(_plain(key), _plain_or_none(value)) for key, value in pairs]
-        sizes = [len(key) if value is None else len(key) + len(value) for key, value in pairs]
-        most, buffer = 2 * sum(sizes) + len(sizes) * ENTRY_OVERHEAD_BYTES, self._buffer
-        with buffer.latch:
-            if (
-                max(sizes, default=0) > self.most_bytes
-                or buffer.size_bytes + most > buffer.stop_bytes
-                or timestamp.__class__ is not int
-                or not self.least_ms <= timestamp <= TIMESTAMP_MAX_MS
-            ):
-                for key, value in pairs:
-                    self._check(key, value, timestamp)
-                buffer.check_room(most, all(value is None for _, value in pairs))
-            head = _pack(timestamp) if self.stamped else b""
-            for key, value in pairs:
-                self._enter(family, key, None if value is None else head + value, value, timestamp)
-
-    def enter(
-        self, family: str, rows: dict[bytes, bytes | None], key: bytes, value: bytes | None, timestamp: int, /
-    ) -> None:
-        """See Writer."""
-        if not all(type(one) is bytes and (row is None or type(row) is bytes) for one, row in rows.items()):
-            raise TypeError("rows are bytes, by bytes")
-        with self._buffer.latch:
-            self._enter(family, _plain(key), None, _plain_or_none(value), timestamp, rows)
-
-    def _enter(
-        self,
-        family: str,
-        key: bytes,
-        row: bytes | None,
-        value: bytes | None,
-        timestamp: int,
-        entered: dict[bytes, bytes | None] | None = None,
-    ) -> None:
-        """The one place where rows and changes enter, and are counted: those of `entered`, or the one of the key.
-
-        In one step: an exception of a signal handler leaves both or neither. The caller has the latch.
-        """
-        buffer, name, mode = self._buffer, self._name, self.mode
-        rows, changes = buffer.rows.get(family), buffer.changes.get(name)
-        if rows is None or (mode and (changes is None or (mode == HEADED and changes is not rows))):
-            buffer.place(name, family, mode)
-            rows, changes = buffer.rows[family], buffer.changes.get(name)
-        headed = changes is rows
-        if headed and row is not None and buffer.journal is None:  # nearly every write: in few steps what follows does
-            old = rows.get(key, b"")
-            if old:
-                added = 2 * (len(row) - len(old))
-            elif key in rows:
-                added = 2 * len(row) - TIMESTAMP_BYTES
-            else:
-                added = ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
-            rows[key] = row
-            buffer.size_bytes += added
-            self.puts += 1
-            return
-        if not mode:
-            changes = None
-        if entered is None:
-            entered = {key: row}
-        slot: object = len(changes) if mode == EACH and changes is not None else key
-        if buffer.journal is not None:
-            for one in entered:
-                buffer.remember(rows, one)
-            if headed:
-                buffer.remember(buffer.delete_times[name], key)
-            elif changes is not None:
-                buffer.remember(changes, slot)
-        added = deletes = 0
-        for one, row in entered.items():
-            old = rows.get(one, b"")
-            if row is None:
-                deletes += 1
-            else:
-                added += len(row)
-            if old:
-                added -= len(old)
-            elif one not in rows:
-                added += ROW_OVERHEAD_BYTES + len(one)
-        if changes is not None:
-            if slot not in changes:
-                added += CHANGE_OVERHEAD_BYTES + len(key)
-            elif headed:
-                added -= len(old) - TIMESTAMP_BYTES if old else 0
-            else:
-                added -= len(changes[slot][1] or b"")
-            added += len(value) if value is not None else 0
-        puts = len(entered) - deletes
-        times = buffer.delete_times[name] if headed and value is None else None
-        # No call from here on: a call is followed by a look for signals.
-        if times is not None:  # its time first, without which a delete cannot be logged
-            times[key] = timestamp
-        rows |= entered
-        if changes is not None and not headed:
-            changes[slot] = (key, value, timestamp, ())
-        buffer.size_bytes += added
-        self.puts += puts
-        self.deletes += deletes
-
-
-def _plain(raw: bytes) -> bytes:
-    if type(raw) is bytes:
-        return raw
-    if not isinstance(raw, bytes):
-        raise TypeError(f"keys and values of a store are bytes, not {type(raw).__name__}")
-    return bytes(memoryview(raw))  # no method of its class
-
-
-def _plain_or_none(raw: bytes | None) -> bytes | None:
-    return None if raw is None else _plain(raw)
-
-
-def _logged(changes: Mapping[str, Mapping[Any, Any]], delete_times: Mapping[str, Any]) -> dict[str, Sequence[Change]]:
-    return {
-        store: RowChanges(changed, delete_times[store]) if store in delete_times else list(changed.values())
-        for store, changed in changes.items()
-    }
-
-
 def _within(
     rows: dict[bytes, bytes | None],
     indexes: dict[str, SortedList[bytes]],
@@ -672,54 +452,6 @@ def _within(
         break
     keys = index.irange(start, end, inclusive=(True, False), reverse=reverse)
     return [(key, rows[key]) for key in keys]
-
-
-def _merged(older: Part, newer: Part) -> Part:
-    """Both parts as one: the newer row of a key counts, in the order of first writes."""
-    both = Part({}, {}, {})
-    for part in (older, newer):
-        for family, rows in part.rows.items():
-            both.rows.setdefault(family, {}).update(rows)
-        for target, records in part.outputs.items():
-            both.outputs.setdefault(target, []).extend(records)
-        both.output_bytes += part.output_bytes
-    for store in older.changes | newer.changes:
-        parts = [part for part in (older, newer) if store in part.changes]
-        families = {
-            next((name for name, rows in part.rows.items() if part.changes[store] is rows), None) for part in parts
-        }
-        family = families.pop()
-        if not families and family is not None:  # the rows of one family are the changes of both parts
-            both.changes[store] = both.rows[family]
-            both.delete_times[store] = {at: time for part in parts for at, time in part.delete_times[store].items()}
-            continue
-        # The changes of rows in two families, or of a store whose changes are no rows.
-        listed = [
-            _listed(part.changes[store], part.delete_times[store])
-            if store in part.delete_times
-            else part.changes[store]
-            for part in parts
-        ]
-        each = any(isinstance(slot, int) for changes in listed for slot in changes)
-        both.changes[store] = (
-            dict(enumerate(change for changes in listed for change in changes.values()))
-            if each
-            else {slot: change for changes in listed for slot, change in changes.items()}
-        )
-    both.size_bytes = both.output_bytes + content_bytes(both)
-    return both
-
-
-def content_bytes(part: Part | Buffer) -> int:
-    """The bytes that rows and changes count."""
-    logged = _logged(part.changes, part.delete_times).values()
-    rows = [row for rows in part.rows.values() for row in rows.items()]
-    size = sum(ROW_OVERHEAD_BYTES + len(key) + len(row or b"") for key, row in rows)
-    return size + sum(CHANGE_OVERHEAD_BYTES * len(changes) + changes_bytes(changes) for changes in logged)
-
-
-def _listed(rows: Mapping[bytes, bytes | None], delete_times: Mapping[bytes, int]) -> dict[bytes, Change]:
-    return {change[0]: change for change in RowChanges(rows, delete_times)}
 
 
 def merge_pending(stored: Iterator[Row], pending: list[tuple[bytes, bytes | None]], *, reverse: bool) -> Iterator[Row]:

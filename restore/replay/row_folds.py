@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span
 from standfast.replication.log import Record
-from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import Corruption, InternalError
 from standfast.store.memory import MemoryEngine
 from standfast.store.native.library import compiled
@@ -42,6 +41,7 @@ from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import open_store
 from standfast.store.types.segments import family_name, segment_interval_ms, segment_start_ms
 from standfast.store.types.typed import FamilyRows
+from standfast.store.write_buffer import WriteBuffer
 
 # Memory of Python beside the bytes of a key and a row: two objects' heads (33 bytes each, rounded up), a place in a
 # dictionary that is doubled when it is two thirds full, and one in the sorted list.

@@ -20,7 +20,6 @@ from typing import Any
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.shapes import Shape, read
-from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.names import few
@@ -32,6 +31,7 @@ from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord
 from standfast.store.task.state_dir import MARKER, find_app, owner_pid
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
+from standfast.store.write_buffer import WriteBuffer
 
 MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
 

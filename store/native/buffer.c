@@ -25,10 +25,19 @@ typedef struct {
     char open;
 } Buffer;
 
+/* How objects become bytes: by a serde, or by `refuse`, which raises. `plain`: of bytes, as they are. */
+typedef struct {
+    PyObject *serialize, *refuse;
+    int plain;
+} Encoding;
+
 typedef struct {
     PyObject_HEAD
     Buffer *buffer;
     PyObject *name, *check;
+    PyObject *parts; /* of `put` with objects: what putter was given, of which the following are */
+    PyObject *family, *times;
+    Encoding key, value;
     long long most, least, puts, deletes;
     int mode;
     char stamped;
@@ -374,12 +383,11 @@ static PyObject *writer_put_all(PyObject *given, PyObject *args)
 
 /* -- keys and values ----------------------------------------------------------------------------------------------- */
 
-static PyObject *encode(PyObject *parts, PyObject *given)
+static PyObject *encoded(const Encoding *how, PyObject *given)
 {
-    PyObject *serialize = PyTuple_GetItem(parts, 0), *refuse = PyTuple_GetItem(parts, 1);
-    if (PyBytes_CheckExact(given) && PyTuple_GetItem(parts, 2) == Py_True)
+    if (how->plain && PyBytes_CheckExact(given))
         return Py_NewRef(given);
-    PyObject *raw = given == Py_None ? NULL : PyObject_CallFunctionObjArgs(serialize, given, NULL);
+    PyObject *raw = given == Py_None ? NULL : PyObject_CallFunctionObjArgs(how->serialize, given, NULL);
     if (raw != NULL || (given != Py_None && !PyErr_ExceptionMatches(PyExc_Exception)))
         return raw;
     PyObject *type = NULL, *error = NULL, *traceback = NULL;
@@ -388,11 +396,24 @@ static PyObject *encode(PyObject *parts, PyObject *given)
         PyErr_NormalizeException(&type, &error, &traceback);
     if (traceback != NULL)
         PyException_SetTraceback(error, traceback);
-    raw = PyObject_CallFunctionObjArgs(refuse, error == NULL ? Py_None : error, NULL);
+    raw = PyObject_CallFunctionObjArgs(how->refuse, error == NULL ? Py_None : error, NULL);
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(traceback);
     return raw;
+}
+
+/* The parts of an encoder, which hold its own references. */
+static Encoding encoding_of(PyObject *parts)
+{
+    Encoding how = {PyTuple_GetItem(parts, 0), PyTuple_GetItem(parts, 1), PyTuple_GetItem(parts, 2) == Py_True};
+    return how;
+}
+
+static PyObject *encode(PyObject *parts, PyObject *given)
+{
+    Encoding how = encoding_of(parts);
+    return encoded(&how, given);
 }
 
 static PyMethodDef encode_method = {"encode", encode, METH_O, "encode(given) -> bytes"};
@@ -410,18 +431,9 @@ PyObject *encoder(PyObject *module, PyObject *args)
     return made;
 }
 
-/* A key's or a value's bytes by its encoder, which is mostly one of ours. */
-static PyObject *encoded(PyObject *encoder, PyObject *given)
+static PyObject *put(PyObject *given, PyObject *const *args, Py_ssize_t count)
 {
-    if (PyCFunction_Check(encoder) && PyCFunction_GetFunction(encoder) == encode)
-        return encode(PyCFunction_GetSelf(encoder), given);
-    return PyObject_CallFunctionObjArgs(encoder, given, NULL);
-}
-
-enum { WRITER, FAMILY, KEY, VALUE, TIME };
-
-static PyObject *put(PyObject *parts, PyObject *const *args, Py_ssize_t count)
-{
+    Writer *self = (Writer *)given;
     int overflow = 0, failed = 1;
     long long ms = -1;
     PyObject *time = NULL, *raw = NULL, *bare_key = NULL, *bare = NULL;
@@ -429,32 +441,55 @@ static PyObject *put(PyObject *parts, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "put() takes a key, a value and a timestamp");
         return NULL;
     }
-    Writer *self = (Writer *)PyTuple_GetItem(parts, WRITER);
-    PyObject *key = encoded(PyTuple_GetItem(parts, KEY), args[0]);
+    PyObject *parts = Py_NewRef(self->parts); /* a serde may give the writer others */
+    PyObject *key = encoded(&self->key, args[0]);
     if (key != NULL)
-        raw = args[1] == Py_None ? Py_NewRef(args[1]) : encoded(PyTuple_GetItem(parts, VALUE), args[1]);
+        raw = args[1] == Py_None ? Py_NewRef(args[1]) : encoded(&self->value, args[1]);
     if (raw != NULL && PyLong_CheckExact(args[2]))
         ms = PyLong_AsLongLongAndOverflow(args[2], &overflow);
     if (raw != NULL)
-        time = ms >= 0 ? Py_NewRef(args[2]) : PyObject_CallFunctionObjArgs(PyTuple_GetItem(parts, TIME), args[2], NULL);
+        time = ms >= 0 ? Py_NewRef(args[2]) : PyObject_CallFunctionObjArgs(self->times, args[2], NULL);
     if (time != NULL && (bare_key = plain(key)) != NULL && (bare = plain_or_none(raw)) != NULL)
         failed = checked(self, bare_key, bare, time, &ms) < 0 ||
-                 put_one(self, PyTuple_GetItem(parts, FAMILY), bare_key, bare, time, ms, 0) < 0;
-    PyObject *held[] = {time, key, raw, bare_key, bare};
-    for (size_t at = 0; at < sizeof held / sizeof *held; at++)
-        Py_XDECREF(held[at]);
+                 put_one(self, self->family, bare_key, bare, time, ms, 0) < 0;
+    Py_DECREF(parts);
+    Py_XDECREF(time);
+    Py_XDECREF(key);
+    Py_XDECREF(raw);
+    Py_XDECREF(bare_key);
+    Py_XDECREF(bare);
     return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static int is_encoder(PyObject *given)
+{
+    return PyCFunction_Check(given) && PyCFunction_GetFunction(given) == encode;
 }
 
 static PyMethodDef put_method = {"put", (PyCFunction)(void (*)(void))put, METH_FASTCALL, "put(key, value, timestamp)"};
 
+/* A writer has one `put` at a time, of which this keeps the parts. */
 PyObject *putter(PyObject *module, PyObject *args)
 {
-    PyObject *writer, *family, *key, *value, *time;
+    PyObject *writer, *family, *key, *value, *times;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!UOOO", (PyTypeObject *)writer_type, &writer, &family, &key, &value, &time))
+    if (!PyArg_ParseTuple(args, "O!UOOO", (PyTypeObject *)writer_type, &writer, &family, &key, &value, &times))
         return NULL;
-    PyObject *made = PyCFunction_NewEx(&put_method, args, NULL);
+    if (!is_encoder(key) || !is_encoder(value)) {
+        PyErr_SetString(PyExc_TypeError, "keys and values need an encoder");
+        return NULL;
+    }
+    PyObject *made = PyCFunction_NewEx(&put_method, writer, NULL);
+    if (made == NULL)
+        return NULL;
+    Writer *self = (Writer *)writer;
+    PyObject *parts = self->parts;
+    self->key = encoding_of(PyCFunction_GetSelf(key));
+    self->value = encoding_of(PyCFunction_GetSelf(value));
+    self->family = family;
+    self->times = times;
+    self->parts = Py_NewRef(args);
+    Py_XDECREF(parts);
     return made;
 }
 
@@ -538,6 +573,7 @@ static int writer_traverse(Writer *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT((PyObject *)self->buffer);
     Py_VISIT(self->check);
+    Py_VISIT(self->parts);
     return 0;
 }
 
@@ -557,6 +593,7 @@ static void writer_dealloc(Writer *self)
     Py_XDECREF((PyObject *)self->buffer);
     Py_XDECREF(self->name);
     Py_XDECREF(self->check);
+    Py_XDECREF(self->parts);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }

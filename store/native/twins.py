@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, cast
 
-from standfast.store.buffer import SLOTS, Buffer, Check, WriteBuffer, Writer
+from standfast.store.buffer import SLOTS, Buffer, Check, Writer
 from standfast.store.native.library import compiled
+from standfast.store.write_buffer import WriteBuffer
 
 
 def buffer_type() -> type[Buffer]:

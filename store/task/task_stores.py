@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from standfast.store import files
-from standfast.store.buffer import BOUND_DEFAULT_BYTES, Buffer, Part
+from standfast.store.buffer import BOUND_DEFAULT_BYTES, Buffer
+from standfast.store.buffer_part import Part
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from standfast.store import serde
-from standfast.store.buffer import ENTRY_BYTES, WriteBuffer
+from standfast.store.buffer_part import ENTRY_BYTES
 from standfast.store.errors import Backpressure, Closed, Fenced, InvalidRequest, TooLarge, Unavailable
 from standfast.store.memory import MemoryEngine
 from standfast.store.native.library import compiled
@@ -25,6 +25,7 @@ from standfast.store.specs import KeyValueStore
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.value_timestamp import TIMESTAMP
+from standfast.store.write_buffer import WriteBuffer
 from support.interruption import Point, traced
 
 MODULE = compiled().module
