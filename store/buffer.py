@@ -97,11 +97,13 @@ SLOTS = (
     "indexes", "keep_bytes", "output_bytes", "outputs", "read_families", "recent", "taken",
 )  # fmt: skip
 
+NO_SLOTS: tuple[str, ...] = ()  # Buffer has the slots of its subclasses
+
 
 class Buffer:
     """Rows, changes and outputs of one task since its last commit: all but the entry of a write."""
 
-    __slots__ = ()
+    __slots__ = NO_SLOTS
 
     rows: Rows
     changes: dict[str, dict[Any, Any]]  # those of a HEADED store are the dictionary of its family's rows itself

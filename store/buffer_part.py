@@ -63,12 +63,12 @@ def merged(older: Part, newer: Part) -> Part:
         both.output_bytes += part.output_bytes
     for store in older.changes | newer.changes:
         parts = [part for part in (older, newer) if store in part.changes]
-        families = {
+        homes = {
             next((name for name, rows in part.rows.items() if part.changes[store] is rows), None) for part in parts
         }
-        family = families.pop()
-        if not families and family is not None:  # the rows of one family are the changes of both parts
-            both.changes[store] = both.rows[family]
+        home = homes.pop()
+        if not homes and home is not None:  # the rows of one family are the changes of both parts
+            both.changes[store] = both.rows[home]
             both.delete_times[store] = {at: time for part in parts for at, time in part.delete_times[store].items()}
             continue
         # The changes of rows in two families, or of a store whose changes are no rows.

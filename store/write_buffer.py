@@ -42,7 +42,7 @@ class WriteBuffer(Buffer):
 
         def encode(given: Any) -> bytes:
             if plain and given.__class__ is bytes:
-                return given  # type: ignore[no-any-return]
+                return given
             if given is None:
                 return refuse(None)
             try:
@@ -178,6 +178,7 @@ class StoreWriter:
             elif changes is not None:
                 buffer.remember(changes, slot)
         added = deletes = 0
+        old = None
         for one, row in entered.items():
             old = rows.get(one, b"")
             if row is None:

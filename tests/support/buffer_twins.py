@@ -110,7 +110,7 @@ class Twin:
         self.open(SessionStore("session", **raw, retention_ms=120_000))
         self.open(VersionedStore("versions", **raw, history_retention_ms=120_000))
 
-    def open(self, spec: Any, **modes: bool) -> None:
+    def open(self, spec: Any, **modes: Any) -> None:
         rows = StoreRows(spec.name, MemoryEngine(), self.buffer, now_ms=lambda: 7, limits=self.limits, **modes)
         self.stores[spec.name] = open_store(spec, rows)
 

@@ -76,6 +76,20 @@ def calls_of(store: Store, key: bytes, value: bytes, stamp: int) -> list[Callabl
     ]
 
 
+def call_all(store: Store, calls: list[Callable[[], Any]]) -> int:
+    """Do each call, again if it fails; how many failed."""
+    failed = 0
+    for call in calls:
+        kept = state(store)
+        try:
+            call()
+        except MemoryError:
+            failed += 1
+            assert state(store) == kept, "a write that raised changed something"
+            call()
+    return failed
+
+
 def attack(native: Any, faults: dict[str, ctypes.c_int], at: int, savepoint: bool, modes: dict[str, Any]) -> bool:
     """The call number `at` for an object fails; whether there are so many."""
     key, value, stamp = b"key %d" % at, b"value %d" % at, 1_700_000_000_000 + at
@@ -86,29 +100,20 @@ def attack(native: Any, faults: dict[str, ctypes.c_int], at: int, savepoint: boo
     if savepoint:
         store.rows.buffer.begin()
     faults["fault_seen"].value, faults["fault_at"].value, faults["fault_mask"].value = 0, at, OBJECT
-    failed = 0
-    for call in calls_of(store, key, value, stamp):
-        kept = state(store)
-        try:
-            call()
-        except MemoryError:
-            failed += 1
-            assert state(store) == kept, "a write that raised changed something"
-            call()
+    failed = call_all(store, calls_of(store, key, value, stamp))
     faults["fault_mask"].value = 0
     there = faults["fault_seen"].value >= at
     assert failed == there, f"object {at}: {failed} errors"
     plain = opened(WriteBuffer, **modes)
     plain.put(b"first", b"1", 1)
-    for call in calls_of(plain, key, value, stamp):
-        call()
+    call_all(plain, calls_of(plain, key, value, stamp))
     assert state(store) == state(plain)
     if savepoint:
         store.rows.buffer.rollback()
         assert list(store.rows.buffer.rows["s"]) == [b"first"]
     seen = weakref.ref(store)
     store.rows.buffer.clear()
-    del store, plain, kept, call
+    del store, plain
     assert references(held) == before, f"object {at}: a reference is lost or left"
     assert seen() is None
     return there

@@ -369,8 +369,8 @@ def test_puts_leak_no_reference() -> None:
 
 
 def test_parts_of_another_shape_are_refused() -> None:
-    writer = opened().rows.writer
-    for call, given in (
+    writer: Any = opened().rows.writer
+    wrong: list[tuple[Any, tuple[Any, ...]]] = [
         (MODULE.putter, ()),
         (MODULE.putter, (object(), "s", print, print, print)),
         (MODULE.putter, (writer, b"s", print, print, print)),
@@ -385,7 +385,8 @@ def test_parts_of_another_shape_are_refused() -> None:
         (writer.put_all, ("s", 5, 1)),
         (writer.enter, ("s", {"k": b"v"}, b"k", b"v", 1)),
         (writer.enter, ("s", [], b"k", b"v", 1)),
-    ):
+    ]
+    for call, given in wrong:
         with pytest.raises((TypeError, AttributeError, SystemError)):
             call(*given)
     assert counted(opened()) == (1, 0, writer_bytes())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standfast.store.buffer import Buffer
 from standfast.store.errors import InternalError
 from standfast.store.specs import WindowStore
 from standfast.store.task.task_stores import TaskStores
@@ -51,7 +52,7 @@ def carry_out(buffer: WriteBuffer, outside: dict[bytes, Any], steps: list[tuple[
                     outside[key] = value
 
 
-def content(buffer: WriteBuffer) -> Any:
+def content(buffer: Buffer) -> Any:
     """The whole content for a commit or a read, in order."""
     rows = [(family, list(found.items())) for family, found in buffer.rows.items()]
     scans = [buffer.pending(family, None, None, reverse=False) for family in buffer.rows]
